@@ -14,7 +14,7 @@ BASE  := $(VENV)/.installed
 ALL   := $(VENV)/.installed-all
 # npm's openai, for one of the examples: version 6, since 7 needs node 22. Without npm, the test of it is skipped.
 NODE  := $(if $(shell command -v npm),$(VENV)/node_modules/.installed)
-INSTALL = $(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable
+INSTALL = $(BIN)/pip install --constraint $(VENV)/constraints.txt --editable
 
 .PHONY: run test test-slow test-all venv check audit bench fuzz soak sanitize gpu-check
 run: $(BASE)
@@ -25,7 +25,7 @@ venv: $(ALL)
 $(BASE): pyproject.toml setup.py $(wildcard csrc/*.* csrc/cuda/*.*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || \
-	  $(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH_SPEC)'
+	  $(BIN)/pip install $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH_SPEC)'
 	$(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $(VENV)/constraints.txt
 	$(INSTALL) .
 	touch $@

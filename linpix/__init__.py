@@ -1,4 +1,4 @@
-"""LinPix from Python: `load`, `sample`, `complete`, `score`; `linpix.cli` has the commands.
+"""LinPix from Python: `load`, `sample`, `complete`, `score`, `models`; `linpix.cli` has the commands.
 
 Its other packages are folders beside this one, linked into it:
 
@@ -8,33 +8,53 @@ Its other packages are folders beside this one, linked into it:
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias, Union
 
 if TYPE_CHECKING:  # an import of linpix alone needs nothing but Python
-    import numpy as np
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
+    from PIL.Image import Image
 
     from linpix.model.transformer import Transformer
 
+    from .cli.pictures import Images
     from .cli.score import Score
 
-__all__ = ["complete", "load", "sample", "score"]
+__all__ = ["complete", "load", "models", "sample", "score"]
+__version__ = "0.1.0"
+
+Picture: TypeAlias = Union[str, Path, "Image", "ArrayLike"]
 
 
-def load(folder: str | Path) -> "Transformer":
-    """The transformer of a checkpoint folder, float32, in evaluation mode. Raises CheckpointError."""
-    from linpix.model import load
+def models(checkpoints: str | Path | None = None) -> list[str]:
+    """The names of the models in a folder. checkpoints: the folder; None: that of LinPix."""
+    from linpix.model.checkpoint import folders, root
 
-    return load(folder)
+    return [folder.name for folder in folders(root(None if checkpoints is None else Path(checkpoints)))]
+
+
+def load(model: str | Path, checkpoints: str | Path | None = None) -> "Transformer":
+    """The transformer itself, a torch module: float32, in evaluation mode.
+
+    model:       a name of `models()`, or a checkpoint folder
+    checkpoints: folder of models; None: that of LinPix
+    Raises CheckpointError, a ValueError.
+    """
+    from linpix.model.checkpoint import find, load
+
+    from .cli.draw import undisturbed
+
+    with undisturbed():
+        return load(find(str(model), None if checkpoints is None else Path(checkpoints)))
 
 
 def sample(model: str | Path, count: int = 1, *, label: int | str | None = None, seed: int | None = None,
            temperature: float | None = None, candidates: int | None = None, attempts: int | None = None,
-           batch: int = 64, checkpoints: str | Path | None = None, progress: bool | None = None
-           ) -> "NDArray[np.uint8]":
-    """Draw images without a server: uint8 (count, height, width), or (count, height, width, 3) with colour models.
+           batch: int = 64, checkpoints: str | Path | None = None, progress: bool | None = None) -> "Images":
+    """Draw images without a server: an array, uint8 (count, height, width), or (count, height, width, 3) in colour.
 
-    model:       a name under checkpoints/, or a checkpoint folder
+    It has the lists `seeds`, `labels` and `confidences`, and `grid()` makes one PIL image of it.
+
+    model:       a name of `models()`, or a checkpoint folder
     label:       the class, by name or number; None: any class
     seed:        of the first image; image i has seed + i, and a server draws the same image for it; None: a random seed
     temperature: 1: as trained; lower: less varied; higher: more varied; None: the model's own
@@ -51,17 +71,18 @@ def sample(model: str | Path, count: int = 1, *, label: int | str | None = None,
                 attempts=attempts, batch=batch, checkpoints=checkpoints, progress=progress)
 
 
-def complete(model: str | Path, image: "ArrayLike", known: "ArrayLike", count: int = 1, *,
+def complete(model: str | Path, image: "Picture", known: "Picture | int | None" = None, count: int = 1, *,
              prepare: Literal["none", "mnist"] = "none", label: int | str | None = None, seed: int | None = None,
              temperature: float | None = None, candidates: int | None = None, attempts: int | None = None,
-             batch: int = 64, checkpoints: str | Path | None = None, progress: bool | None = None
-             ) -> "NDArray[np.uint8]":
+             batch: int = 64, checkpoints: str | Path | None = None, progress: bool | None = None) -> "Images":
     """Complete an image without a server: known pixels stay, and the others are drawn `count` times.
 
-    image:       uint8 (height, width), or (height, width, 3) with colour models, of the model's size
-    known:       bool (height, width): true for pixels that stay
-    prepare:     "mnist": `image` is a photographed digit, grey and of any size, which gets the size and place of MNIST
-                 digits first
+    image:   a path, a PIL image or a uint8 array (height, width[, 3]), of any size; it is cropped and reduced to the
+             model's size, as a server does with uploads
+    known:   the pixels that stay: a bool array (height, width) of the size of the image or of the model, true for them;
+             or how many rows of the model's image; or a path or PIL image that is transparent in the other places;
+             None: all but the transparent parts of the image
+    prepare: "mnist": `image` is a photographed digit, which gets the size and place of MNIST's digits first
     All other options, the result and the errors are those of `sample`.
     """
     from .cli.draw import draw
@@ -70,13 +91,13 @@ def complete(model: str | Path, image: "ArrayLike", known: "ArrayLike", count: i
                 candidates=candidates, attempts=attempts, batch=batch, checkpoints=checkpoints, progress=progress)
 
 
-def score(model: str | Path, image: "ArrayLike", known: "ArrayLike | None" = None, *, label: int | str | None = None,
-          posterior: bool = False, checkpoints: str | Path | None = None) -> "Score":
+def score(model: str | Path, image: "Picture", known: "Picture | int | None" = None, *,
+          label: int | str | None = None, posterior: bool = False, checkpoints: str | Path | None = None) -> "Score":
     """How probable an image is, or its hidden part given the known one.
 
-    model:       a name under checkpoints/, or a checkpoint folder
-    image:       uint8 (height, width), or (height, width, 3) with colour models, of the model's size, hidden pixels too
-    known:       bool (height, width): true for known pixels; None: all are hidden
+    model:       a name of `models()`, or a checkpoint folder
+    image:       as in `complete`, hidden pixels too
+    known:       as in `complete`; None: all pixels are hidden, unless parts of the image are transparent
     label:       the class that the model assumes, by name or number; None: no class; a model that draws the class
                  first then uses the mixture of all classes
     posterior:   compute the likelihood under every class; without a label, the score is then that of their mixture

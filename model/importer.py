@@ -3,18 +3,22 @@
 The reference reads x_0 .. x_{T-2} and predicts x_1 .. x_{T-1}: it has no start token, and row p of its position table
 is for t = p + 1 here. It concatenates the embeddings of value and position. Here they are summed, and each table is
 padded with zeros where the other one has its numbers. Row 256 (the start) and position 0 are never used.
+
+Trainers wrap a model in their own ways: dicts around the tensors, and words before or in their names. So the tensors
+are looked for anywhere in the file, by the ends of their names.
 """
 
 import hashlib
 import io
 import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from .config import AttentionKind, ModelConfig
@@ -24,6 +28,10 @@ _SHAPES = {28 * 28: (28, 28, 1), 32 * 32 * 3: (32, 32, 3)}  # by T: height, widt
 _ALWAYS_ZERO = (1.0,) + (0.0,) * 255  # sub-pixel 0 of all 70,000 MNIST images
 _PARTS = {"attention.out_projection": "out", "norm1": "norm1", "linear1": "up", "linear2": "down",
           "norm2": "norm2"}  # parts of a layer: the reference's name, the name here
+_ANCHORS = ("value_embedding.weight", "pos_embedding.pe", "predictor.weight", "transformer.norm.weight")  # any of these
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # anywhere in a name
+_AVERAGED = re.compile(r"(?<![a-z])(ema|swa|averaged|shadow)(?![a-z])", re.IGNORECASE)
+_STEPS = ("iteration", "global_step", "step", "steps")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CURE = "give a checkpoint of the published image model"
 
@@ -49,57 +57,91 @@ def import_reference(path: Path, heads: int, attention: AttentionKind = "linear"
         raw = path.read_bytes()
     except OSError as error:
         raise ImporterError(f"{path} cannot be read ({error.strerror}); give the .pth file's path") from error
-    state, iteration = _unpack(path, raw)
-    config = _config(path, state, heads, attention, first_marginal)
+    where, state, provenance = _weights(path, _unpack(path, raw))
+    config = _config(where, state, heads, attention, first_marginal)
     net = Transformer(config)
     net.load_state_dict(_translate(state, config))
-    provenance = {"imported_from": path.name, "sha256": hashlib.sha256(raw).hexdigest(), "steps": iteration}
+    provenance |= {"imported_from": path.name, "sha256": hashlib.sha256(raw).hexdigest()}
     return net.eval().requires_grad_(False), provenance
 
 
-def _unpack(path: Path, raw: bytes) -> tuple[dict[str, Tensor], int]:
-    """The tensors and the iteration of a checkpoint file. Runs no code from the file."""
+def _unpack(path: Path, raw: bytes) -> object:
+    """What is in a checkpoint file. Runs no code from the file."""
     try:
-        data = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        if path.suffix == ".safetensors":
+            return load_safetensors(raw)
+        return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if found := re.search(r"GLOBAL (\S+)", str(error)):
             raise ImporterError(f"{path} is refused: it contains {found[1]}, and loading that would run code; on a "
-                                "machine where you trust the file, save only model_state and iteration, with torch.save"
+                                "machine where you trust the file, save only the model's state_dict, with torch.save"
                                 ) from error
         raise ImporterError(f"{path} is not a torch file, or is damaged; download it again") from error
     except Exception as error:  # for arbitrary bytes, torch's parsers raise errors of many types
         raise ImporterError(f"{path} is not a torch file, or is truncated ({type(error).__name__}); download it "
                             "again") from error
-    if not isinstance(data, dict) or not {"model_state", "iteration"} <= data.keys():
-        got = ", ".join(map(_name, data)) if isinstance(data, dict) else type(data).__name__
-        raise ImporterError(f"{path} must contain a dict with model_state and iteration, got "
-                            f"{got[:200] or 'an empty one'}; {_CURE}")
-    if unknown := [_name(key) for key in data if key not in ("model_state", "iteration", "optimizer_state")]:
-        raise ImporterError(f"{path} also contains {', '.join(unknown)[:200]}, which LinPix does not know; save only "
-                            "model_state and iteration, with torch.save")
-    state, iteration = data["model_state"], data["iteration"]
-    if type(iteration) is not int or iteration < 0:
-        shown = str(iteration) if type(iteration) is int and iteration > -2**63 else type(iteration).__name__
-        raise ImporterError(f"{path}: iteration must be a number of steps, got {shown}; save it again as an integer")
-    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise ImporterError(f"{path}: model_state must map names to tensors, got {type(state).__name__}; save it again "
-                            "as model.state_dict()")
-    for name, tensor in state.items():
+
+
+def _weights(path: Path, data: object) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+    """Where in a file the model is, for messages; its tensors by the reference's names; and the steps of its training.
+
+    The first of several models is taken, or the first that is named as averaged weights.
+    """
+    there: dict[str, dict[str, object]] = {}  # by where they are
+    others: list[str] = []
+    for place, names in _dicts(data):
+        plain = {".".join(part for part in name.split(".") if part not in _WRAPPERS): value
+                 for name, value in names.items()}
+        anchor = next((anchor for anchor in _ANCHORS if any(_ends(name, anchor) for name in plain)), None)
+        prefixes = {name.removesuffix(anchor) for name in plain if anchor and _ends(name, anchor)}
+        for prefix in sorted(prefixes, key=len):
+            inner = tuple(other for other in prefixes if len(other) > len(prefix))  # "" begins all names
+            there[", ".join([*place, *([f"{prefix}*"] if prefix else [])])] = {
+                name.removeprefix(prefix): value for name, value in plain.items()
+                if name.startswith(prefix) and not (inner and name.startswith(inner)) and name != "n_averaged"}
+        others += [] if prefixes else [", ".join([*place, name]) for name in names]
+    if not there:
+        got = f"it has {', '.join(others)[:300]}" if others else f"it is {type(data).__name__}"
+        raise ImporterError(f"{path} lacks tensor {_ANCHORS[0]}, at any depth and after any prefix; {got}; give the "
+                            "published image model's state_dict, saved with torch.save")
+    chosen = next((place for place in there if _AVERAGED.search(place)), next(iter(there)))
+    where = f"{path} ({chosen})" if chosen else str(path)
+    for name, tensor in there[chosen].items():
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu" \
                 or tensor.dtype not in _DTYPES:
-            raise ImporterError(f"{path}: {name} must be a dense tensor of floating-point numbers, "
+            raise ImporterError(f"{where}: {name} must be a dense tensor of floating-point numbers, "
                                 f"got {getattr(tensor, 'dtype', type(tensor).__name__)}; {_CURE}")
         if tensor.numel() > tensor.untyped_storage().nbytes() // tensor.element_size():  # a view may claim terabytes
-            raise ImporterError(f"{path}: {name} has shape {tuple(tensor.shape)}, but the file has less data than "
+            raise ImporterError(f"{where}: {name} has shape {tuple(tensor.shape)}, but the file has less data than "
                                 "that; save it again as model.state_dict()")
-    return {name: tensor.detach().float() for name, tensor in state.items()}, iteration
+    outer = data if isinstance(data, Mapping) else {}
+    steps = [outer[name] for name in _STEPS if type(outer.get(name)) is int and 0 <= outer[name] < 2**63]
+    facts: dict[str, Any] = {"steps": steps[0]} if steps else {}
+    if len(there) > 1:
+        facts["history"] = f"Of the models in {path.name}, it is {chosen}; others: " + "; ".join(
+            place or "without a prefix" for place in there if place != chosen)[:400] + "."
+    return where, {name: tensor.detach().float() for name, tensor in there[chosen].items()
+                   if isinstance(tensor, Tensor)}, facts
 
 
-def _name(key: object) -> str:
-    return key if isinstance(key, str) else type(key).__name__  # the text of nested tuples may be endless
+def _dicts(data: object, place: tuple[str, ...] = (), seen: set[int] | None = None
+           ) -> Iterator[tuple[tuple[str, ...], dict[str, object]]]:
+    """All dicts in data, at most four deep, each once, with the keys that lead to it; of their keys, the texts."""
+    seen = set() if seen is None else seen
+    if not isinstance(data, Mapping) or id(data) in seen or len(place) > 4:
+        return
+    seen.add(id(data))
+    named = {name: value for name, value in data.items() if isinstance(name, str)}
+    yield place, named
+    for name, value in named.items():
+        yield from _dicts(value, (*place, name), seen)
 
 
-def _config(path: Path, state: dict[str, Tensor], heads: int, attention: AttentionKind,
+def _ends(name: str, end: str) -> bool:
+    return name == end or name.endswith("." + end)
+
+
+def _config(path: str, state: dict[str, Tensor], heads: int, attention: AttentionKind,
             first_marginal: Callable[[ModelConfig], Sequence[float]] | None) -> ModelConfig:
     """The configuration that the tensors' shapes imply. Checks that every tensor is present and fits it."""
 

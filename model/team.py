@@ -21,6 +21,7 @@ WON = 0.9                 # several threads win if they take at most this share 
 FORGET = 0.15             # weight of a new measurement
 PATIENCE = 2.0            # threads that take longer than this times one thread's time stop sharing within the call
 SHARED = 8                # rows per thread: with more, each thread has its own rows and does not wait for others
+_PROCESS = os.getpid()
 
 
 @dataclass(slots=True)
@@ -113,7 +114,10 @@ def _quotas(root: Path) -> Iterator[float]:
 def limit_threads() -> None:
     """Let torch, and with it every decoder, use at most one thread per usable core.
 
-    Changes nothing if the user has set OMP_NUM_THREADS.
+    Changes nothing if the user has set OMP_NUM_THREADS. A process that was forked from one with torch gets one thread:
+    OpenMP's threads are not in it, and torch would wait for them for ever.
     """
-    if not os.environ.get("OMP_NUM_THREADS"):
+    if os.getpid() != _PROCESS:
+        torch.set_num_threads(1)
+    elif not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))

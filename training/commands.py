@@ -223,6 +223,7 @@ def _class_agreement(given: argparse.Namespace, found: Checkpoint, test: Dataset
     facts |= {name: value for name in DRAWING if (value := getattr(given, name)) is not None}
     if facts.get("attempts", 1) > 1 and not config.class_first:
         raise ValueError(f"--attempts {facts['attempts']}: {found.name} cannot recognise classes; leave it out")
+    print("a CNN learns the classes, unless an earlier one is kept; then images are drawn", file=sys.stderr, flush=True)
     judge = trained(load(Path(given.data), "train", config), config)
     measured = agreement(found.net, judge, test, count=given.classes, packed=packed,
                          temperature=facts.get("temperature", found.temperature),
@@ -281,7 +282,7 @@ def import_(given: argparse.Namespace) -> None:
     net, facts = import_reference(Path(given.reference), given.heads, given.attention, marginal if given.data else None)
     source = provenance("unknown", (), command=given.command_line, **facts)
     checkpoints.save(out, net, source, card(out.name, net.config, source))
-    print(f"written to {out}", file=sys.stderr)
+    print("; ".join([f"written to {out}", *([facts["history"]] if "history" in facts else [])]), file=sys.stderr)
 
 
 def experiment(given: argparse.Namespace) -> None:

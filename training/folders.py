@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".jfif", ".jpe",
                     ".jif", ".jfi", ".pjpeg", ".pjp", ".apng", ".dib", ".pbm", ".pnm")
 LITTER = ("__MACOSX", "Thumbs.db", "ehthumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+found", "Icon\r")
+_OF_A_RUN = re.compile(r"samples-\d{8}\.png|state\.pt|log\.csv|plan\.json")  # what a training writes in FOLDER.training
 _STARTS = re.compile(rb"\x89PNG|\xff\xd8\xff|BM|GIF8|RIFF....WEBP|II\*\0|MM\0\*|P[1-6]\s", re.DOTALL)
 
 # A word in a folder's name that makes it a split; a folder for validation is for testing only if there is no other.
@@ -51,8 +52,8 @@ def holds_files(folder: Path) -> bool:
 def walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[tuple[Path, str]]:
     """The files in a folder, in order, each with the reason why it is not a picture, or "". Links are followed.
 
-    Folders that are empty, cannot be read, or link to a folder above them are there too. above: the real folders that
-    this one is in.
+    Folders that are empty, cannot be read, were written by a training, or link to a folder above them are there too.
+    above: the real folders that this one is in.
     """
     try:
         with os.scandir(folder) as entries:
@@ -63,13 +64,26 @@ def walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[tuple[Path, str
     above = (*above, folder.resolve())
     if not inside and len(above) > 1:
         yield folder, "an empty folder"
+    names = {path.name for path in inside}
     for path in inside:
         if not path.is_dir():
             yield path, _reason(path.name, path)
+        elif _is_written(path) or (path.name + ".training" in names and _is_written(Path(f"{path}.training"))):
+            yield path, "written by LinPix"
         elif path.resolve() in above:
             yield path, "a link to a folder above it"
         else:
             yield from walk(path, above)
+
+
+def _is_written(folder: Path) -> bool:
+    """Whether a folder is a checkpoint, or FOLDER.training of a run: its grids of samples are not training pictures."""
+    if not folder.name.endswith(".training"):
+        return (folder / "config.json").is_file() and (folder / "SHA256SUMS").is_file()
+    try:
+        return any(map(_OF_A_RUN.fullmatch, os.listdir(folder)))
+    except OSError:  # walk says that it cannot be read
+        return False
 
 
 def _members(path: Path) -> Iterator[tuple[str, bytes, str]]:

@@ -32,10 +32,13 @@ from .batches import Batches, makers
 from .datasets import Dataset
 from .evaluate import evaluate
 from .export import attempts_of, card, grid, provenance, samples
+from .own.curve import write_curve
 from .own.progress import Progress
 from .precision import has_bf16_products
 from .run import Run, TrainConfig, stop_signals
 from .workers import Workers, together
+
+LOG_S = 60.0  # longest time between lines of the log
 
 
 def can_compile() -> bool:
@@ -154,9 +157,10 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     """Train until the schedule, the minutes or the images are over, or SIGTERM or SIGINT asks to stop.
 
     Each evaluation that is better than all before writes a checkpoint to folder. `folder`.training holds the state to
-    resume from, the log (CSV, and TensorBoard if installed) and a sample grid of each evaluation. processes, launched:
-    see workers; only the first of the processes launched by torchrun writes. Returns whether the schedule is complete.
-    Raises FloatingPointError if the gradient is no longer a number, and ChildProcessError if another process has died.
+    resume from, the log (CSV; as curve.svg and for TensorBoard if these are installed) and a sample grid of each
+    evaluation. processes, launched: see workers; only the first of the processes launched by torchrun writes. Returns
+    whether the schedule is complete. Raises FloatingPointError if the gradient is no longer a number, and
+    ChildProcessError if another process has died.
     """
     if run.model.classes and (most := int(data.labels.max(initial=-1))) >= run.model.classes:
         raise ValueError(f"{data.name} has {most + 1} classes, but this architecture has {run.model.classes}; give "
@@ -167,7 +171,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     classes = data.labels[kept:] if run.model.class_first else None
     data = dataclasses.replace(data, images=data.images[:kept], labels=data.labels[:kept])
     stop = stop_signals(twice_ends=launched is None)
-    began = saved = evaluated = time.monotonic()
+    began = saved = evaluated = logged = time.monotonic()
     minutes_before, images_before = run.minutes, run.images
 
     def over(images: int, minutes: float) -> bool:
@@ -201,6 +205,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         torch.set_num_threads(share)
         bits = {"validation": found.bits_per_dim} if found else {}
         log.write(run, **bits)
+        write_curve(side)
         sheet, images = None, None
         if run.net.attention.steps_as:  # else the model cannot draw
             sheet, images = side / f"samples-{run.images:08}.png", samples(net, 20)
@@ -229,11 +234,11 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
                     losses.append(loss)
                     progress.step(losses)
                     now = time.monotonic()
-                    if len(losses) == 100:
+                    if len(losses) == 100 or now - logged > LOG_S:
                         train_bits = float(torch.stack(losses).mean())
                         share = config.learning_rate_share(run.images - config.batch, run.minutes)
                         log.write(run, train=train_bits, norm=float(norm), learning_rate=config.learning_rate * share)
-                        losses = []
+                        losses, logged = [], now
                     if now - saved > save_minutes * 60:
                         keep()
                         saved = time.monotonic()
@@ -245,6 +250,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
             launched.leave()
         keep()
         publish()
+        progress.ended(len(data.images))
     finally:
         progress.close()
         log.close()
@@ -252,7 +258,7 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
 
 
 class Log:
-    """log.csv, with a line per hundred steps and one per evaluation; also written to TensorBoard if installed."""
+    """log.csv, with a line per hundred steps, at least one a minute, and one per evaluation; also for TensorBoard."""
 
     FIELDS = ("step", "images", "minutes", "train", "norm", "learning_rate", "validation")
 

@@ -1,19 +1,22 @@
 """Draw and complete images without a server: for `linpix sample` and `complete`, and for Python."""
 
+import contextlib
+import numbers
 import sys
 import time
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from linpix.model.attempts import Recognised
 from linpix.model.checkpoint import find, read
-from linpix.model.config import ModelConfig
 from linpix.model.team import limit_threads
 from linpix.server.engine.attempts import again, best_of, chosen
 from linpix.server.engine.decode.choice import new_decoder
@@ -21,7 +24,10 @@ from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.decode.failures import NotFinite
 from linpix.server.engine.image import Image, Report, images_of
 from linpix.server.engine.job import Job, class_of, new_job
-from linpix.server.pictures.uploads import Preparation, check_preparable, reduce_and_prepare
+from linpix.server.pictures import uploads
+from linpix.server.pictures.uploads import Preparation
+
+from .pictures import Images, read_given
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,59 +79,56 @@ def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
     return report, [image for image, further in following.items() if further is None]
 
 
-def warn(command: str, warnings: Iterable[str]) -> None:
-    for warning in warnings:
+def warn(command: str, sentences: Iterable[str]) -> None:
+    for warning in sentences:
         print(f"linpix {command}: {warning}", file=sys.stderr)
 
 
-def _prepared(image: NDArray[np.generic], known: NDArray[np.generic]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Bring a grey picture of any size to MNIST's form; returns it and what of it is known. Raises ValueError."""
-    if image.dtype != np.uint8 or image.ndim != 2:
-        raise ValueError(f"image must be uint8 of shape (height, width), got {image.dtype} of shape {image.shape}")
-    if known.dtype != np.bool_ or known.shape != image.shape:
-        raise ValueError(f"known must be bool of shape {image.shape}, true for pixels to keep, got {known.dtype} of "
-                         f"shape {known.shape}")
-    found = reduce_and_prepare(image.astype(np.uint8), known.astype(np.bool_))
-    return found.canvas, found.known
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """For calls from a program with settings of its own: float32 by default, and torch's random numbers stay."""
+    limit_threads()
+    theirs = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_default_dtype(theirs)
 
 
-def draw(model: str | Path, count: int, given: tuple[ArrayLike, ArrayLike] | None, prepare: Preparation = "none", *,
+@undisturbed()
+def draw(model: str | Path, count: int, given: tuple[object, object] | None, prepare: Preparation = "none", *,
          label: int | str | None, batch: int, checkpoints: str | Path | None, progress: bool | None, **options: Any
-         ) -> NDArray[np.uint8]:
-    """`linpix.sample`, `linpix.complete`. given: an image to complete, and which pixels are known · options: plan's."""
+         ) -> Images:
+    """`linpix.sample`, `linpix.complete`. given: an image to complete, and what of it is known · options: new_job's."""
+    for name, value in {"count": count, "batch": batch, **options}.items():
+        kind = numbers.Real if name == "temperature" else numbers.Integral
+        if value is not None and not isinstance(value, kind) and name != "attempts":  # which new_job checks
+            raise ValueError(f"{name} must be {'a' if kind is numbers.Real else 'a whole'} number, got {value!r}")
     for name, value in (("count", count), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     if prepare not in get_args(Preparation):
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
-    limit_threads()
     checkpoint = read(find(str(model), None if checkpoints is None else Path(checkpoints)))
     config = checkpoint.net.config
     job = new_job(checkpoint, count, label=class_of(label, checkpoint), **options)
     if given is not None:
-        image, known = np.asarray(given[0]), np.asarray(given[1])
-        if prepare == "mnist":
-            check_preparable(config)
-            image, known = _prepared(image, known)
-        values, flat = flattened(image, known, config)
-        job = replace(job, canvas=np.where(flat, values, np.uint8(0)), known=flat)
+        upload = read_given(*given, config, uploads.read, preparation=prepare)
+        job = replace(job, canvas=upload.occluded.canvas, known=upload.occluded.known)
+        for warning in uploads.warnings_of(upload, checkpoint):
+            warnings.warn(warning, stacklevel=4)
     with tqdm(total=job.images, unit="image", disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
         produced = produce(Engine(new_decoder(checkpoint, min(job.images, batch))), job,
                            lambda index, image: bar.update())
-    images = produced.images
+    kept: Sequence[int] = range(job.images)
     if job.candidates:
-        images = [images[index] for index in best_of([*produced.recognised.values()], count)]
-    return np.stack(images).reshape(count, *config.image_shape)
-
-
-def flattened(image: NDArray[np.generic], known: NDArray[np.generic], config: ModelConfig
-              ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Sub-pixels (T,) of an image of the model's size, and which are known. Raises ValueError."""
-    shape = config.image_shape
-    if image.dtype != np.uint8 or image.shape != shape:
-        raise ValueError(f"image must be uint8 of shape {shape}, the model's, got {image.dtype} of shape {image.shape}")
-    if known.dtype != np.bool_ or known.shape != shape[:2]:
-        raise ValueError(f"known must be bool of shape {shape[:2]}, true for pixels to keep, got {known.dtype} of "
-                         f"shape {known.shape}")
-    return image.astype(np.uint8).flatten(), np.repeat(known.astype(np.bool_).flatten(), config.channels)
+        kept = best_of([*produced.recognised.values()], count)
+    checked = [produced.recognised.get(index) for index in kept]
+    classes = [job.label if one is None else one.label for one in checked]
+    return Images(np.stack([produced.images[index] for index in kept]).reshape(count, *config.image_shape), config,
+                  [job.seed + index for index in kept],
+                  [None if number is None else checkpoint.class_names[number] for number in classes],
+                  [None if one is None else round(one.confidence, 4) for one in checked])

@@ -2,49 +2,59 @@
 
 import argparse
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from linpix.model.checkpoint import Checkpoint, find, read
+from linpix.model.config import ModelConfig
 from linpix.model.likelihood import Scoring
-from linpix.model.team import limit_threads
 from linpix.server.engine.job import class_of
 from linpix.server.pictures.encode import enlarged
 from linpix.server.pictures.likelihoods import labels_of, likelihood, map_png, numbers, read_scored
 from linpix.server.pictures.pictures import Occluded
 from linpix.server.pictures.uploads import outside
 
-from .draw import flattened, warn
+from .draw import undisturbed, warn
+from .pictures import read_given
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:
+    """How probable an image is. In a notebook it is shown as its map: bright where a pixel was not expected."""
+
     bits_per_dim: float            # of the sub-pixels counted: all, or the hidden ones
     log_likelihood: float          # of these, in nats
     map: NDArray[np.float64]       # bits, (height, width) or (height, width, 3); NaN where known
     posterior: dict[str, float]    # of each class, the most probable first; empty unless asked for
+    _config: ModelConfig
+
+    def __repr__(self) -> str:
+        classes = "".join(f", {name} with {share:.3g}" for name, share in [*self.posterior.items()][:1])
+        return f"<{self.bits_per_dim:.4f} bits/dim, log-likelihood {self.log_likelihood:.2f} nats{classes}>"
+
+    def _repr_png_(self) -> bytes:
+        return map_png(self.map.reshape(-1), self._config, enlarged(self._config, max(1, 280 // self._config.width)))
 
 
-def score(model: str | Path, image: ArrayLike, known: ArrayLike | None, label: int | str | None, posterior: bool,
+@undisturbed()
+def score(model: str | Path, image: object, known: object, label: int | str | None, posterior: bool,
           folder: str | Path | None) -> Score:
     """`linpix.score`."""
-    limit_threads()
     checkpoint = read(find(str(model), None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     if posterior and not checkpoint.class_names:
         raise ValueError(f"posterior needs a model with classes, and {checkpoint.name} has none; leave it out")
-    hidden = np.zeros((config.height, config.width), np.bool_)
-    canvas, given = flattened(np.asarray(image), hidden if known is None else np.asarray(known), config)
-    if given.all():
-        raise ValueError("known hides no pixel, so there is nothing to score: set it to false for at least one pixel, "
-                         "or leave it out")
-    bits, found = _scored(checkpoint, Occluded(canvas, given), number, every=posterior)
-    return Score(found["bits_per_dim"], found["log_likelihood"], bits.reshape(checkpoint.net.config.image_shape),
-                 {entry["label"]: entry["posterior"] for entry in found["labels"] or []})
+    found = read_given(image, known, config, read_scored)
+    for warning in outside(found):
+        warnings.warn(warning, stacklevel=4)
+    bits, facts = _scored(checkpoint, found, number, every=posterior)
+    return Score(facts["bits_per_dim"], facts["log_likelihood"], bits.reshape(config.image_shape),
+                 {entry["label"]: entry["posterior"] for entry in facts["labels"] or []}, config)
 
 
 def _scored(checkpoint: Checkpoint, picture: Occluded, label: int | None, *, every: bool

@@ -10,7 +10,7 @@ from .paper import Report, Result, dataset_of, duration, figure, machine_of, res
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MISSING = "report.svg needs matplotlib, which is not installed; run: pip install 'linpix[train]'"
+MISSING = "report.svg needs matplotlib, which is not installed; run: pip install '.[train]' in the folder of LinPix"
 _COLOURS = {"softmax": "#d9622b", "stateful-softmax": "#1a9e77", "lsh-1": "#b07cc6", "lsh-4": "#b8960c",
             "linear": "#2a8fd8"}
 _OTHER, _DIM = "#7a8394", "#5b6475"

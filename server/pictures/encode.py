@@ -108,22 +108,24 @@ def framed(canvas: NDArray[np.uint8], config: ModelConfig, frame: Frame, rows: i
     return picture
 
 
-def encoded(pixels: NDArray[np.uint8], kind: Format = "png", *, compress_level: int = -1) -> bytes:
+def encoded(pixels: NDArray[np.uint8], kind: Format = "png", *, compress_level: int = -1, profile: bytes = b""
+            ) -> bytes:
     """(H, W, 1 or 3) as a file. PNG and WebP are exact, JPEG is not.
 
     Equal arguments give equal bytes with one version of Pillow: a file has no time and no comment. compress_level: of
-    PNG; -1: zlib's default. A small grey PNG ignores it and uses SMALL_LEVEL.
+    PNG; -1: zlib's default. A small grey PNG ignores it and uses SMALL_LEVEL. profile: ICC.
     """
-    if kind == "png" and pixels.shape[2] == 1 and pixels.size <= SMALL_PIXELS:
+    if kind == "png" and pixels.shape[2] == 1 and pixels.size <= SMALL_PIXELS and not profile:
         return _small_png(pixels[..., 0])
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     out = io.BytesIO()
     if kind == "png":
-        picture.save(out, "PNG", compress_level=compress_level)
+        picture.save(out, "PNG", compress_level=compress_level, icc_profile=profile)
     elif kind == "webp":
-        picture.save(out, "WEBP", lossless=True, quality=50, method=2)  # effort of the search; pixels stay exact
+        # quality, method: effort of the search; pixels stay exact
+        picture.save(out, "WEBP", lossless=True, quality=50, method=2, icc_profile=profile)
     else:
-        picture.save(out, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+        picture.save(out, "JPEG", quality=JPEG_QUALITY, subsampling=0, icc_profile=profile)
     return out.getvalue()
 
 

@@ -20,6 +20,12 @@ class Overlay:
     hidden: NDArray[np.bool_]      # (H, W)
     field: Box                     # where the model's picture lies
     ink: NDArray[np.uint8] | None  # (channels,), of a prepared figure; None: colours are the model's
+    profile: bytes = b""           # ICC, of the upload: known pixels keep their meaning
+
+    @property
+    def fits(self) -> bool:
+        """Whether the profile is one of pictures with these channels: of CMYK, for example, it is not."""
+        return self.profile[16:20] == {1: b"GRAY", 3: b"RGB "}[self.blank.shape[2]]
 
     @property
     def size(self) -> str:
@@ -35,7 +41,7 @@ class Overlay:
 
     def encoded(self, picture: NDArray[np.uint8], kind: Format) -> bytes:
         """The laid-back picture as a file. picture: the model's complete picture, (height, width, channels)."""
-        return encoded(self.laid(picture), kind, compress_level=1)
+        return encoded(self.laid(picture), kind, compress_level=1, profile=self.profile if self.fits else b"")
 
     def laid(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The upload with its hidden pixels filled in, (H, W, channels)."""
@@ -59,9 +65,9 @@ class Overlay:
 
 
 def overlay(colours: NDArray[np.uint8], kept: NDArray[np.bool_], field: Box, channels: int,
-            prepared: Prepared | None = None) -> Overlay:
+            prepared: Prepared | None = None, profile: bytes = b"") -> Overlay:
     """colours: (H, W, 3), at the size of the answer · kept: (H, W), what is known · channels: of the model."""
-    if channels == 1 and (colours == colours[..., :1]).all():
+    if channels == 1 and profile[16:20] != b"RGB " and (colours == colours[..., :1]).all():
         colours = colours[..., :1]
     blank, ink = colours.copy(), None
     if prepared is not None:
@@ -70,4 +76,4 @@ def overlay(colours: NDArray[np.uint8], kept: NDArray[np.bool_], field: Box, cha
         paper = tone[~kept][:, None] * np.median(colours[plain], axis=0)
         blank[~kept] = np.clip(paper + 0.5, 0, 255).astype(np.uint8)
         ink = np.median(colours[prepared.ink], axis=0).astype(np.uint8)
-    return Overlay(blank, ~kept, field, ink)
+    return Overlay(blank, ~kept, field, ink, profile)

@@ -93,6 +93,7 @@ class Decoded:
     crop: Crop                       # in the upload as it was decoded
     missed: float = 0.0              # as in Occluded
     scale: int = 1                   # sides of the upload / sides of the decoded picture
+    profile: bytes = b""             # ICC, of the upload
 
 
 def occluded(decoded: Decoded, config: ModelConfig) -> Occluded:
@@ -159,7 +160,7 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
         behind = 255 if whole and opaque.size and opaque.mean() < 128 else 0
         share = alpha[..., None].astype(np.uint16)
         colours = ((colours * share + behind * (255 - share) + 127) // 255).astype(np.uint8)
-    return Decoded(colours, kept, crop, missed, scale)
+    return Decoded(colours, kept, crop, missed, scale, picture.info.get("icc_profile", b""))
 
 
 def png(canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: int | None = None) -> bytes:
@@ -222,7 +223,7 @@ def _pixels(picture: Image.Image, channels: int) -> tuple[NDArray[np.uint8], NDA
 
 
 def _upright(data: bytes, param: str) -> tuple[Image.Image, int]:
-    """The one frame of an upload, turned as its EXIF says, and how much its sides are reduced; without ICC profiles."""
+    """The one frame of an upload, turned as its EXIF says, and how much its sides are reduced. No profile is used."""
     if not data:
         raise PictureError(f"{param} is empty: the file has 0 bytes", param)
     kind = sanitise.kind_of(data)
@@ -248,6 +249,8 @@ def _upright(data: bytes, param: str) -> tuple[Image.Image, int]:
                            f"pixels), got {found.scans}", param)
     if kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
+    if found.profile:
+        picture.info["icc_profile"] = found.profile
     if found.orientation in _UPRIGHT:
         picture = picture.transpose(_UPRIGHT[found.orientation])
     return picture, scale

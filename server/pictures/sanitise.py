@@ -2,7 +2,8 @@
 
 Pillow reads a file piece by piece, in Python, and keeps what it finds: a small upload of millions of empty pieces, or
 of text, profiles and EXIF that inflate or overlap, would take minutes or gigabytes. So this module counts pieces,
-compares checksums, reads the orientation and the number of frames, and drops everything else but the pixels.
+compares checksums, reads the orientation, the number of frames and a small colour profile, and drops everything else
+but the pixels.
 """
 
 import re
@@ -14,13 +15,14 @@ from typing import Literal
 
 ContainerFormat = Literal["PNG", "JPEG", "WEBP"]
 
+MAX_PROFILE = 2**16   # bytes, as one segment of a JPEG has; those of cameras and screens have a few thousand
 MAX_PIECES = 16_384  # chunks or segments; 16 MiB of PNG in chunks of 8 KiB, the common size, have 2,048
 _SIGNATURES: dict[ContainerFormat, tuple[int, bytes]] = {"PNG": (0, b"\x89PNG\r\n\x1a\n"), "JPEG": (0, b"\xff\xd8\xff"),
                                                          "WEBP": (8, b"WEBP")}
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of JPEG; any number of 0xff may come before it
 _ALONE = {0x01, 0xd8}                                 # markers without a length; restarts, also without, are pixels
 _LEFT_OUT = {*range(0xe1, 0xf0), 0xfe} - {0xee}  # applications, comments; JFIF and Adobe stay: what colours mean
-_EXIF, _END, _SCAN = 0xe1, 0xd9, 0xda
+_EXIF, _PROFILE, _END, _SCAN = 0xe1, 0xe2, 0xd9, 0xda
 _WEBP_PIXELS = (b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF")
 _ORIENTATION = 0x0112
 
@@ -33,6 +35,7 @@ class Pixels:
     frames: int = 1
     scans: int = 1        # of a JPEG: passes over all its pixels
     orientation: int = 1  # as EXIF counts, 1..8; 1 is upright
+    profile: bytes = b""  # what its colours mean (ICC); empty if there is none, or a damaged or very large one
 
 
 def kind_of(data: bytes) -> ContainerFormat | None:
@@ -100,7 +103,18 @@ def _png(data: bytes) -> Pixels:
         frames = struct.unpack_from(">I", first[b"acTL"])[0] + (b"fcTL" not in first)
     kept = [_chunk(name, first[name]) for name in (b"IHDR", b"PLTE", b"tRNS") if name in first]
     return Pixels(b"".join([_SIGNATURES["PNG"][1], *kept, _chunk(b"IDAT", b"".join(rows)), _chunk(b"IEND", b"")]),
-                  frames=max(1, frames), orientation=orientation)
+                  frames=max(1, frames), orientation=orientation,
+                  profile=_inflated(first[b"iCCP"]) if b"iCCP" in first else b"")
+
+
+def _inflated(body: bytes | memoryview) -> bytes:
+    """The profile in an iCCP chunk: its name, a zero, the method of compression, and the compressed profile."""
+    _, _, packed = bytes(body).partition(b"\0")
+    try:
+        profile = zlib.decompressobj().decompress(packed[1:], MAX_PROFILE + 1)
+    except zlib.error:
+        return b""
+    return profile if len(profile) <= MAX_PROFILE else b""
 
 
 def _chunk(name: bytes, body: bytes | memoryview) -> bytes:
@@ -110,6 +124,7 @@ def _chunk(name: bytes, body: bytes | memoryview) -> bytes:
 def _jpeg(data: bytes) -> Pixels:
     """The first of several pictures: in a phone's file, the photograph comes before its previews or film."""
     at, scans, orientation, kept = 2, 0, 0, [b"\xff\xd8"]
+    profile = b""
     for _ in range(MAX_PIECES):
         found = _MARKER.search(data, at)
         if scans:  # the pixels themselves
@@ -124,6 +139,8 @@ def _jpeg(data: bytes) -> Pixels:
             raise ValueError(f"a segment has the wrong length of {length} bytes")
         if marker == _EXIF and data.startswith(b"Exif\0\0", at + 2):
             orientation = orientation or _orientation(data[at + 2:at + length])
+        if marker == _PROFILE and data.startswith(b"ICC_PROFILE\0\1\1", at + 2):  # the first part of one
+            profile = profile or data[at + 16:at + length]
         if marker not in _LEFT_OUT:
             kept.append(data[at - 2:at + length])
         scans += marker == _SCAN
@@ -133,11 +150,12 @@ def _jpeg(data: bytes) -> Pixels:
     if not scans:
         raise ValueError("the file ends before the pixels")
     return Pixels(b"".join([*kept, data[found.start():found.end()] if found else b""]), scans=scans,
-                  orientation=orientation or 1)
+                  orientation=orientation or 1, profile=profile)
 
 
 def _webp(data: bytes) -> Pixels:
     end, at, kept, frames, orientation = struct.unpack_from("<I", data, 4)[0] + 8, 12, [], 0, 1
+    profile = b""
     if end > len(data):
         raise ValueError(f"the header says {end} bytes, but the file has {len(data)}")
     for _ in range(MAX_PIECES):
@@ -155,12 +173,15 @@ def _webp(data: bytes) -> Pixels:
             kept.append(data[at:at + 8 + whole])
         elif name == b"EXIF":
             orientation = _orientation(body)
+        elif name == b"ICCP" and length <= MAX_PROFILE:
+            profile = body
         frames += name == b"ANMF"
         at += 8 + whole
     else:
         raise ValueError(f"more than {MAX_PIECES} chunks")
     body = b"WEBP" + b"".join(kept)
-    return Pixels(b"RIFF" + struct.pack("<I", len(body)) + body, frames=max(1, frames), orientation=orientation)
+    return Pixels(b"RIFF" + struct.pack("<I", len(body)) + body, frames=max(1, frames), orientation=orientation,
+                  profile=profile)
 
 
 def _orientation(exif: bytes | memoryview) -> int:

@@ -71,7 +71,8 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
         kept = half_known(decoded.kept, tall, wide).copy()
         if keep_rows is not None:
             kept &= ~_below(kept.shape, prepared.field, keep_rows)
-        laid = overlay(reduced(colours.colours, colours.kept, tall, wide)[0], kept, prepared.field, 1, prepared)
+        laid = overlay(reduced(colours.colours, colours.kept, tall, wide)[0], kept, prepared.field, 1, prepared,
+                       decoded.profile)
     return Upload(Occluded(canvas.reshape(-1), known.reshape(-1), bool(config.patch)),
                   _scaled(prepared.field, factor * decoded.scale), prepared,
                   _scaled(prepared.box, factor * decoded.scale), laid)
@@ -84,8 +85,11 @@ def reduce_and_prepare(grey: NDArray[np.uint8], kept: NDArray[np.bool_]) -> Prep
 
 
 def warnings_of(upload: Upload, checkpoint: Checkpoint) -> list[str]:
-    """Why a model may complete an upload badly."""
+    """Why a model may complete an upload badly, or the answer look different from it."""
     found = outside(upload.occluded)
+    if upload.overlay is not None and upload.overlay.profile and not upload.overlay.fits:
+        found.append("the picture's colour profile is not one of RGB, so it is left out, and known pixels may look "
+                     "different; convert the picture to sRGB first")
     if upload.prepared is None and checkpoint.provenance.get("data") == "mnist":
         found += unlike_mnist(upload.occluded)
     return found
@@ -152,4 +156,5 @@ def _overlay(image: bytes, config: ModelConfig, mask: bytes | None, keep_rows: i
     kept = np.ones((tall, wide), np.bool_)
     inside = np.s_[top:bottom, left:right]
     colours[inside], kept[inside] = reduced(decoded.colours, decoded.kept, bottom - top, right - left)
-    return overlay(colours, kept, (float(left), float(top), float(right), float(bottom)), config.channels)
+    return overlay(colours, kept, (float(left), float(top), float(right), float(bottom)), config.channels,
+                   profile=decoded.profile)

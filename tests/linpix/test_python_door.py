@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import json
+import multiprocessing
+import os
 import pydoc
 import re
 import shutil
@@ -14,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from starlette.testclient import TestClient
 
 import linpix
@@ -28,12 +31,13 @@ from tests.server.web.routes.test_images import encode, images_of, occluded
 GENERATE = "/v1/images/generations"
 
 
-@pytest.mark.parametrize("function", [linpix.load, linpix.sample, linpix.complete, linpix.score])
+@pytest.mark.parametrize("function", [linpix.load, linpix.models, linpix.sample, linpix.complete,
+                                      linpix.score])
 def test_every_option_of_a_function_has_a_name_and_a_type_and_is_explained(function):
     parameters = inspect.signature(function).parameters.values()
     assert all(one.kind is not one.VAR_KEYWORD and one.annotation is not one.empty for one in parameters)
     told = pydoc.render_doc(function) + ("" if function is not linpix.complete else pydoc.render_doc(linpix.sample))
-    assert function is linpix.load or all(re.search(rf"^ +{one.name}: ", told, re.M) or one.name == "count"
+    assert function is linpix.models or all(re.search(rf"^ +{one.name}: ", told, re.M) or one.name == "count"
                                           for one in parameters)
 
 
@@ -84,7 +88,7 @@ def test_score_gives_what_a_server_gives(tiny, server):
 
 
 @pytest.mark.parametrize(("known", "options", "message"), [
-    (np.ones((8, 8), bool), {}, "known hides no pixel.*leave it out"), (np.ones((8, 8)), {}, "known must be bool"),
+    (np.ones((8, 8), bool), {}, "known hides nothing.*leave out known"), (np.ones((8, 8)), {}, "known must be bool"),
     (None, {"label": "cat"}, "label must be a class")])
 def test_a_score_that_cannot_be_is_refused(tiny, known, options, message):
     with pytest.raises(ValueError, match=message):
@@ -166,12 +170,76 @@ def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
         linpix.complete(str(tmp_path / "colour"), paper, known, prepare="mnist")
 
 
+def test_images_say_of_each_its_seed_its_class_and_how_sure_the_model_is(tiny, class_first):
+    drawn = linpix.sample(str(tiny), 3, seed=np.int64(7), label=4)
+    assert (drawn.seeds, drawn.labels, drawn.confidences) == ([7, 8, 9], ["4"] * 3, [None] * 3)
+    assert str(drawn) == repr(drawn) == "<3 images of 8 x 8, seeds from 7, classes 4, 4, 4>"
+    assert repr(linpix.sample(str(tiny), seed=7)) == "<1 image of 8 x 8, seeds from 7>"
+    found = linpix.sample(str(class_first), 4, seed=7, candidates=12)
+    assert found.seeds != [7, 8, 9, 10] and all(name in "0123456789" for name in found.labels)
+    for seed, name, sure, image in zip(found.seeds, found.labels, found.confidences, found, strict=True):
+        again = linpix.sample(str(class_first), seed=seed, candidates=1)
+        assert np.array_equal(again[0], image) and again.labels == [name] and again.confidences == [sure]
+
+
+def test_models_are_known_and_loaded_by_name(tiny):
+    assert "mnist-conditional" in linpix.models()
+    assert linpix.models(tiny.parent) == ["tiny"]
+    assert linpix.load("tiny", tiny.parent).config == linpix.load(tiny).config
+    with pytest.raises(ValueError, match=r"there is no model 'huge'.* which has: tiny"):
+        linpix.load("huge", tiny.parent)
+
+
+def test_the_version_is_that_of_the_package():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "linpix.__version__"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", linpix.__version__)
+
+
+def test_settings_of_torch_are_left_alone_and_do_not_matter(tiny):
+    expected = linpix.sample(str(tiny), 2, seed=7)
+    torch.manual_seed(0)
+    number = torch.rand(1)
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert np.array_equal(linpix.sample(str(tiny), 2, seed=7), expected)
+        assert linpix.score(str(tiny), expected[0]).bits_per_dim > 0
+        assert linpix.load(tiny).head.weight.dtype == torch.float32
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.rand(1) == number
+
+
+def _draw_in_a_fork(folder: str, answers: "multiprocessing.Queue[np.ndarray]") -> None:
+    answers.put(linpix.sample(folder, 2, seed=7))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_draws_the_same_images():
+    """OpenMP's threads are not in it, so torch would wait for ever; mnist-small is large enough to use them."""
+    drawn = linpix.sample("mnist-small", 2, seed=7)
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=_draw_in_a_fork, args=("mnist-small", answers))
+    process.start()
+    try:
+        assert np.array_equal(answers.get(timeout=40), drawn)
+    finally:
+        process.kill()
+        process.join()
+
+
 def test_seeds_are_drawn_where_none_is_given(tiny):
     assert not np.array_equal(linpix.sample(str(tiny)), linpix.sample(str(tiny)))
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"count": 0}, "count must be at least 1"), ({"batch": 0}, "batch must be at least 1"),
+    ({"count": 2.0}, "count must be a whole number, got 2.0"), ({"seed": "1"}, "seed must be a whole number, got '1'"),
+    ({"temperature": "1"}, "temperature must be a number, got '1'"), ({"count": 0}, "count must be at least 1"),
+    ({"batch": 0}, "batch must be at least 1"),
     ({"temperature": -1}, "temperature must be a number"),
     ({"label": "ten"}, r"label must be a class of tiny: 0\.\.9 or one of 0, 1"),
     ({"seed": 2**53}, "image i uses seed \\+ i"), ({"model": "none"}, "there is no model 'none'")])
@@ -181,11 +249,16 @@ def test_what_cannot_be_drawn_is_a_value_error_that_says_why(tiny, options, word
 
 
 @pytest.mark.parametrize(("image", "known", "words"), [
-    (np.zeros((8, 9), np.uint8), np.ones((8, 8), bool), "image must be uint8 of shape"),
+    (np.zeros((8, 9, 2), np.uint8), np.ones((8, 8), bool), r"image must be a path, .* got uint8 of shape \(8, 9, 2\)"),
+    (np.zeros((7, 9), np.uint8), np.ones((7, 9), bool), "image must have at least the model's 8x8 pixels"),
+    (np.zeros((9, 20), np.uint8), np.ones((20, 9), bool), r"known must be bool of shape \(9, 20\) or \(8, 8\), true"),
+    (np.zeros((8, 8), np.uint8), 9, "known must be from 0 to 8, the height of the model's image, got 9"),
+    (np.zeros((8, 8), np.uint8), None, "not clear what to fill in: .* or known"),
+    ("no file.png", None, "No such file"), (Image.new("F", (8, 8)), 3, "got float32"),
     (np.zeros((8, 8)), np.ones((8, 8), bool), "got float64"),
     (np.zeros((8, 8), np.uint8), np.ones((8, 8)), "known must be bool of shape")])
 def test_arrays_of_another_shape_or_kind_are_refused(tiny, image, known, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
         linpix.complete(str(tiny), image, known)
 
 
@@ -197,3 +270,18 @@ def test_other_modules_with_the_names_of_our_rooms_do_not_conflict(tmp_path, pla
     ended = subprocess.run([sys.executable, "-m", "linpix", "doctor", "--json"], cwd=tmp_path, capture_output=True,
                            text=True, timeout=60)
     assert ended.returncode == 0 and json.loads(ended.stdout), ended.stderr
+
+
+def test_linpix_is_found_beside_a_clone_of_that_name(tmp_path):
+    """Python would take the clone for a package without content, were there no real one later on its path."""
+    (tmp_path / "linpix").symlink_to(ROOT)
+    told = subprocess.run([sys.executable, "-c", "import linpix; print(linpix.sample.__name__)"], cwd=tmp_path,
+                          env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True)
+    assert told.stdout == "sample\n", told.stderr
+
+
+def test_an_editable_install_adds_nothing_but_linpix_to_the_path():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert settings["package-dir"] == {"": "src"}
+    assert [path.name for path in (ROOT / "src").iterdir() if path.suffix != ".egg-info"] == ["linpix"]
+    assert (ROOT / "src" / "linpix").samefile(ROOT / "linpix")

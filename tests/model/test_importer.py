@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -216,20 +217,74 @@ def test_a_wrong_tensor_is_refused_by_name(changes, message, write):
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize(("entries", "message"), [
-    ({"model_state": None}, "must contain a dict with model_state and iteration, got iteration"),
-    ({"iteration": None}, "must contain a dict with model_state and iteration, got model_state"),
-    ({"iteration": -1}, "iteration must be a number of steps, got -1"),
-    ({"model_state": [1]}, "model_state must map names to tensors, got list"),
-    ({"model_state": {1: torch.zeros(1)}}, "model_state must map names to tensors"),
-    ({"model_state": {}}, "lacks tensor value_embedding.weight"),
-    ({"epoch": 3}, "also contains epoch"),
+def renamed(change) -> dict[str, Tensor]:
+    return {change(name): tensor for name, tensor in published().items()}
+
+
+def after(prefix: str, **others) -> dict[str, Tensor]:
+    return renamed(lambda name: prefix + name) | others
+
+
+OTHER = {name: -tensor for name, tensor in published().items()}
+WRAPPED = {
+    "bare": published(),
+    "DataParallel": {"model_state": after("module."), "iteration": 7},
+    "Lightning": {"state_dict": after("model."), "global_step": 7, "epoch": 1, "loops": {"fit_loop": {}},
+                  "optimizer_states": [{"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": []}]},
+    "Lightning, with a loss of its own": {"state_dict": after("net.", **{"loss.weight": torch.ones(2)})},
+    "compiled": {"model": after("_orig_mod.")},
+    "compiled inside": {"net": renamed(lambda name: name.replace("transformer.", "transformer._orig_mod."))},
+    "distributed and compiled, in a wrapper": {"model_state_dict": after("module._orig_mod.generator.")},
+    "averaged by torch": after("module.", n_averaged=torch.tensor(9)),
+    "averaged beside it": {"model": OTHER, "model_ema": {"decay": 0.99, "module": published()}},
+    "averaged in one dict": {"state_dict": {f"net.{name}": OTHER[name] for name in OTHER} | after("ema.module.")},
+    "averaged among bare names": OTHER | after("ema_model."),
+    "averages without names": {"model": published(), "ema": {"shadow_params": [torch.zeros(2)]}},
+    "an ordered dict in an own place": {"checkpoint": {"weights": OrderedDict(published())}},
+}
+
+
+@pytest.mark.parametrize("saved", WRAPPED.values(), ids=WRAPPED)
+def test_the_tensors_are_found_however_a_trainer_has_wrapped_them(saved, tmp_path, write):
+    torch.save(saved, tmp_path / "theirs.pth")
+    net, provenance = import_reference(tmp_path / "theirs.pth", HEADS)
+    expected, _ = import_reference(write(), HEADS)
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(net.state_dict()[name], tensor), name
+    assert provenance.get("steps") == (7 if {"iteration", "global_step"} & saved.keys() else None)
+
+
+def test_safetensors_are_read_too(tmp_path, write):
+    save_file(after("model."), tmp_path / "theirs.safetensors")
+    net, _ = import_reference(tmp_path / "theirs.safetensors", HEADS)
+    assert torch.equal(net.head.bias, published()["predictor.bias"])
+
+
+def test_of_several_models_the_one_that_was_taken_is_named(tmp_path):
+    torch.save(WRAPPED["averaged beside it"], tmp_path / "theirs.pth")
+    _, provenance = import_reference(tmp_path / "theirs.pth", HEADS)
+    assert provenance["history"] == "Of the models in theirs.pth, it is model_ema, module; others: model."
+
+
+@pytest.mark.parametrize(("saved", "message"), [
+    ({"state_dict": {name: tensor for name, tensor in after("model.").items() if "linear2.bias" not in name}},
+     r"theirs.pth \(state_dict, model\.\*\) lacks tensor transformer\.layers\.0\.linear2\.bias"),
+    ({"state_dict": {"model.value_embedding.weight": torch.zeros(256, 7)}},
+     r"\(state_dict, model\.\*\) lacks tensor pos_embedding\.pe"),
+    (after("") | {"loss.weight": torch.ones(2)}, "has unknown tensor loss.weight"),
+    ({"state_dict": {"conv1.weight": torch.ones(2)}, "epoch": 3},
+     "lacks tensor value_embedding.weight, at any depth .* it has .*epoch.*state_dict, conv1.weight"),
+    ({"model_state": None, "iteration": 7}, "lacks tensor value_embedding.weight.* it has model_state, iteration"),
+    ({"model_state": [1]}, "lacks tensor value_embedding.weight.* it has model_state"),
+    ({"model_state": {1: torch.zeros(1)}}, "lacks tensor value_embedding.weight"),
+    ({}, "lacks tensor value_embedding.weight"),
+    ([published()], "lacks tensor value_embedding.weight.* it is list"),
 ])
-def test_a_wrong_entry_is_refused_by_name(entries, message, write):
-    path = write(**entries)
+def test_what_is_missing_is_named_as_it_is_in_the_file(saved, message, tmp_path):
+    torch.save(saved, tmp_path / "theirs.pth")
     with pytest.raises(ImporterError, match=message) as error:
-        import_reference(path, HEADS)
-    assert str(path) in str(error.value)
+        import_reference(tmp_path / "theirs.pth", HEADS)
+    assert str(tmp_path / "theirs.pth") in str(error.value)
 
 
 def tower() -> list:
@@ -240,10 +295,16 @@ def tower() -> list:
     return floor
 
 
+def tower_of_dicts() -> dict:
+    floor: dict = {}
+    for _ in range(4):
+        floor = {str(number): floor for number in range(1_000)}
+    return floor
+
+
 @pytest.mark.parametrize(("entries", "message"), [
-    ({"iteration": tower()}, "iteration must be a number of steps, got list"),
-    ({"iteration": -(10**100)}, "iteration must be a number of steps, got int"),
-    ({"model_state": tower()}, "model_state must map names to tensors, got list"),
+    ({"model_state": tower()}, "lacks tensor value_embedding.weight"),
+    ({"model_state": tower_of_dicts()}, "lacks tensor value_embedding.weight"),
     ({"model_state": published() | {QUERY: torch.zeros(1).expand(2**40, 2**20)}},
      r"has shape \(1099511627776, 1048576\), but the file has less data than that"),
     ({"model_state": published() | {QUERY: torch.zeros(10, 10, device="meta")}}, "must be a dense tensor"),
@@ -254,9 +315,14 @@ def test_what_would_take_all_memory_to_look_at_is_refused_by_name(entries, messa
         import_reference(write(**entries), HEADS)
 
 
+@pytest.mark.parametrize("steps", [tower(), -(10**100), -1, 10**100, True, torch.tensor(7)])
+def test_steps_that_are_no_number_of_steps_are_passed_over(steps, write):
+    assert "steps" not in import_reference(write(iteration=steps), HEADS)[1]
+
+
 def test_a_pickle_that_would_run_code_is_refused_unread(write):
     path = write(arguments=argparse.Namespace(layers=2))
-    with pytest.raises(ImporterError, match=r"refused: it contains argparse\.Namespace.*save only model_state and"):
+    with pytest.raises(ImporterError, match=r"refused: it contains argparse\.Namespace.*only the model's state_dict"):
         import_reference(path, HEADS)
 
 

@@ -6,6 +6,13 @@ import pytest
 from linpix.training.datasets import Dataset
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The user's cache, in which judges are kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "linpix"
+
+
 @pytest.fixture(scope="session")
 def stripes() -> Dataset:
     """100 pictures of 8 x 8 with a horizontal edge at a height that is the class."""

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import get_args
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from linpix.model.config import PRESETS, AttentionKind, FeatureMap
 from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
+from linpix.training import loop
 from linpix.training.batches import Batches
 from linpix.training.datasets import Dataset
 from linpix.training.evaluate import evaluate
@@ -214,8 +216,18 @@ def test_the_log_and_the_sample_grids_are_written(stripes, tmp_path):
     assert float(rows[-1]["validation"]) > 0
     with Image.open(tmp_path / "run.training" / "samples-00001600.png") as grid:
         assert grid.size == (10 * 9 + 1, 2 * 9 + 1)
+    drawn = ElementTree.parse(tmp_path / "run.training" / "curve.svg").getroot()
+    told = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"images", "bits/dim", "in training", "pictures held out"} <= told
     source = checkpoint.read(tmp_path / "run").provenance
     assert (source["images"], source["steps"], source["data"], source["command"]) == (1600, 200, "stripes", "test")
+
+
+def test_the_log_has_a_line_a_minute_of_slow_steps(stripes, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "LOG_S", 0.0)
+    train(Run(TINY, dataclasses.replace(SETTINGS, images=40, batch=8)), stripes, tmp_path / "run", command="test")
+    rows = list(csv.DictReader((tmp_path / "run.training" / "log.csv").open()))
+    assert [row["step"] for row in rows if row["train"]] == ["1", "2", "3", "4", "5"]
 
 
 def test_a_resumed_run_keeps_its_settings_but_for_those_given_anew(stripes, tmp_path):

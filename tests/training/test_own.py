@@ -3,7 +3,12 @@
 import dataclasses
 import json
 import math
+import os
 import re
+import subprocess
+import sys
+import time
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +29,9 @@ from linpix.training import commands
 from linpix.training.datasets import Dataset
 from linpix.training.evaluate import Evaluation
 from linpix.training.export import with_rows
-from linpix.training.own import automatic, judge
+from linpix.training.folders import read_pictures
+from linpix.training.own import automatic, curve, judge
+from linpix.training.own import progress as progress_module
 from linpix.training.own.inherit import differences, inherited, inverted, negative
 from linpix.training.own.look import Look, look_of
 from linpix.training.own.progress import Progress, drawn
@@ -197,6 +204,49 @@ def test_what_ends_first_is_what_is_left():
     assert progress.line().endswith("4.0 minutes left")
 
 
+def test_a_schedule_of_minutes_says_how_often_it_has_come_to_each_picture(capsys):
+    run = Run(TINY, TrainConfig(minutes=5.0, batch=16, compile=False))
+    progress = Progress(run, max_images=float("inf"), max_minutes=float("inf"))
+    run.step = 10
+    progress.ended(64)
+    assert "this run saw each picture 2.5 times" in capsys.readouterr().err
+    other = Progress(Run(TINY, TrainConfig(compile=False)), max_images=float("inf"), max_minutes=float("inf"))
+    other.ended(64)
+    assert capsys.readouterr().err == "training begins\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count waiting times")
+def test_a_busy_machine_is_said_with_the_minutes_that_it_costs(capsys):
+    before = os.sched_getaffinity(0)
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        for process in (0, *(process.pid for process in spinning)):
+            os.sched_setaffinity(process, {min(before)})
+        run = Run(TINY, TrainConfig(minutes=5.0, compile=False))
+        progress = Progress(run, max_images=float("inf"), max_minutes=float("inf"))
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            pass
+        progress.ended(64)
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+        os.sched_setaffinity(0, before)
+    told = re.search(r"held it up for (\d+)% of the time, so --minutes (\d+) .* in 5$", capsys.readouterr().err, re.M)
+    share, minutes = map(int, told.groups())
+    assert share > 50 and minutes >= 5 / (1 - share / 100) - 1
+
+
+def test_without_matplotlib_a_run_says_how_to_get_its_curve(tmp_path, monkeypatch, capsys):
+    for module in (progress_module, curve):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    run = Run(TINY, TrainConfig(compile=False))
+    Progress(run, max_images=float("inf"), max_minutes=float("inf")).ended(64)
+    assert "curve.svg needs matplotlib, which is not installed; run: pip install '.[train]'" in capsys.readouterr().err
+    assert not curve.write_curve(tmp_path)
+
+
 def test_samples_are_drawn_as_far_as_a_terminal_is_wide():
     images = np.full((5, 64), 255, np.uint8)
     lines = drawn(images, TINY, 30)
@@ -229,6 +279,36 @@ def test_pictures_are_looked_at_and_made_one_size(tmp_path, colour, plain, prese
     assert len(made) == 12 and {path.parent.name for path in made} == {"round", "square"}
     with Image.open(made[0]) as picture:
         assert (picture.size, picture.mode) == (size, mode)
+
+
+def test_no_more_pictures_are_in_memory_at_once_than_are_looked_at(tmp_path, monkeypatch):
+    put(tmp_path / "mine", 150, False)
+    pictures, most, read = [], [], automatic._picture
+
+    def counted(path):
+        picture = read(path)
+        pictures.append(weakref.ref(picture))
+        most.append(sum(each() is not None for each in pictures))
+        return picture
+
+    monkeypatch.setattr(automatic, "_picture", counted)
+    assert automatic.plan(tmp_path / "mine", tmp_path / "made").pictures == 150
+    assert max(most) <= automatic._LOOKED_AT + 2
+
+
+def test_what_a_training_has_written_among_the_pictures_is_left_out_and_named(tmp_path):
+    mine = tmp_path / "mine"
+    put(mine, 24, False)
+    for name in ("run.training/samples-00000032.png", "run.training/pictures/round/1.png.png", "run/samples.png",
+                 "round/exported/samples.png", "run2/samples.png", "run2.training/plan.json", "new.training/a/1.png"):
+        (mine / name).parent.mkdir(parents=True, exist_ok=True)
+        (mine / name).write_bytes((mine / "square" / "0.jpg").read_bytes())
+    for name in ("config.json", "SHA256SUMS"):
+        (mine / "round" / "exported" / name).touch()
+    plan = automatic.plan(mine, mine / "new.training")
+    assert plan.pictures == 24 and plan.left_out == ["exported", "run", "run.training", "run2", "run2.training"]
+    images, _, classes = read_pictures(mine / "new.training", "train", (28, 28, 1))
+    assert len(images) == 22 and classes == ("round", "square")
 
 
 def test_more_pictures_get_more_minutes_up_to_45(tmp_path, monkeypatch):
@@ -286,6 +366,30 @@ def test_a_judge_tells_classes_apart_and_judges_what_a_model_draws():
         assert 0 <= one.worst_class <= one.class_agreement <= 1 and one.drawn == 70 and one.judge > 0.95
         assert one.judge_sure > 0.9 and 0 <= one.sure <= 1 and one.real_look == look_of(data.images, TINY, 0)
     assert abs(measured[0].class_agreement - measured[-1].class_agreement) < 0.1, "both engines draw alike"
+
+
+def test_a_judge_is_kept_for_the_same_pictures_alone(cache):
+    data = shapes(60, 8)
+    first = judge.trained(data, TINY, steps=3)
+    [kept] = cache.iterdir()
+    changed = kept.stat().st_mtime_ns
+    again = judge.trained(data, TINY, steps=3)
+    assert np.array_equal(again.probabilities(data.images), first.probabilities(data.images))
+    assert [*cache.iterdir()] == [kept] and kept.stat().st_mtime_ns == changed
+    data.images[0] = 255 - data.images[0]
+    judge.trained(data, TINY, steps=3)
+    judge.trained(dataclasses.replace(data, classes=("low", "high")), TINY, steps=3)
+    assert len([*cache.iterdir()]) == 3
+    kept.write_bytes(kept.read_bytes()[:99])
+    data.images[0] = 255 - data.images[0]
+    mended = judge.trained(data, TINY, steps=3)
+    assert np.array_equal(mended.probabilities(data.images), first.probabilities(data.images))
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(cache):
+    cache.parent.mkdir()
+    cache.write_text("a file")
+    assert judge.trained(shapes(60, 8), TINY, steps=1)
 
 
 def test_pieces_specks_greys_and_full_ink_are_counted_on_either_ground():

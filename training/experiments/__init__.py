@@ -71,7 +71,7 @@ def conduct(name: ExperimentName, settings: Any, folder: Path, *, command: str, 
     assert name in get_args(ExperimentName)
     if find_spec("matplotlib") is None:
         raise ValueError("experiments need matplotlib for their plots, and it is not installed; run: pip install "
-                         "'linpix[train]'")
+                         "'.[train]' in the folder of LinPix")
     kind = study(name)
     record = Record(folder, name, settings, kind.tables)
     experiment = kind(settings, record)

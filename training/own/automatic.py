@@ -1,11 +1,14 @@
 """The plan of --preset auto: looks at a user's pictures, chooses preset and minutes, and brings them to one size."""
 
+import itertools
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
+from tqdm import tqdm
 
 from linpix.model.config import PRESETS
 
@@ -14,7 +17,7 @@ from ..readers import PICTURE_FORMATS
 
 GREY, COLOUR = "mnist-conditional", "cifar10-conditional"
 PLAIN = {GREY: "mnist-small", COLOUR: "cifar10-small"}  # used with options that GREY and COLOUR do not have
-_LOOKED_AT = 64            # at least this many pictures, if there are so many, decide whether they are in colour
+_LOOKED_AT = 64            # so many pictures, chosen at random, decide whether all are in colour
 _COLOURED = 12             # a picture is coloured if its channels differ by more on average, of 255
 _SHORT, _LONG = 5.0, 45.0  # minutes: for up to 300 pictures, and for 10,000 and more
 
@@ -44,24 +47,28 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
     if not pictures.is_dir():
         raise ValueError(f"{pictures} is not a folder; give the folder with your pictures, with one sub-folder per "
                          "class if there are classes")
-    files = [path for path, _ in walk(pictures)]
-    read = {path: picture for path in files if path.is_file() and (picture := _picture(path)) is not None}
-    if len(read) < 10:
-        raise ValueError(f"{pictures} has {len(read)} readable pictures; at least ten are needed, and some hundred per "
+    files = [path for path, _ in walk(pictures) if not path.is_relative_to(target)]
+    at_random = (_picture(files[index]) for index in np.random.default_rng(0).permutation(len(files)))
+    seen = list(itertools.islice(filter(None, at_random), _LOOKED_AT))
+    if len(seen) < 10:
+        raise ValueError(f"{pictures} has {len(seen)} readable pictures; at least ten are needed, and some hundred per "
                          "class are better")
-    some = list(read)[::max(1, len(read) // _LOOKED_AT)]
-    coloured = np.mean([_is_coloured(read[path]) for path in some]) > 0.5
+    coloured = np.mean([_is_coloured(picture) for picture in seen]) > 0.5
     preset = COLOUR if coloured else GREY
     preset = PLAIN[preset] if plain else preset
     config = PRESETS[preset]
     shutil.rmtree(target, ignore_errors=True)
-    for path, picture in read.items():
+    left_out = []
+    for path in tqdm(files, desc="reading", unit="picture", disable=not sys.stderr.isatty(), leave=False):
+        if (picture := _picture(path)) is None:  # one at a time: all of them together may not fit into memory
+            left_out.append(path.name)
+            continue
         place = target / path.relative_to(pictures).with_name(path.name + ".png")
         place.parent.mkdir(parents=True, exist_ok=True)
-        fitted = ImageOps.fit(picture.convert("RGB" if coloured else "L"), (config.width, config.height))
-        fitted.save(place)
-    minutes = min(_LONG, max(_SHORT, _SHORT * (len(read) / 300) ** 0.63))
-    return Plan(preset, round(minutes), len(read), [path.name for path in files if path not in read])
+        ImageOps.fit(picture.convert("RGB" if coloured else "L"), (config.width, config.height)).save(place)
+    count = len(files) - len(left_out)
+    minutes = min(_LONG, max(_SHORT, _SHORT * (count / 300) ** 0.63))
+    return Plan(preset, round(minutes), count, left_out)
 
 
 def _picture(path: Path) -> Image.Image | None:
@@ -69,6 +76,8 @@ def _picture(path: Path) -> Image.Image | None:
 
     None if it is not a complete picture of 8 bits per sample.
     """
+    if not path.is_file():  # a folder, or what would block, such as a pipe
+        return None
     try:
         with Image.open(path, formats=PICTURE_FORMATS) as picture:
             picture.draft(None, (256, 256))

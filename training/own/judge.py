@@ -1,13 +1,21 @@
 """Class agreement: how often a small CNN, trained on the same pictures, recognises the class of a drawn image."""
 
+import contextlib
+import hashlib
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from tqdm import tqdm
 
 from linpix.model.attempts import Attempts, Recognised
 from linpix.model.config import ModelConfig
@@ -21,6 +29,8 @@ from .look import Look, look_of
 
 STEPS, BATCH, RATE = 940, 128, 4e-3  # two epochs of MNIST; half a minute on two cores
 TOGETHER = 64                        # images drawn at a time
+VERSION = 1                          # of the training: another one trains other judges
+QUIET: Any = {"disable": None, "leave": False}  # bars are only for terminals
 SURE = 0.9                           # least probability of a class that the judge is sure of
 
 
@@ -65,16 +75,21 @@ class Judge(nn.Module):
 def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
     """Train a judge on labelled pictures, each batch shifted by at most one pixel, with one cycle of the learning rate.
 
-    Does not change the state of torch's generator.
+    It is kept in the user's cache, for the same pictures. Does not change the state of torch's generator.
     """
     generator = np.random.default_rng(0)
+    kept = _place(data, config, steps)
     with torch.random.fork_rng(), torch.device("cpu"):
+        with contextlib.suppress(OSError, RuntimeError, SafetensorError):  # of a missing or damaged file
+            judge = Judge(config, len(data.classes))
+            judge.load_state_dict(load_file(kept))
+            return judge.eval()
         torch.manual_seed(0)
         judge = Judge(config, len(data.classes))
         optimizer = torch.optim.AdamW(judge.parameters(), lr=RATE)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
         size, shape = min(BATCH, len(data.images)), judge.shape
-        for _ in range(steps):
+        for _ in tqdm(range(steps), "training the CNN that judges", unit="step", **QUIET):
             chosen = generator.choice(len(data.images), size, replace=False)
             y, x = generator.integers(-1, 2, 2)
             # pixels shifted out come in at the other side, where pictures seldom show their class
@@ -83,7 +98,20 @@ def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
             F.cross_entropy(judge(torch.from_numpy(shifted)), torch.from_numpy(data.labels[chosen])).backward()
             optimizer.step()
             schedule.step()
+    with contextlib.suppress(OSError):  # a cache that cannot be written is no error
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        save_file(judge.state_dict(), new := kept.with_suffix(f".{os.getpid()}"))
+        os.replace(new, kept)
     return judge.eval()
+
+
+def _place(data: Dataset, config: ModelConfig, steps: int) -> Path:
+    """The file of the judge that is trained so on these pictures."""
+    found = hashlib.sha256(repr((VERSION, steps, config.image_shape, data.classes)).encode())
+    for values in (data.images, data.labels):
+        found.update(np.ascontiguousarray(values).data)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "linpix" / f"judge-{found.hexdigest()[:32]}.safetensors"
 
 
 def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temperature: float, attempts: int = 1,
@@ -97,7 +125,7 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
     todo = np.arange(count)
     while len(todo):
         again: list[int] = []
-        for at in range(0, len(todo), TOGETHER):
+        for at in tqdm(range(0, len(todo), TOGETHER), "drawing", unit_scale=TOGETHER, unit="image", **QUIET):
             part = todo[at:at + TOGETHER]
             canvases = drawn(net, [all_of_them[i].next_seed for i in part], labels[part].tolist(), temperature, packed)
             for i, canvas in zip(part.tolist(), canvases, strict=True):

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ from linpix.model.config import ModelConfig
 
 from ..evaluate import Evaluation
 from ..run import Run
+from .curve import MISSING
 
 EVERY_S, LIVE_S = 60.0, 0.5  # seconds between lines in a pipe, and between updates of the line on a terminal
+BUSY = 0.25                  # share of the time for which a run may wait for a processor without a word about it
 FEW = 200                    # a mean over fewer pictures says little
 
 
@@ -31,6 +34,7 @@ class Progress:
         self._images, self._minutes = run.images, run.minutes
         self._max_images = min(run.config.images, run.images + max_images)
         self._max_minutes = min(run.config.minutes or math.inf, run.minutes + max_minutes)
+        self._began, self._held_up = time.monotonic(), _held_up_s()
         self._bar = tqdm(bar_format="{desc}", disable=not self._live, leave=True)
         self._reported_at, self._bits = time.monotonic(), math.nan
         self._say("training begins" + (": the first step compiles it, which takes up to a minute" if run.config.compile
@@ -76,6 +80,19 @@ class Progress:
             for line in drawn(images, self._run.model, shutil.get_terminal_size().columns):
                 self._say(line)
 
+    def ended(self, pictures: int) -> None:
+        """Report how often the schedule has come to each of so many pictures, and how to draw a curve."""
+        run, waited = self._run, (_held_up_s() - self._held_up) / max(1e-9, time.monotonic() - self._began)
+        if run.config.minutes:
+            text = f"this run saw each picture {run.images / max(1, pictures):.1f} times"
+            if waited > BUSY:
+                text += (f"; other programs held it up for {waited:.0%} of the time, so --minutes "
+                         f"{math.ceil(run.config.minutes / (1 - min(waited, 0.95)))} would train it as long as an idle "
+                         f"machine in {run.config.minutes:g}")
+            self._say(text)
+        if not find_spec("matplotlib"):
+            self._say(MISSING)
+
     def _say(self, text: str, *, live: bool = False) -> None:
         """live: a terminal shows the text until the next one replaces it."""
         if live and self._live:
@@ -84,6 +101,14 @@ class Progress:
             self._bar.write(text, file=sys.stderr)
         else:
             print(text, file=sys.stderr, flush=True)
+
+
+def _held_up_s() -> float:
+    """Seconds for which the main thread was ready to run, but another program had its processor; 0 if not known."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):  # not Linux, or a kernel without such counts
+        return 0.0
 
 
 def drawn(images: NDArray[np.uint8], config: ModelConfig, columns: int) -> list[str]:

@@ -82,7 +82,7 @@ def test_without_matplotlib_the_report_has_no_chart_and_says_how_to_get_it(repor
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     write(report, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.md"]
-    assert "pip install 'linpix[train]'" in (tmp_path / "report.md").read_text()
+    assert "pip install '.[train]'" in (tmp_path / "report.md").read_text()
 
 
 def test_an_estimate_is_marked_wherever_it_stands(report):

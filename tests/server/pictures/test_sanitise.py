@@ -2,6 +2,7 @@
 
 import io
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -72,6 +73,23 @@ def test_what_a_bomb_is_made_of_does_not_reach_the_decoder():
 def test_a_file_of_endless_pieces_is_refused(data):
     with pytest.raises(ValueError, match=f"more than {MAX_PIECES}"):
         pixels_of(data, kind_of(data))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_a_small_colour_profile_is_read_and_a_large_or_damaged_one_is_not(kind):
+    def profile_of(profile):
+        return pixels_of(encode(np.zeros((8, 8, 3), np.uint8), kind, icc_profile=profile), kind).profile
+
+    small = np.random.default_rng(0).bytes(3000)
+    assert profile_of(small) == small
+    assert profile_of(bytes(200_000)) == profile_of(None) == b""
+
+
+def test_a_profile_that_is_no_profile_is_none():
+    for body in (b"", b"name", b"name\0\0", b"name\0\0junk", b"\0\0" + zlib.compress(bytes(10**7))):
+        assert pixels_of(with_chunks(chunk(b"iCCP", body)), "PNG").profile == b""
+    for body in (b"ICC_PROFILE\0", b"ICC_PROFILE\0\1", b"ICC_PROFILE\0\1\1", b"ICC_PROFILE\0\1\2abc"):
+        assert pixels_of(with_segments(segment(0xe2, body)), "JPEG").profile == b""
 
 
 def test_as_many_pieces_as_encoders_make_are_read():

@@ -1,8 +1,12 @@
 """Warnings about uploads that the model cannot complete well. Other tests: test_prepare.py and test_pictures.py."""
 
+import base64
+import io
+
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from PIL import Image
 
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
@@ -24,6 +28,33 @@ def grey(ground: int, *, light: int | None = None) -> bytes:
     if light is not None:
         picture[14:] = light
     return encode(picture)
+
+
+def profile(space: bytes) -> bytes:
+    """The head of an ICC profile for pictures of these colours."""
+    return bytes(16) + space + bytes(16) + b"acsp" + bytes(200)
+
+
+@pytest.mark.parametrize("form", ["png", "webp", "jpeg"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_what_is_laid_back_has_the_colour_profile_of_the_upload(client, kind, form):
+    answer = edit(client, encode(np.full((60, 60, 3), 9, np.uint8), kind, icc_profile=profile(b"RGB ")), keep_rows=14,
+                  lay_back=True, output_format=form)
+    [image] = answer.json()["data"]
+    with Image.open(io.BytesIO(base64.b64decode(image["b64_json"]))) as laid:
+        assert laid.info["icc_profile"] == profile(b"RGB ") and laid.mode == "RGB"
+    assert not any("profile" in warning for warning in answer.json()["warnings"])
+
+
+@pytest.mark.parametrize(("space", "mode", "kept"), [
+    (b"GRAY", "L", True), (b"GRAY", "RGB", True), (b"CMYK", "CMYK", False), (b"Lab ", "RGB", False)])
+def test_a_profile_that_the_answer_cannot_have_is_named(client, space, mode, kept):
+    out = io.BytesIO()
+    Image.new(mode, (60, 60)).save(out, "JPEG", icc_profile=profile(space))
+    answer = edit(client, out.getvalue(), keep_rows=14, lay_back=True)
+    with Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"]))) as laid:
+        assert ("icc_profile" in laid.info) == kept
+    assert any("colour profile is not one of RGB" in warning for warning in answer.json()["warnings"]) != kept
 
 
 @pytest.mark.parametrize(("picture", "fields", "warned"), [

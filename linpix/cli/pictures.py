@@ -1,0 +1,126 @@
+"""Pictures in Python: in, as a path, a PIL image or an array; out, as one array with the facts of its images."""
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from linpix.model.config import ModelConfig
+from linpix.server.pictures.pictures import LARGEST_UPLOAD, PictureError
+
+from . import animation
+
+Read = TypeVar("Read")
+
+
+class Images(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Drawn images: a numpy array, uint8 (count, height, width), or (count, height, width, 3) in colour.
+
+    seeds:       of each image; the same seed draws the same image again, here and on a server
+    labels:      the name of each image's class; None where it has none, or none is known
+    confidences: how probable this class is to the model, which has read the image; None where it has not
+    In a notebook they are shown as pictures. Arrays that are made of them, such as images[0], have no such lists.
+    """
+
+    seeds: Sequence[int] = ()
+    labels: Sequence[str | None] = ()
+    confidences: Sequence[float | None] = ()
+    _model: ModelConfig | None = None
+
+    def __new__(cls, images: NDArray[np.uint8], model: ModelConfig, seeds: Sequence[int], labels: Sequence[str | None],
+                confidences: Sequence[float | None]) -> "Images":
+        made = images.view(cls)
+        made._model, made.seeds, made.labels, made.confidences = model, seeds, labels, confidences
+        return made
+
+    def __array_finalize__(self, made_of: object) -> None:
+        self._model = getattr(made_of, "_model", None)
+
+    def __reduce__(self) -> Any:  # for other processes
+        plain = np.asarray(self)
+        return (Images, (plain, self._model, self.seeds, self.labels, self.confidences)) if self.seeds else \
+            plain.__reduce__()
+
+    def grid(self, columns: int | None = None, scale: int | None = None) -> Image.Image:
+        """A PIL image of all images side by side, of `columns` and enlarged `scale` times; None: to fit a screen."""
+        if self._model is None or self._model.image_shape not in (self.shape, self.shape[1:]) or self.dtype != np.uint8:
+            raise ValueError(f"grid needs images as they were drawn, got {self.dtype} of shape {self.shape}")
+        sheet = animation.grid(np.asarray(self).reshape(-1, self._model.subpixels), self._model, columns=columns or 0)
+        scale = scale or max(1, animation.WIDEST // sheet.shape[1])
+        return Image.fromarray(sheet.repeat(scale, 0).repeat(scale, 1))
+
+    def __repr__(self) -> str:
+        if self._model is None or not self.seeds:
+            return repr(np.asarray(self))
+        classes = ", ".join(label or "none" for label in self.labels[:10]) + (", ..." if len(self) > 10 else "")
+        return (f"<{len(self)} image{'s' * (len(self) > 1)} of {self._model.width} x {self._model.height}, seeds from "
+                f"{self.seeds[0]}" + (f", classes {classes}" if any(self.labels) else "") + ">")
+
+    def __str__(self) -> str:
+        return repr(self) if self.seeds else str(np.asarray(self))
+
+    def _repr_png_(self) -> bytes | None:
+        """For notebooks. None for arrays that are not images, and are shown as numbers."""
+        out = io.BytesIO()
+        try:
+            self.grid().save(out, "PNG")
+        except ValueError:
+            return None
+        return out.getvalue()
+
+
+def read_given(image: object, known: object, config: ModelConfig, read: Callable[..., Read], **options: Any) -> Read:
+    """Read a picture as an upload is read; `read` is the upload's function. image, known: as in linpix.complete."""
+    picture = _picture_of(image)
+    mask, rows = None, None
+    if isinstance(known, (int, np.integer)) and not isinstance(known, bool):
+        rows = int(known)
+    elif isinstance(known, (str, Path, Image.Image)):
+        mask = _encoded(_picture_of(known))
+    elif known is not None:
+        kept, sizes = np.asarray(known), [(config.height, config.width)]
+        if isinstance(picture, Image.Image) and picture.size[::-1] != sizes[0]:
+            sizes.insert(0, picture.size[::-1])
+        if kept.dtype != np.bool_ or (kept.shape not in sizes if isinstance(picture, Image.Image) else kept.ndim != 2):
+            raise ValueError(f"known must be bool of shape {' or '.join(map(str, sizes))}, true for pixels to keep, or "
+                             f"a number of rows, got {kept.dtype} of shape {kept.shape}")
+        alpha = np.where(kept, 255, 0).astype(np.uint8)
+        mask = _encoded(Image.fromarray(np.dstack([alpha, alpha])))
+    try:
+        return read(_encoded(picture), config, mask=mask, keep_rows=rows, **options)
+    except PictureError as error:  # with the names that it has here
+        words = str(error).replace("keep_rows", "known")
+        raise ValueError(words if known is None else words.replace("mask", "known")) from error
+
+
+def _picture_of(given: object) -> Image.Image | Path:
+    if isinstance(given, (str, Path)):
+        return Path(given)
+    if isinstance(given, Image.Image) and given.mode != "F":
+        given = ImageOps.exif_transpose(given)
+        if given.mode == "I":
+            return given.convert("I;16")
+        return given if given.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else given.convert(
+            "RGBA" if given.has_transparency_data else "RGB")
+    values = np.asarray(given)
+    if values.dtype != np.uint8 or values.ndim not in (2, 3) or not values.size or values.shape[2:] not in (
+            (), (1,), (3,), (4,)):
+        raise ValueError("image must be a path, a PIL image, or an array that is uint8 of shape (height, width) or "
+                         f"(height, width, 3), got {values.dtype} of shape {values.shape}")
+    return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
+
+
+def _encoded(picture: Image.Image | Path) -> bytes:
+    if isinstance(picture, Path):
+        return picture.read_bytes()
+    if picture.width * picture.height > LARGEST_UPLOAD:  # models need far less
+        picture = picture.convert("RGBA" if picture.has_transparency_data else "RGB")
+        picture = picture.reduce(math.ceil(math.sqrt(picture.width * picture.height / LARGEST_UPLOAD)))
+    out = io.BytesIO()
+    picture.save(out, "PNG", compress_level=1)
+    return out.getvalue()
