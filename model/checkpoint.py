@@ -11,7 +11,7 @@ import subprocess
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from .attempts import MAX_ATTEMPTS
 from .config import ModelConfig
+from .heads import log_likelihood
 from .transformer import Transformer
 
 FORMAT_VERSION = 1
@@ -50,6 +51,7 @@ class Checkpoint:
     digest: str                  # SHA-256 of SHA256SUMS, which covers every file listed there
     class_names: tuple[str, ...]
     folder: Path = Path()        # where it was read from
+    board: dict[str, Any] = field(default_factory=dict)  # ground, ink and prepare: what a drawing board needs to know
 
     @property
     def temperature(self) -> float:
@@ -122,8 +124,27 @@ def read(folder: Path) -> Checkpoint:
     _check_tensors(folder, _shapes(folder, config, tensors), tensors)
     net = Transformer(config)
     net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
-    return Checkpoint(name_of(folder), net.eval().requires_grad_(False), provenance, digest, class_names,
-                      Path(os.path.abspath(folder)))
+    net = net.eval().requires_grad_(False)
+    board = provenance.get("board") or board_of(net, provenance.get("data"))
+    return Checkpoint(name_of(folder), net, provenance, digest, class_names,
+                      Path(os.path.abspath(folder)), board)
+
+
+def board_of(net: Transformer, data: object = None) -> dict[str, Any]:
+    """The board of a checkpoint that states none: by its background or data, else by its most probable first value."""
+    config = net.config
+    if config.channels != 1:
+        return {"ground": None, "ink": None, "prepare": None}
+    if config.background is not None or data == "mnist":
+        ground = config.ground
+    elif config.first_marginal:
+        ground = max(range(256), key=config.first_marginal.__getitem__)
+    else:
+        start = 0 if config.class_first else None
+        parameters = net.parameters_of(torch.zeros(1, config.subpixels, dtype=torch.uint8), start)[:, :1]
+        values = torch.arange(256)[:, None]
+        ground = int(log_likelihood(config, parameters.expand(256, -1, -1), values).argmax())
+    return {"ground": [ground], "ink": [0 if ground > 127 else 255], "prepare": "mnist" if data == "mnist" else None}
 
 
 def digest_of(folder: Path) -> str:
@@ -264,8 +285,19 @@ def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
                          f"{attempts!r:.80}")
     if share is not None and not (_is_quantity(share) and share <= 1):
         raise ValueError(f"class_agreement must be a share from 0 to 1, got {share!r:.80}")
+    if (board := provenance.get("board")) and not _is_board(board, config.channels):
+        raise ValueError(f"board must have ground and ink, each null or {config.channels} values 0..255, and prepare, "
+                         f"null or mnist; got {board!r:.80}")
     if limits is not None and not (isinstance(limits, str) and limits.isprintable() and len(limits) <= 200):
         raise ValueError(f"limits must be a sentence of at most 200 characters, got {limits!r:.80}")
+
+
+def _is_board(board: object, channels: int) -> bool:
+    return (isinstance(board, dict) and board.keys() == {"ground", "ink", "prepare"}
+            and board["prepare"] in (None, "mnist") and all(value is None or (
+                isinstance(value, list) and len(value) == channels and all(type(one) is int and 0 <= one <= 255
+                                                                           for one in value))
+                for value in (board["ground"], board["ink"])))
 
 
 def _is_temperature(value: object) -> bool:

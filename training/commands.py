@@ -280,7 +280,7 @@ def import_(given: argparse.Namespace) -> None:
         return first_marginal(load(Path(given.data), "train", config))
 
     net, facts = import_reference(Path(given.reference), given.heads, given.attention, marginal if given.data else None)
-    source = provenance("unknown", (), command=given.command_line, **facts)
+    source = provenance("unknown", (), command=given.command_line, board=checkpoints.board_of(net), **facts)
     checkpoints.save(out, net, source, card(out.name, net.config, source))
     print("; ".join([f"written to {out}", *([facts["history"]] if "history" in facts else [])]), file=sys.stderr)
 

@@ -207,7 +207,7 @@ def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *,
     figures = {f"test_{count}": round(float(bits[:count].mean()), 5) for count in sorted({1_000, len(bits)})
                if count <= len(bits)}
     source = DRAWN.get(told.get("data", ""), {}) | attempts_of(config) | told
-    source |= {"bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
+    source |= {"board": found.board, "bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
     if found.net.attention.steps_as:
         print("drawing 100 samples", file=sys.stderr, flush=True)
     checkpoint.save(out, found.net, source, card(out.name, found.net.config, source), dtype,

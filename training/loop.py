@@ -33,6 +33,7 @@ from .datasets import Dataset
 from .evaluate import evaluate
 from .export import attempts_of, card, grid, provenance, samples
 from .own.curve import write_curve
+from .own.look import board_of
 from .own.progress import Progress
 from .precision import has_bf16_products
 from .run import Run, TrainConfig, stop_signals
@@ -216,8 +217,9 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
             return
         counted = f", whose {run.inherited['images']:,.0f} images are counted above" if run.inherited["images"] else ""
         start = {"history": f"It began with the weights of {run.began_with}{counted}."} if run.began_with else {}
-        source = provenance(data.name, data.classes, **run.history, **attempts_of(run.model), **start,
-                            seed=config.seed, command=command, settings=dataclasses.asdict(config), bits_per_dim=bits)
+        source = provenance(data.name, data.classes, board=board_of(data.images, run.model), **run.history,
+                            **attempts_of(run.model), **start, seed=config.seed, command=command,
+                            settings=dataclasses.asdict(config), bits_per_dim=bits)
         checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
         if found is not None:
             run.best = found.bits_per_dim

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MISSING = "report.svg needs matplotlib, which is not installed; run: pip install '.[train]' in the folder of LinPix"
-_COLOURS = {"softmax": "#d9622b", "stateful-softmax": "#1a9e77", "lsh-1": "#b07cc6", "lsh-4": "#b8960c",
-            "linear": "#2a8fd8"}
+_COLOURS = {"softmax": "#d9622b", "stateful-softmax": "#2a8fd8", "lsh-1": "#b07cc6", "lsh-4": "#b8960c",
+            "linear": "#1a9e77"}  # as in training/experiments and server/static/race.js
 _OTHER, _DIM = "#7a8394", "#5b6475"
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "linpix", "svg.fonttype": "none", "text.parse_math": False, "font.size": 9, "text.color": "#1f2430",

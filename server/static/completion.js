@@ -1,14 +1,17 @@
 // The completion panel: a drawn or loaded picture, its holes filled in several ways, and one of these to continue from.
-import {call, formOf, json, key, Problem} from "./service.js";
-import {$, all, counted, duration, fieldsOf, models, recognises, restore, shapeOf, Task, write} from "./parts.js";
+import {call, decode, formOf, json, key, Problem} from "./service.js";
+import {$, all, counted, duration, el, fieldsOf, figure, models, percent, recognises, restore, shapeOf, Task, titleOf, whole, write} from "./parts.js";
 import {Board, GUIDE, pngOf} from "./editor.js";
 import {Gallery} from "./gallery.js";
-import {Likelihood} from "./likelihood.js";
-import {PATH as SAMPLES, receive} from "./samples.js";
+import {PATH as SAMPLES, drawn, Visit} from "./samples.js";
 import {EDITS, Upload} from "./upload.js";
-import {Visit} from "./visit.js";
 
+const FITS = .5;  // a class fits if the model recognises it in its completion with more than this confidence
 const VIEWS = ["alternatives", "strip", "likelihood"];
+const LIKELIHOODS = "v1/images/likelihoods";
+const BLIND = 8;  // bits of a guess among 256 equally probable values
+const SURPRISE = [255, 122, 24];
+const GIVEN = [[12, 44, 82], [158, 212, 255]];  // what black and white become where a pixel was given
 
 export class Completion {
   constructor(viewer) {
@@ -20,7 +23,7 @@ export class Completion {
     this.strip = ["strip-prefix", "strip-all"].map((id) => new Gallery($(id), hooks));
     this.likelihood = new Likelihood();
     this.task = new Task(this.panel);
-    this.upload = new Upload(this.panel, this.board, this.task);
+    this.upload = new Upload(this.panel, this.board, this.task, () => this.settled());
     this.visit = new Visit(this.panel.querySelector(".visit"), this.gallery, this.task, {shown: () => {
       if (!this.task.running) this.task.notice.clear();
       $("known").textContent = "";  // it describes the previous completions
@@ -31,10 +34,12 @@ export class Completion {
     this.form.elements.n.oninput = () => this.invite();
     document.addEventListener("model", ({detail: card}) => this.take(card));
     this.board.changed = () => this.follow();
-    this.board.lifted = () => $("live").checked && this.board.holes && this.form.requestSubmit();
+    this.board.lifted = () => this.settled();
+    this.board.entered = () => this.form.requestSubmit();
     for (const button of all("[data-tool]")) {
       button.onclick = () => this.use(button.dataset.tool);
     }
+    for (const button of all("[data-key]")) button.title = `${button.title || button.ariaLabel || button.textContent} (${button.dataset.key.toUpperCase()})`;
     for (const button of all("[data-do]")) {
       button.onclick = () => this.do(button.dataset.do);
     }
@@ -50,30 +55,52 @@ export class Completion {
   take(card) {
     const {board, upload} = this;
     $("colour").parentElement.hidden = card.channels === 1;
-    const thing = card.classes.join("") === "0123456789" ? "digit" : "picture";
-    for (const word of all("[data-thing]")) word.textContent = thing;
+    $("thing").textContent = card.classes.join("") === "0123456789" ? "digit" : "picture";
+    const {ink} = card.board;
+    if (ink && card.channels === 3) $("colour").value = `#${ink.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
     const {source} = board;
     if (board.take(card)) upload.follow(source);
     this.ink();
     this.invite();
+    $("fits").hidden = !recognises(card);
+    this.arrive();
   }
 
   ink() {
-    const [r, g, b] = $("colour").value.match(/\w\w/g).map((digits) => parseInt(digits, 16));
-    this.board.colour = [r, g, b];
+    const {channels, ground} = this.board;
+    this.board.colour = channels === 3 ? $("colour").value.match(/\w\w/g).map((digits) => parseInt(digits, 16))
+      : Array(3).fill(models.chosen.board.ink?.[0] ?? 255 - ground[0]);
   }
 
-  /** Completions to draw where only the best n are shown: n if the model does not recognise classes. */
-  candidates(n) {
-    return recognises(models.chosen) ? Math.min(models.limits.max_n, 4 * n) : n;
+  /** Show an example to a visitor who has drawn and loaded nothing. */
+  arrive() {
+    const {board, task} = this;
+    if (this.panel.hidden || board.touched || !models.chosen || (task.running && task.controller.signal !== this.showing)) return;
+    this.sample({seed: 19, label: models.chosen.classes.length > 3 ? 3 : undefined}, "An example");
+  }
+
+  /** Show half of a sample, and its completions. */
+  sample(how, what = "A sample") {
+    return this.task.start(async (signal) => {
+      this.showing = signal;
+      this.task.say("Drawing a sample.");
+      const {board} = this;
+      const {shape} = board;
+      const answer = await json(SAMPLES, {body: {...fieldsOf(this.form), ...how, n: 1}, signal});
+      if (board.shape !== shape) return;
+      await this.upload.adopt(answer.data[0].b64_json, what);
+      board.example = true;
+      await this.fill(signal, `${what}, completed in several ways. Draw over it to begin your own, or load a picture.`);
+    });
+  }
+
+  /** After each change of the picture: complete it, if that is wanted. */
+  settled() {
+    if ($("live").checked && this.board.holes && this.board.touched) this.form.requestSubmit();
   }
 
   invite() {
-    const n = Math.min(models.limits.max_n, Math.max(1, this.form.elements.n.valueAsNumber || 1));
-    $("better").nextElementSibling.textContent = `Draw ${this.candidates(n)}, show the best ${n}`;
-    $("better").disabled = this.candidates(n) === n;
-    $("better").parentElement.hidden = !recognises(models.chosen);
-    if (models.chosen) this.gallery.invite(n, models.chosen);
+    if (models.chosen) this.gallery.invite(Math.max(1, this.form.elements.n.valueAsNumber || 1), models.chosen);
   }
 
   use(tool) {
@@ -89,6 +116,7 @@ export class Completion {
     const {board} = this;
     if (board.halves[name]) board.only(name);
     else (this[name] ? this : board)[name]();
+    if (board.halves[name] || ["undo", "redo", "inverse", "negative"].includes(name)) this.settled();
   }
 
   load() { $("file").click(); }
@@ -97,6 +125,7 @@ export class Completion {
   /** Update the panel after a change of the board. */
   follow() {
     const {board, panel} = this;
+    if (board.framed?.why && board.framed !== this.upload.framed) this.gallery.clear();  // completions of another picture
     this.upload.show();
     $("editor-hint").hidden = board.touched;
     panel.querySelector("[data-do=undo]").disabled = !board.past.length;
@@ -145,31 +174,45 @@ export class Completion {
   /** Draw completions of a given picture; returns the last event's data. */
   async draw(gallery, given, fields, card, signal) {
     const sent = await pngOf(given.picture);
-    const response = await call(EDITS, {body: formOf({image: sent, ...fields, stream: true}), accept: "text/event-stream", signal});
-    this.show(gallery === this.gallery ? "alternatives" : "strip");
-    gallery.begin(fields.n, card, {card, fields, path: EDITS, keyed: Boolean(key.get()), picture: sent, given});
-    for (const record of gallery.records) {
-      record.button.style.setProperty("--edge-of-hole", given.edge);
-      gallery.repaint(record);
-    }
-    return receive(gallery, response, signal);
+    const ask = (body) => call(EDITS, {body: formOf({image: sent, ...body, stream: true}), accept: "text/event-stream", signal});
+    return drawn(gallery, fields, {card, path: EDITS, keyed: Boolean(key.get()), picture: sent, given}, signal, ask, () => {
+      this.show(gallery === this.gallery ? "alternatives" : "strip");
+      for (const record of gallery.records) {
+        record.button.style.setProperty("--edge-of-hole", given.edge);
+        gallery.repaint(record);
+      }
+    });
   }
 
   complete() {
-    return this.task.start(async (signal) => {
-      const [fields, card] = [fieldsOf(this.form), models.chosen];
-      const given = this.given();
-      const {n} = fields;
-      const candidates = $("better").checked && this.candidates(n) > n ? this.candidates(n) : undefined;
-      if (candidates) fields.candidates = candidates;
-      else if (fields.seed != null && fields.seed === this.once) fields.attempts = 1;
-      this.task.say(candidates ? `Drawing ${candidates}; the best ${n} are shown at the end.` : `Completing in ${counted(n, "way")}.`);
-      const began = performance.now();
-      const answer = await this.draw(this.gallery, given, fields, card, signal);
-      this.visit.add(this.gallery.records);
-      this.tell(answer, card);
-      this.task.say(`${counted(n, "completion")}${candidates ? `, the best of ${candidates},` : ""} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to continue from it.`);
-    });
+    return this.task.start((signal) => this.fill(signal));
+  }
+
+  /** Complete as each class, and show those that fit. */
+  each() {
+    return this.task.start((signal) => this.fill(signal, "", true));
+  }
+
+  /** Complete the board's picture, and say (words) what is shown then. */
+  async fill(signal, words, each = false) {
+    const [fields, card] = [fieldsOf(this.form), models.chosen];
+    const {gallery, task} = this;
+    const given = this.given();
+    const {n} = fields;
+    if (each) fields.label = "each";
+    task.say(each ? "Trying each class." : `Completing in ${counted(n, "way")}.`);
+    const began = performance.now();
+    const answer = await this.draw(gallery, given, fields, card, signal);
+    let {records} = gallery;
+    if (each) {
+      const sure = ({answer: {confidence}}) => confidence;
+      records = records.filter((record) => sure(record) > FITS).sort((a, b) => sure(b) - sure(a));
+      if (!records.length) throw new Problem("No class fits: the model recognises none of its completions. Erase more, or let it choose any class.");
+      gallery.again(records);
+    }
+    this.visit.add(records);
+    this.tell(answer, card);
+    task.say(words || `${each ? `${counted(records.length, "class", "classes")} of ${card.classes.length} fit` : counted(n, "completion")} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to continue from it.`);
   }
 
   /** The first of these models that has the board's shape and uses all known pixels. */
@@ -186,13 +229,12 @@ export class Completion {
       const {chosen, cards} = models;
       const other = this.conditional([chosen, ...cards]);
       if (!other) {
-        throw new Problem(`No loaded model uses all known pixels of ${board.width} × ${board.height} pictures. `
-          + "Start the server with a conditional model (mnist-conditional, cifar10-conditional), or choose a model of another size.");
+        throw new Problem(`No loaded model uses all known pixels of ${board.width} × ${board.height} pictures. Load a conditional model, such as mnist-conditional.`);
       }
       const given = this.given();
       const {known, first} = given;
       if (known.lastIndexOf(true) < first) {
-        throw new Problem("All known pixels come before the first hole, so both sides would be the same. Erase something above them, or press Inverse.");
+        throw new Problem("All known pixels come before the first hole, so both sides would be alike. Press Inverse.");
       }
       plan = {fields: {seed: Math.floor(Math.random() * 2 ** 32), ...fields}, sides: [
         {card: chosen, count: first, given, conditioning: "prefix"},
@@ -201,11 +243,11 @@ export class Completion {
     };
     const half = (at) => async (signal) => {
       const {card, count, given, ...more} = plan.sides[at];
-      $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent = `${card.id} · ${counted(count, "pixel")}`;
+      $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent = `${titleOf(card)} · ${counted(count, "pixel")}`;
       if (!at) this.strip[1].clear();
       this.task.say("Completing with the pixels before the first hole, and with all known pixels.");
       await this.draw(this.strip[at], given, {...plan.fields, ...more, model: card.id}, card, signal);
-      if (at) this.task.say("The same hole and seeds: given only the pixels before the first hole, and given all known pixels. Click one to continue from it.");
+      if (at) this.task.say("The same hole and seeds, on both sides. Click one to continue from it.");
     };
     return this.task.start(begin, half(0), half(1));
   }
@@ -220,8 +262,7 @@ export class Completion {
       const known = record ? record.about.given?.known : board.holes ? [...board.known].map(Boolean) : null;
       await this.likelihood.ask(record?.image ?? board.image(true), known, record?.about.fields ?? {model, label}, card, signal);
       this.show("likelihood");
-      task.say(record ? `The likelihood of the image of seed ${record.seed}.`
-        : known ? "The likelihood of what was erased, as it was before." : "The likelihood of the picture.");
+      task.say(record ? `The likelihood of image ${record.index + 1}.` : known ? "The likelihood of what was erased." : "The likelihood of the picture.");
     });
   }
 
@@ -230,10 +271,10 @@ export class Completion {
     const {board, task} = this;
     task.attempt(() => {
       if (shapeOf(record.about.card) !== board.shape) models.choose(record.answer.model);
-      this.upload.drop();
+      task.stop();
       board.put(record.image, record);
       if (board.tool === "pen") this.use("rub");
-      task.say(`Image ${record.index + 1} is pinned: it is your picture now, all of it known. Erase what you do not like and complete again. Undo goes back.`);
+      task.say(`Image ${record.index + 1} is your picture now. Erase what you do not like. Undo goes back.`);
       board.canvas.focus();
     });
   }
@@ -241,32 +282,27 @@ export class Completion {
   adopt(record) {
     this.task.attempt(() => {
       models.choose(record.answer.model);
-      this.upload.adopt(record.base64, `The image of seed ${record.seed}`);
+      this.upload.adopt(record.base64, `The image of seed ${record.seed}`).then(() => this.settled());
       this.board.canvas.focus();
     });
+  }
+
+  /** Complete as the settings in a picture say. */
+  async again({picture, ...fields}) {
+    const image = await decode(picture);
+    const known = Array.from({length: image.width * image.height}, (_, pixel) => image.data[4 * pixel + 3] > 0);
+    this.reuse({about: {fields, given: {picture: image, known, photograph: null}}, seed: fields.seed});
+    this.complete();
   }
 
   /** Restore the picture and the form that gave this completion. */
   reuse({about, seed}) {
     this.task.attempt(() => {
       restore(this.form, {...about.fields, seed, n: null});
-      this.once = about.fields.candidates || about.fields.attempts ? seed : null;  // candidates are drawn once
-      $("better").checked = false;
-      this.upload.drop();
+      this.task.stop();
       this.board.put(about.given.picture, null, about.given.known);
       this.board.photograph = about.given.photograph;
       this.form.elements.seed.focus();
-    });
-  }
-
-  sample() {
-    return this.task.start(async (signal) => {
-      this.task.say("Drawing a sample.");
-      const fields = fieldsOf(this.form);
-      const {shape} = this.board;
-      const answer = await json(SAMPLES, {body: {...fields, n: 1}, signal});
-      if (this.board.shape !== shape) throw new Problem("Another model was chosen meanwhile. Take a sample again.");
-      await this.upload.adopt(answer.data[0].b64_json, `A sample of seed ${answer.data[0].seed}`);
     });
   }
 
@@ -276,8 +312,7 @@ export class Completion {
     for (const name of VIEWS) $(name).hidden = name !== view;
     $("known").hidden = view !== "alternatives";
     const stage = this.panel.querySelector(".stage");
-    const {top} = stage.getBoundingClientRect();
-    if (top > innerHeight * .7 || (top < 0 && view !== "alternatives")) stage.scrollIntoView();
+    if (view !== "alternatives" && stage.getBoundingClientRect().top < 0) stage.scrollIntoView();
     this.panel.querySelector("[data-do=back]").hidden = view === "alternatives";
   }
 
@@ -303,6 +338,73 @@ export class Completion {
     $("known").textContent = conditioning !== "partial" ? ""
       : `${counted(late, "known pixel")} had little influence or none: ${card.id} draws from the top left to the bottom right, and they come after its first hole.`
         + (other ? ` Choose ${other.id}, which uses them all.` : "");
+  }
+}
+
+/** A map of the model's surprise at a picture, pixel by pixel, and the class that it guesses. */
+class Likelihood {
+  constructor() {
+    $("overlay").onchange = () => this.draw();
+  }
+
+  /**
+   * picture: opaque, of the model's shape · known: whether each pixel is given; null: all of it is scored.
+   * The class is guessed from the whole picture. Resolves once the answers are shown; rejects with a Problem.
+   */
+  async ask(picture, known, {model, label}, card, signal) {
+    const image = await pngOf(picture);
+    const ask = async (fields) => json(LIKELIHOODS, {body: formOf({image, model, ...fields}), signal});
+    const given = label == null ? {} : {label};
+    if (known) {
+      const mask = new ImageData(picture.width, picture.height);
+      known.forEach((is, pixel) => { mask.data[4 * pixel + 3] = is ? 255 : 0; });
+      given.mask = await pngOf(mask);
+    }
+    const found = await ask({...given, ...(!known && card.classes.length && {labels: "all"})});
+    const guess = known && card.classes.length ? await ask({labels: "all"}) : found;
+    this.shown = {picture, known, bits: found.map.flat().map(([...values]) => values[0] == null ? null
+      : values.reduce((sum, value) => sum + value, 0) / values.length)};
+    this.draw();
+    this.tell(found, guess.labels, card);
+  }
+
+  draw() {
+    const {picture, bits} = this.shown;
+    const image = new ImageData(picture.width, picture.height);
+    const over = $("overlay").checked;
+    bits.forEach((value, pixel) => {
+      const strength = value == null ? 0 : Math.min(1, value / BLIND);
+      for (let channel = 0; channel < 3; channel++) {
+        const ink = picture.data[4 * pixel + channel];
+        const [dark, light] = over && value == null ? GIVEN.map((colour) => colour[channel]) : [0, over ? 150 : 255];
+        const shown = dark + ink / 255 * (light - dark);
+        image.data[4 * pixel + channel] = over ? shown + (SURPRISE[channel] - shown) * strength : shown;
+      }
+      image.data[4 * pixel + 3] = 255;
+    });
+    const canvas = $("likelihood-canvas");
+    canvas.width = picture.width;
+    canvas.height = picture.height;
+    canvas.getContext("2d").putImageData(image, 0, 0);
+  }
+
+  tell({bits_per_dim: mean, counted}, labels, card) {
+    const {bits, known, picture} = this.shown;
+    const most = bits.indexOf(Math.max(...bits.map((value) => value ?? -1)));
+    const [column, row] = [most % picture.width + 1, Math.floor(most / picture.width) + 1];
+    const what = !known ? "The whole picture" : card.conditional ? "What was erased, given the rest" : "What was erased, given the pixels before each";
+    $("likelihood-words").textContent = `${what}: ${figure(mean)} bits for each of ${whole(counted)} values. `
+      + `The greatest surprise: ${figure(bits[most])} bits in column ${column}, row ${row}.`;
+    $("likelihood-canvas").setAttribute("aria-label", `The picture, brighter orange where ${card.id} was more surprised`);
+    $("given").hidden = !known;
+    $("guess").hidden = !labels;
+    if (!labels) return;
+    $("guess-words").textContent = `${card.id} takes it for: ${labels[0].label} (${percent(labels[0].posterior)})`;
+    $("guess-bars").replaceChildren(...labels.slice(0, 3).map(({label, posterior}) => {
+      const bar = el("i");
+      bar.style.width = `${100 * posterior}%`;
+      return el("li", {}, el("span", {}, label), el("b", {}, bar), el("span", {}, percent(posterior)));
+    }));
   }
 }
 

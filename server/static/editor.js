@@ -4,12 +4,12 @@ import {shapeOf} from "./parts.js";
 
 const HOLE = [["#2a3342", "#3d4a5e"], ["#e3ded2", "#c9c2b2"]];  // hatching in the dark and in the light theme
 export const GUIDE = "#e07a5f";
-const BOARD = ["ink", "known", "from", "photograph", "past", "future", "touched", "source", "framed"];  // kept for each shape's board
+const BOARD = ["ink", "known", "from", "photograph", "past", "future", "touched", "source", "framed", "example"];  // kept for each shape's board
 
 export class Board {
   constructor(canvas) {
     this.canvas = canvas;
-    Object.assign(this, {tool: "pen", brush: 2.5, colour: [255, 255, 255], cursor: null, box: null, boards: {}, ring: document.getElementById("ring"), changed: () => {}, lifted: () => {}});
+    Object.assign(this, {tool: "pen", brush: 2.5, colour: [255, 255, 255], cursor: null, box: null, boards: {}, ring: document.getElementById("ring"), changed: () => {}, lifted: () => {}, entered: () => {}});
     const listeners = {pointerdown: "down", pointermove: "move", pointerup: "up", keydown: "key", keyup: "released"};
     for (const [name, method] of Object.entries(listeners)) canvas.addEventListener(name, (event) => this[method](event));
     canvas.onpointerleave = () => { this.ring.hidden = true; };
@@ -21,24 +21,27 @@ export class Board {
 
   /** Show the board of a model's shape as it was left, or a new one, its lower half erased. False: it is shown already. */
   take(card) {
-    const {width, height, channels} = card;
+    const {width, height, channels, board: {ground}} = card;
     const shape = shapeOf(card);
     if (shape === this.shape) return false;
     this.boards[this.shape] = Object.fromEntries(BOARD.map((name) => [name, this[name]]));
-    Object.assign(this, {shape, width, height, channels});
+    Object.assign(this, {shape, width, height, channels, ground: Array.from({length: 3}, (_, at) => ground?.[at % channels] ?? 0)});
     this.scale = Math.max(1, Math.floor(352 / width));
     this.canvas.width = width * this.scale;
     this.canvas.height = height * this.scale;
-    Object.assign(this, this.boards[shape] ?? {ink: new Uint8ClampedArray(width * height * 3),
+    Object.assign(this, this.boards[shape] ?? {ink: this.paper(),
       known: new Uint8Array(width * height).fill(1),
-      from: null, photograph: null, past: [], future: [], touched: false, source: null, framed: null});
+      from: null, photograph: null, past: [], future: [], touched: false, source: null, framed: null, example: false});
     if (!this.boards[shape]) this.erase(this.halves.half);
     this.point(null);
     return true;
   }
 
   /** What buttons erase: left, top, right and bottom, as shares of the sides. */
-  halves = {upper: [0, 0, 1, .5], half: [0, .5, 1, 1], left: [0, 0, .5, 1], middle: [.25, .25, .75, .75]};
+  halves = {upper: [0, 0, 1, .5], half: [0, .5, 1, 1], left: [0, 0, .5, 1], right: [.5, 0, 1, 1], middle: [.25, .25, .75, .75]};
+
+  /** A picture of nothing but ground. */
+  paper() { return Uint8ClampedArray.from({length: 3 * this.width * this.height}, (_, at) => this.ground[at % 3]); }
 
   erase([left, top, right, bottom]) {
     const {width, height} = this;
@@ -49,6 +52,7 @@ export class Board {
 
   /** Do something that Undo takes back. */
   change(work) {
+    this.example = false;
     this.past = [...this.past.slice(-49), this.state];
     this.future = [];
     this.touched = true;
@@ -100,7 +104,7 @@ export class Board {
       if (source && source === this.source) delete this.boards[shape];  // the same picture in another shape
     }
     this.change(() => {
-      this.ink.fill(0);
+      this.ink = this.paper();
       this.known.fill(1);
       this.from = this.photograph = this.source = this.framed = null;
       this.erase(this.halves.half);
@@ -130,7 +134,10 @@ export class Board {
     this.point(null);
     this.at = this.place(event);
     if (this.tool === "box") this.span(this.at);
-    else this.change(() => this.stroke(this.at, this.at));
+    else {
+      if (this.example && this.tool === "pen") this.clear();  // a drawing takes the place of the example
+      this.change(() => this.stroke(this.at, this.at));
+    }
   }
 
   move(event) {
@@ -217,9 +224,10 @@ export class Board {
     if (!this.known[pixel] && strength < .5) return;  // the soft edge of a stroke does not make an erased pixel known
     for (let channel = 0; channel < 3; channel++) {
       const at = 3 * pixel + channel;
-      const before = this.known[pixel] ? this.ink[at] : 0;
-      const ink = this.channels === 1 ? Math.max(before, 255 * strength) : before + (this.colour[channel] - before) * strength;
-      this.ink[at] = ink;
+      const [ground, pen] = [this.ground[channel], this.colour[channel]];
+      const before = this.known[pixel] ? this.ink[at] : ground;
+      this.ink[at] = this.channels === 3 ? before + (pen - before) * strength
+        : Math[pen > ground ? "max" : "min"](before, ground + (pen - ground) * strength);
     }
     this.known[pixel] = 1;
   }
@@ -238,6 +246,8 @@ export class Board {
         this.pressed = true;
       }
       this.cursor = to;
+    } else if (event.key === "Enter" && !this.box) {
+      this.entered();
     } else if (event.key === " " || event.key === "Enter") {
       this.pressed = this.tool !== "box" || Boolean(this.box);
       if (this.box) this.cut();
@@ -270,7 +280,7 @@ export class Board {
       const [left, top, right, bottom] = this.edges;
       return `${right - left} × ${bottom - top} pixels: Space erases, Escape lets go.`;
     }
-    if (!this.cursor) return "Arrow keys move a cursor. Keys, below, lists the others.";
+    if (!this.cursor) return "Arrow keys move a cursor, Space draws, Shift with arrows draws a line, Enter completes.";
     const [x, y] = this.cursor;
     return `Column ${x + 1}, row ${y + 1}: ${this.known[y * this.width + x] ? "known" : "erased"}.`;
   }
@@ -282,10 +292,11 @@ export class Board {
     this.change(() => Object.assign(this, {ink, known, source, framed, from: null, photograph: null}));
   }
 
-  /** Whether a grey picture is dark on light, judged by its edge. */
+  /** Whether a grey picture is a negative of the model's pictures, judged by its edge. */
   get inverted() {
     const edge = edgeInk(this);
-    return this.channels === 1 && edge.reduce((sum, value) => sum + value, 0) > 127 * edge.length;
+    return this.channels === 1 && edge.length > 0
+      && (edge.reduce((sum, value) => sum + value, 0) > 127 * edge.length) !== this.ground[0] > 127;
   }
 
   get holes() {

@@ -1,15 +1,25 @@
 // Images in a grid that fills as their pixels arrive, and one of them enlarged.
 import {bytesOf, decode} from "./service.js";
-import {$, copied, el, models} from "./parts.js";
+import {$, copied, el, percent, recognises} from "./parts.js";
 
-/** The grid that shows count images largest: a whole number of screen pixels per pixel, and the fewest empty places. */
-function arrange(count, image, room) {
+const CAPTION = 20;  // screen pixels below a picture
+const KEYWORD = "linpix\0\0\0\0\0";  // of an iTXt chunk: not compressed, in no language
+const TABLE = Uint32Array.from({length: 256}, (_, n) => {
+  for (let bit = 0; bit < 8; bit++) n = n & 1 ? 0xedb88320 ^ n >>> 1 : n >>> 1;
+  return n;
+});
+
+/**
+ * The grid that shows count images largest: a whole number of screen pixels per pixel, and the fewest empty places.
+ * below: screen pixels for the words below an image.
+ */
+function arrange(count, image, room, below) {
   let best = {scale: 0};
   for (const gap of [12, 8, 6]) {
     for (let columns = 1; columns <= count; columns++) {
       const rows = Math.ceil(count / columns);
       const scale = Math.floor(Math.min((room.width - gap * (columns - 1)) / (columns * image.width),
-        (room.height - gap * (rows - 1)) / (rows * image.height)));
+        (room.height - gap * (rows - 1) - below * rows) / (rows * image.height)));
       const empty = rows * columns - count;
       if (scale > best.scale || (scale === best.scale && empty < best.empty)) best = {scale, columns, gap, empty};
     }
@@ -23,12 +33,11 @@ export class Gallery {
   constructor(stage, {paint, open}) {
     this.field = stage.querySelector(".field");
     this.list = stage.querySelector(".gallery");
-    this.invitation = stage.querySelector(".invitation");
     Object.assign(this, {paint, open, records: []});
     new ResizeObserver(() => this.layout()).observe(this.field);
   }
 
-  /** Show empty frames, and the invitation to fill them. */
+  /** Show empty frames. */
   invite(count, image) {
     if (this.records.length) return;
     this.image = image;
@@ -39,27 +48,24 @@ export class Gallery {
 
   /** Begin anew with count frames; about holds what the images have in common. */
   begin(count, image, about) {
-    this.again(this.make(count, image, about));
-    if (this.field.getBoundingClientRect().top > innerHeight * .7) this.field.closest(".stage").scrollIntoView();
-  }
-
-  /** Frames for count images, not yet shown. */
-  make(count, image, about) {
-    return Array.from({length: count}, (_, index) => {
+    this.again(Array.from({length: count}, (_, index) => {
       const canvas = el("canvas", {width: image.width, height: image.height});
       const record = {gallery: this, index, about, canvas, rows: 0, done: false, pinned: false};
       record.button = el("button", {class: "picture", "aria-label": `Image ${index + 1}, not begun`,
         click: () => record.image && this.open(record, this.records)}, canvas);
-      record.frame = el("li", {class: "frame"}, record.button);
+      record.words = el("p", {class: "caption"});
+      record.frame = el("li", {class: "frame"}, record.button, record.words);
+      about.given?.photograph?.surround(record);
       return record;
-    });
+    }));
+    const {top, bottom} = this.field.getBoundingClientRect();
+    if (top > innerHeight * .7 || bottom < innerHeight * .3) this.field.closest(".stage").scrollIntoView();
   }
 
   /** Show these images, which may have been shown before. */
   again(records) {
     this.records = records;
     this.image = records[0].about.card;
-    if (this.invitation) this.invitation.hidden = true;
     this.list.removeAttribute("aria-hidden");
     this.list.replaceChildren(...records.map((record) => record.frame));
     this.layout();
@@ -71,7 +77,7 @@ export class Gallery {
   }
 
   /** Show the image of an event. Of events that arrive while an image is decoded, only the last is shown. */
-  receive(data, records = this.records) {
+  receive(data, records) {
     const record = records[data.image_index];
     const done = data.type.endsWith(".completed");
     const rows = done ? record.canvas.height : data.rows;
@@ -89,6 +95,7 @@ export class Gallery {
       Object.assign(record, {image: await decode(shown.b64_json), shown: rows});
       this.repaint(record);
     } while (shown !== record.answer);
+    if (record.done) record.about.given?.photograph?.finish(record);
     record.showing = null;
   }
 
@@ -105,7 +112,9 @@ export class Gallery {
   }
 
   name(record, state) {
-    const label = `Image ${record.index + 1}${record.seed == null ? "" : `, seed ${record.seed}`}${state}${record.pinned ? ", pinned" : ""}`;
+    const what = nameOf(record);
+    if (record.done) record.words.textContent = what && `${what} · ${percent(record.answer.confidence)}`;
+    const label = `Image ${record.index + 1}${what && record.done ? `, a ${what}` : ""}${record.seed == null ? "" : `, seed ${record.seed}`}${state}${record.pinned ? ", pinned" : ""}`;
     if (record.button.getAttribute("aria-label") !== label) record.button.setAttribute("aria-label", label);
   }
 
@@ -124,21 +133,25 @@ export class Gallery {
   layout() {
     const width = this.field.clientWidth;
     if (!this.image || !width) return;
-    const below = innerHeight - this.field.getBoundingClientRect().top - scrollY - 20;  // height left on the screen
-    const tall = matchMedia("(min-width: 60rem)").matches ? Math.max(340, below)
-      : Math.min(width * 1.7, Math.max(width * .75, below));
+    const image = this.records[0]?.about.given?.photograph?.shape ?? this.image;
+    const below = recognises(this.records[0]?.about.card ?? this.image) ? CAPTION : 0;
+    const left = innerHeight - this.field.getBoundingClientRect().top - scrollY - 20;  // of the screen's height
+    const tall = matchMedia("(min-width: 60rem)").matches ? Math.max(340, left)
+      : Math.min(width * 1.7, Math.max(width * .75, left));
     const count = this.list.childElementCount || 1;
-    const {scale, columns, gap} = arrange(count, this.image, {width, height: Math.max(tall, 120)});
-    const style = this.list.style;
-    style.width = `${columns * (this.image.width * scale + gap) - gap}px`;
+    const {scale, columns, gap} = arrange(count, image, {width, height: Math.max(tall, 120)}, below);
+    const {style} = this.list;
+    style.width = `${columns * (image.width * scale + gap) - gap}px`;
     style.setProperty("--gap", `${gap}px`);
-    style.setProperty("--width", `${this.image.width * scale}px`);
-    style.setProperty("--height", `${this.image.height * scale}px`);
-    const over = this.invitation?.style;  // it covers the frames, not the whole field
-    if (!over) return;
-    over.width = style.width;
-    over.height = `${Math.ceil(count / columns) * (this.image.height * scale + gap) - gap}px`;
+    style.setProperty("--width", `${image.width * scale}px`);
+    style.setProperty("--height", `${image.height * scale}px`);
+    style.setProperty("--below", `${below}px`);
   }
+}
+
+/** The class that the model recognises in an image; "" if it does not recognise classes. */
+function nameOf({answer, about: {card}}) {
+  return answer?.confidence == null ? "" : card.classes[answer.label] ?? String(answer.label);
 }
 
 /** The rows drawn so far; those to come are transparent. */
@@ -148,22 +161,22 @@ export function rowsSoFar(record) {
   return image;
 }
 
-/** A canvas as a PNG, ten times as large, by nearest neighbour. */
-function enlarged(canvas) {
+/** A record's picture as a PNG, ten times as large, by nearest neighbour. */
+async function enlarged(record) {
+  const {canvas} = record;
   const large = new OffscreenCanvas(canvas.width * 10, canvas.height * 10);
   const context = large.getContext("2d");
   context.imageSmoothingEnabled = false;
   context.drawImage(canvas, 0, 0, large.width, large.height);
-  return large.convertToBlob({type: "image/png"});
+  return withSettings(record, await large.convertToBlob());
 }
 
 function curlOf({about, seed}) {
   const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const {model, temperature, label, conditioning, candidates} = about.fields;
-  const attempts = candidates ? 1 : about.fields.attempts;  // candidates are drawn once
+  const {model, temperature, label, conditioning} = about.fields;
   const header = about.keyed ? ["-H \"authorization: Bearer $LINPIX_KEY\""] : [];
   const url = new URL(about.path, location.href).href;
-  const fields = {model, seed, temperature, label, conditioning, attempts};
+  const fields = {model, seed, temperature, label, conditioning};
   const body = about.picture
     ? ["-F image=@picture.png", ...Object.entries(fields).filter(([, value]) => value != null)
       .map(([name, value]) => `-F ${quote(`${name}=${value}`)}`)]
@@ -191,7 +204,7 @@ export class Viewer {
   open(record, records) {
     Object.assign(this, {record, records});
     record.painted = () => this.draw();
-    this.laid = null;
+    this.laid = record.done ? record.around : null;
     $("viewer-command").hidden = true;
     this.status.textContent = "";
     if (!this.dialog.open) this.dialog.showModal();
@@ -207,7 +220,6 @@ export class Viewer {
   draw() {
     const {record} = this;
     const {answer, about} = record;
-    const {photograph} = about.given ?? {};
     const canvas = this.laid ?? record.canvas;
     const shown = $("viewer-canvas");
     shown.width = canvas.width;
@@ -220,30 +232,25 @@ export class Viewer {
     shown.classList.toggle("smooth", Boolean(this.laid));
     shown.getContext("2d").drawImage(canvas, 0, 0);
     shown.setAttribute("aria-label", `Seed ${record.seed}, drawn by ${answer.model}${this.laid ? ", laid over the photograph" : ""}`);
-    $("viewer-title").textContent = `Seed ${record.seed}`;
-    const label = about.fields.label;
-    const names = models.cards.find((card) => card.id === answer.model)?.classes ?? [];
-    $("viewer-facts").textContent = [answer.model, label != null ? `class ${names[label] ?? label}`
-      : answer.label != null ? `drawn as ${names[answer.label] ?? answer.label}` : "any class",
-      `temperature ${about.fields.temperature}`, `${answer.engine} engine, ${answer.precision}`,
+    const {label} = about.fields;
+    const what = record.done && nameOf(record);
+    $("viewer-title").textContent = what ? `${what}, recognised with ${percent(answer.confidence)}` : `Image ${record.index + 1}`;
+    $("viewer-facts").textContent = [answer.model, label == null ? "any class" : `class ${about.card.classes[label] ?? label}`,
+      `seed ${record.seed}`, `temperature ${about.fields.temperature}`, `${answer.engine} engine, ${answer.precision}`,
       record.done ? null : `${record.rows} rows so far`].filter(Boolean).join(" · ");
     for (const id of ["viewer-save", "viewer-save-large", "viewer-complete", "viewer-judge"]) $(id).hidden = !record.done;
     $("viewer-complete").textContent = about.picture ? "Pin it" : "Complete it";
     $("viewer-sent").hidden = !about.picture;
-    $("viewer-photo").hidden = !photograph || !record.done;
+    $("viewer-photo").hidden = !record.around || !record.done;
     $("viewer-photo").setAttribute("aria-pressed", String(Boolean(this.laid)));
     $("viewer-save-photo").hidden = !this.laid;
     if (record.done) this.offer(record);
   }
 
   /** Show the image by itself, or laid over the photograph that was completed. */
-  async toggle() {
-    const {record} = this;
-    const {photograph, kept} = record.about.given;
-    this.laid = this.laid ? null : photograph.lay(record.image, kept);
+  toggle() {
+    this.laid = this.laid ? null : this.record.around;
     this.draw();
-    const blob = await this.laid?.convertToBlob({type: "image/png"});
-    if (blob && this.record === record) this.link($("viewer-save-photo"), blob, `linpix-${record.seed}-photograph.png`);
   }
 
   link(link, blob, name) {
@@ -256,11 +263,12 @@ export class Viewer {
     if (this.offered === record) return;
     this.offered = record;
     await record.showing;  // until its last rows are decoded
-    const large = await enlarged(record.canvas);
-    const native = new Blob([bytesOf(record.base64)], {type: "image/png"});
+    const files = {"": await withSettings(record), "-large": await enlarged(record),
+      "-photo": record.around && await new Promise((resolve) => record.around.toBlob(resolve))};
     if (this.offered !== record) return;
-    this.link($("viewer-save"), native, `linpix-${record.seed}.png`);
-    this.link($("viewer-save-large"), large, `linpix-${record.seed}-10x.png`);
+    for (const [id, blob] of Object.entries(files)) {
+      if (blob) this.link($(`viewer-save${id}`), blob, `linpix-${record.seed}${id}.png`);
+    }
     if (record.about.picture) this.link($("viewer-sent"), record.about.picture, "picture.png");
   }
 
@@ -284,4 +292,36 @@ export class Viewer {
     this.status.textContent = !await copied(pre.textContent) ? "Copy the selected command by hand."
       : this.record.about.picture ? "Copied. It reads picture.png: download “What was sent”." : "Copied.";
   }
+}
+
+// --- settings that travel with a picture, as a text chunk of its PNG ---
+
+const crc32 = (bytes) => ~bytes.reduce((sum, byte) => TABLE[(sum ^ byte) & 255] ^ sum >>> 8, -1);
+
+/** A PNG of a record, with the settings that draw it again, and the picture that was sent, if any. png: a Blob, that of the server if absent. */
+export async function withSettings({about: {fields, picture}, seed, base64}, png, settings = {...fields, n: 1, seed}) {
+  const bytes = png ? await bytesIn(png) : bytesOf(base64);
+  const sent = picture && btoa(String.fromCharCode(...await bytesIn(picture)));
+  const text = new TextEncoder().encode(`iTXt${KEYWORD}${JSON.stringify({...settings, picture: sent})}`);
+  const chunk = new Uint8Array(text.length + 8);
+  const view = new DataView(chunk.buffer);
+  view.setUint32(0, text.length - 4);
+  chunk.set(text, 4);
+  view.setUint32(text.length + 4, crc32(text));
+  const end = bytes.length - 12;  // IEND is last, and empty
+  return new Blob([bytes.subarray(0, end), chunk, bytes.subarray(end)], {type: "image/png"});
+}
+
+const bytesIn = async (blob) => new Uint8Array(await blob.arrayBuffer());
+
+/** The settings in a file, or null. */
+export async function settingsIn(file) {
+  const bytes = await bytesIn(file.slice(0, 2 ** 22));
+  const view = new DataView(bytes.buffer);
+  if (bytes.length < 8 || view.getUint32(0) !== 0x89504e47) return null;
+  for (let at = 8; at + 8 < bytes.length; at += view.getUint32(at) + 12) {
+    const text = new TextDecoder().decode(bytes.subarray(at + 4, at + 8 + view.getUint32(at)));
+    if (text.startsWith(`iTXt${KEYWORD}`)) return JSON.parse(text.slice(4 + KEYWORD.length));
+  }
+  return null;
 }

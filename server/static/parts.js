@@ -33,13 +33,20 @@ export function figure(x) {
   return x.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
 }
 
-/** The shape, which a picture and a model must share. */
-export const shapeOf = ({width, height, channels}) => [width, height, channels].join();
+/** The shape and ground, which a picture and a model must share. */
+export const shapeOf = ({width, height, channels, board}) => [width, height, channels, board.ground].join();
+
+const TITLES = {"mnist-conditional": "Digits", "mnist-large": "Digits, larger model", "mnist-small": "Digits, smaller model",
+  "cifar10-conditional": "Colour", "cifar10-small": "Colour, smaller model"};
+
+/** A model's name for people, with its id. */
+export const titleOf = ({id, attention}) => TITLES[id] ? `${TITLES[id]} (${id})` : attention === "linear" ? id : `${id}: for comparison, slower`;
 
 /** Whether a model draws the class first, and so recognises it in what it has drawn; false while there is no model. */
 export const recognises = (card) => Boolean(card?.conditional && card.classes.length);
 
 export const whole = (x) => Math.round(x).toLocaleString("en");
+export const percent = (share) => share < .01 ? "under 1 %" : `${share < 1 ? Math.min(99, Math.round(100 * share)) : 100} %`;
 export const counted = (n, one, many = `${one}s`) => `${whole(n)} ${n === 1 ? one : many}`;
 
 export function duration(seconds) {
@@ -59,10 +66,10 @@ export const models = {
   chosen: null,
   limits: {max_n: 16, compare_budget: 60},
   set(cards, limits) {
-    this.cards = cards;
+    cards = this.cards = cards.map((card) => ({board: {}, ...card}));  // an older server's cards have none
     this.limits = limits;
     for (const select of all("select.models")) {
-      select.replaceChildren(...cards.map((card) => el("option", {value: card.id}, card.id)));
+      select.replaceChildren(...cards.map((card) => el("option", {value: card.id}, titleOf(card))));
       select.onchange = () => this.choose(select.value);
     }
     for (const input of all("input[name=n]")) {
@@ -78,12 +85,13 @@ export const models = {
     const before = this.chosen;
     this.chosen = found;
     for (const select of all("select.models")) select.value = id;
-    for (const select of all("select[name=label]")) {
-      const label = before?.id === id ? select.value : "";
-      select.replaceChildren(el("option", {value: ""}, "any"),
-        ...this.chosen.classes.map((name, index) => el("option", {value: index}, name)));
-      select.value = label;
-      select.disabled = !this.chosen.classes.length;
+    for (const chips of all(".chips")) {
+      const label = before?.id === id ? chips.closest("form").elements.label.value : "";
+      const choices = [["", "any"], ...found.classes.entries()];
+      if (found.classes.length && chips.closest("#samples")) choices.push(["each", "one of each"]);
+      chips.hidden = !found.classes.length;
+      chips.lastElementChild.replaceChildren(...choices.map(([value, text]) => el("label", {},
+        el("input", {type: "radio", name: "label", value, checked: String(value) === label}), el("span", {}, text))));
     }
     const [calmest, wildest] = found.temperature_range ?? [0.3, 1.5];
     for (const input of all("input[name=temperature]")) {
@@ -92,6 +100,7 @@ export const models = {
     }
     const facts = [`${found.width} × ${found.height} ${found.channels === 1 ? "grey" : "colour"}`,
       found.bits_per_dim.test_10000 && `${figure(found.bits_per_dim.test_10000)} bits/dim`,
+      found.engine !== "compiled" && `slow: ${found.slots} at a time, by torch`,
       found.class_agreement && `draws a chosen class in ${Math.round(100 * found.class_agreement)} % of cases`];
     for (const span of all("[data-facts]")) span.textContent = facts.filter(Boolean).join(" · ");
     for (const span of all("[data-limits]")) span.textContent = found.limits ?? "";
@@ -110,7 +119,7 @@ export function fieldsOf(form) {
   if (!models.chosen) throw new Problem("The list of models has not arrived yet. Try again in a moment.", {code: "early"});
   const given = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
   const fields = {model: given.model};
-  for (const name of ["n", "seed", "temperature", "label"]) if (given[name] != null) fields[name] = Number(given[name]);
+  for (const name of ["n", "seed", "temperature", "label"]) if (given[name] != null) fields[name] = given[name] === "each" ? "each" : Number(given[name]);
   if (fields.seed > Number.MAX_SAFE_INTEGER) throw new Problem(`The seed must be at most ${Number.MAX_SAFE_INTEGER}. Enter a smaller one.`);
   return fields;
 }
@@ -158,13 +167,13 @@ export class Notice {
   wait(problem, signal) {
     const end = performance.now() + problem.retryAfter * 1000;
     const left = el("strong", {"aria-hidden": "true"});
-    const why = problem.code === "queue_full" ? "The queue is full." : problem.message;
-    this.box.replaceChildren(el("p", {}, why, ` Trying again in ${problem.retryAfter} s. `, left));
+    const why = problem.code === "queue_full" ? "The queue is full." : problem.message.replace(/[;,] try again in \d+ s/, "");
+    this.box.replaceChildren(el("p", {}, why, " This page tries again ", left));
     this.box.hidden = false;
     return new Promise((resolve, reject) => {
       const tick = () => {
         const seconds = Math.ceil((end - performance.now()) / 1000);
-        left.textContent = `${Math.max(0, seconds)} s left`;
+        left.textContent = `in ${Math.max(0, seconds)} s.`;
         if (seconds > 0) return;
         clearInterval(timer);
         this.clear();

@@ -5,6 +5,7 @@ import {$, counted, duration, el, fieldsOf, figure, models, shapeOf, size, Task,
 const PATH = "v1/compare";
 const BUDGETS = [15, 30, 60, 120, 300];
 const IMAGES = 8;  // drawn for the lanes: all of them go through the same images in the same order
+const COLOURS = {linear: "#1a9e77", softmax: "#d9622b", "stateful-softmax": "#2a8fd8", "lsh-1": "#b07cc6", "lsh-4": "#b8960c"};  // as in server/compare/chart.py
 const KINDS = [  // seconds for one image of mnist-small and last step ÷ first, as in docs/numbers.md; bytes of its state
   ["linear", "compiled", "fixed memory, our kernels", 0.0164, 1, 67584],
   ["linear", "eager", "fixed memory", 0.882, 1, 67584],
@@ -60,9 +61,7 @@ export class Race {
   /** Show lanes at the speeds of another machine until this one is measured. */
   idle(card) {
     if (this.report) {
-      if (!this.task.running && this.report.model !== card.id) {
-        this.task.say(`Measured with ${this.report.model}. Measure to see ${card.id}.`);
-      }
+      if (!this.task.running && this.report.model !== card.id) this.task.say(`Measured with ${this.report.model}. Measure to see ${card.id}.`);
       return;
     }
     const kinds = KINDS.filter(([, engine]) => engine === "eager" || card.engine === "compiled");
@@ -96,12 +95,10 @@ export class Race {
 
   async follow(job, signal) {
     if (!job.id) await this.begin(job, signal);
-    try {
-      await this.watch(job, signal);
-    } catch (problem) {
+    await this.watch(job, signal).catch((problem) => {
       if (problem.status !== 404) throw problem;
-      await this.follow(job, signal);  // the server was restarted, and does not know this comparison
-    }
+      return this.follow(job, signal);  // the server was restarted, and does not know this comparison
+    });
   }
 
   /** Begin a comparison, or find the one that is running. One stopped before the server has answered is cancelled too. */
@@ -146,9 +143,7 @@ export class Race {
       const {status, error} = state ?? {};
       if (status === "failed") throw new Problem(`The comparison failed: ${error}. Measure again.`, {code: status});
       if (status === "cancelled") throw new Problem("This comparison was stopped. Measure again.", {code: status});
-      if (status !== "completed") {
-        throw new Problem("The connection broke off while measuring. Try again.", {code: "broken"});
-      }
+      if (status !== "completed") throw new Problem("The connection broke off while measuring. Try again.", {code: "broken"});
     } catch (problem) {
       if (!problem.retryAfter && !["broken", "unreachable"].includes(problem.code)) Object.assign(job, {id: null, taken: false});
       throw problem;
@@ -215,10 +210,12 @@ export class Race {
     this.all = kinds.map(([backend, engine, text]) => {
       const lane = {backend, engine, canvas: el("canvas", {width: card.width, height: card.height, "aria-hidden": "true"}),
         pile: el("canvas", {width: 141, height: 45, class: "pile", "aria-hidden": "true"}),
-        count: el("strong", {}, "0"), word: el("span", {}, " images"), time: el("p", {class: "time"}, "\u00a0"), bar: el("i", {})};
-      lane.item = el("li", {class: `lane ${backend === "linear" ? "ours" : ""}`},
+        count: el("strong", {}, "0"), word: el("span", {}, " images"), time: el("p", {class: "time"}, "\u00a0"), bar: el("i", {}),
+        memory: el("i", {}), kept: el("span", {})};
+      lane.item = coloured(backend, "li", {class: `lane ${backend === "linear" ? "ours" : ""}`},
         el("h3", {}, backend, el("small", {}, ENGINES[engine])), el("p", {class: "quiet"}, text),
         el("div", {class: "frame"}, lane.canvas), el("div", {class: "track", "aria-hidden": "true"}, lane.bar),
+        el("p", {class: "memory", "aria-hidden": "true"}, "memory ", lane.kept), el("div", {class: "track", "aria-hidden": "true"}, lane.memory),
         el("p", {class: "count"}, lane.count, lane.word), lane.pile, lane.time);
       return lane;
     });
@@ -226,43 +223,37 @@ export class Race {
   }
 
   tabulate(report) {
-    const paper = report.paper[{784: "mnist", 3072: "cifar10"}[report.subpixels] ?? "mnist"];
     const batches = [...new Set(report.results.map((result) => result.batch))];
     const at = (lane, batch) => report.results.find((one) => one.batch === batch && one.backend === lane.backend && one.engine === lane.engine) ?? {};
     const most = (values) => Math.max(...values.filter(Boolean), 0);
     const tops = batches.map((batch) => most(this.all.map((lane) => at(lane, batch).images_per_second)));
-    const topPaper = most(Object.values(paper).map((one) => one.images_per_second));
-    const bar = (value, top, kind, text) => {
-      const fill = el("i", {class: kind});
+    const bar = (value, top, text) => {
+      const fill = el("i");
       fill.style.width = value ? `${Math.max(1.5, 100 * value / top)}%` : "0";
       return el("td", {class: "bars"}, el("span", {}, text), el("b", {"aria-hidden": "true"}, fill));
     };
     const factor = (value, base) => value && base ? ` (${figure(value / base)}×)` : "";
     const bits = (result) => result.bits_per_dim ? figure(result.bits_per_dim) + (result.exception ? "*" : "") : "–";
     this.panel.querySelector("thead").replaceChildren(el("tr", {},
-      ...["Attention", ...batches.map((batch) => batch === 1 ? "Images/s, alone" : `Images/s, ${batch} together`), "Paper, images/s",
-        "Seconds for one", "bits/dim", "Paper, bits/dim", "Memory of an image"].map((text) => el("th", {scope: "col", class: /images/i.test(text) && "bars"}, text))));
+      ...["Attention", ...batches.map((batch) => batch === 1 ? "Images/s, alone" : `Images/s, ${batch} together`), "Seconds for one", "bits/dim", "Memory of an image"].map((text) => el("th", {scope: "col", class: /images/i.test(text) && "bars"}, text))));
     this.panel.querySelector("tbody").replaceChildren(...this.all.map((lane) => {
       const alone = at(lane, 1);
-      const theirs = paper[lane.backend] ?? {};
-      return el("tr", {class: lane.backend === "linear" ? "ours" : ""},
+      return coloured(lane.backend, "tr", {},
         el("th", {scope: "row"}, lane.backend, el("small", {}, ` ${ENGINES[lane.engine]}`)),
         ...batches.map((batch, index) => {
           const one = at(lane, batch);
           const base = at({backend: "softmax", engine: lane.engine}, batch).images_per_second;
-          return bar(one.images_per_second, tops[index], "", (one.estimated && one.images_per_second ? "~" : "")
+          return bar(one.images_per_second, tops[index], (one.estimated && one.images_per_second ? "~" : "")
             + figure(one.images_per_second) + mark(one) + factor(one.images_per_second, base));
         }),
-        bar(theirs.images_per_second, topPaper, "paper", theirs.images_per_second == null ? "–"
-          : `${theirs.images_per_second}${factor(theirs.images_per_second, paper.softmax.images_per_second)}`),
         ...[(alone.estimated && alone.seconds_per_image ? "~" : "") + figure(alone.seconds_per_image) + mark(alone),
-          bits(alone), theirs.bits_per_dim ?? "–", size(alone.state_bytes)].map((text) => el("td", {}, String(text))));
+          bits(alone), size(alone.state_bytes)].map((text) => el("td", {}, String(text))));
     }));
     $("figures").hidden = $("remarks").hidden = false;
     const {machine} = report;
     $("remarks").replaceChildren(el("p", {}, `${report.model} on ${machine.cpu}, ${counted(machine.threads, "thread")}, torch ${machine.torch}. `
       + "In brackets: factor against softmax in the same engine. Rows of torch compare attention; compiled against torch compares kernels. "
-      + `~ estimated from some steps. Paper: ${report.paper.source}; ${report.paper.device}.`),
+      + "~ estimated from some steps."),
     ...report.notes.filter((note) => note.includes("†")).map((note) => el("p", {}, note)),
     el("details", {}, el("summary", {}, "Notes"), el("ul", {}, ...report.notes.map((note) => el("li", {}, note)))));
   }
@@ -304,6 +295,7 @@ export class Race {
       const frame = (now) => {
         if (names !== this.names) return this.halt();  // lanes of another model
         const timed = this.all.filter((lane) => lane.total);
+        for (const lane of timed) lane.most = Math.max(...timed.map(({bytes}) => bytes ?? 0), 1);
         const slowest = Math.max(...timed.map((lane) => lane.total));
         const elapsed = this.skipped ? slowest : Math.min(slowest, (Math.max(now, began) - began) / 1000);
         this.clock.textContent = `${elapsed.toFixed(1)} s`;
@@ -330,6 +322,13 @@ function unless(signal, promise) {
   return Promise.race([promise, new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)))]);
 }
 
+/** An element of a lane or row, in the colour of its kind of attention. */
+function coloured(backend, ...element) {
+  const made = el(...element);
+  if (COLOURS[backend]) made.style.setProperty("--mine", COLOURS[backend]);
+  return made;
+}
+
 /** The mark of a figure that other work has disturbed; its note says how. */
 const mark = (result) => result.disturbed ? "†" : "";
 
@@ -354,7 +353,11 @@ function paint(lane, image, pixels) {
   const part = new ImageData(image.data.slice(), image.width);
   part.data.fill(0, pixels * 4);
   lane.canvas.getContext("2d").putImageData(part, 0, 0);
-  lane.bar.style.width = `${100 * pixels / (image.width * image.height)}%`;
+  const share = pixels / (image.width * image.height);  // of keys and values, those of each pixel are added
+  lane.bar.style.width = `${100 * share}%`;
+  const bytes = Math.round((lane.bytes ?? 0) * (lane.backend.startsWith("stateful") ? share : 1));
+  lane.memory.style.width = `${Math.min(100, 100 * bytes / lane.most)}%`;
+  lane.kept.textContent = size(bytes);
 }
 
 function advance(lane, elapsed, images) {

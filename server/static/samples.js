@@ -1,10 +1,12 @@
-// Samples: images drawn from nothing, as their rows arrive.
+// Samples: images drawn from nothing, as their rows arrive, and the draws of this visit.
 import {call, events, key, Problem} from "./service.js";
-import {$, counted, duration, fieldsOf, models, restore, Task} from "./parts.js";
-import {Gallery, rowsSoFar} from "./gallery.js";
-import {Visit} from "./visit.js";
+import {$, copied, counted, duration, el, fieldsOf, models, restore, Task} from "./parts.js";
+import {Gallery, rowsSoFar, withSettings} from "./gallery.js";
 
 export const PATH = "v1/images/generations";
+const KEPT = 20;  // draws, at most
+const SHOWN = 8;  // images of a draw, in its small picture
+const ACROSS = 4;
 
 export class Samples {
   constructor(viewer) {
@@ -12,7 +14,7 @@ export class Samples {
     this.form = $("samples-form");
     this.gallery = new Gallery(panel, {paint: rowsSoFar, open: (record, records) => viewer.open(record, records)});
     this.task = new Task(panel);
-    this.visit = new Visit(panel.querySelector(".visit"), this.gallery, this.task, {link: linkOf, stored: "linpix-visit"});
+    this.visit = new Visit(panel.querySelector(".visit"), this.gallery, this.task, {link: linkOf});
     this.form.onsubmit = () => this.draw();
   }
 
@@ -20,13 +22,15 @@ export class Samples {
   arrive(query) {
     if (query === this.query || (this.query != null && !query)) return;
     this.query = query;
-    this.visit.restore();
-    this.task.attempt(() => {
-      if (query) restore(this.form, Object.fromEntries(new URLSearchParams(query)));
-      const wrong = this.form.querySelector(":invalid");
-      if (wrong) throw new Problem(`This link cannot be drawn: its ${wrong.name} is ${wrong.value}. ${wrong.validationMessage}`);
-      this.form.requestSubmit();
-    });
+    this.task.attempt(() => this.again(query && Object.fromEntries(new URLSearchParams(query)), "link"));
+  }
+
+  /** Draw with these fields, if any; from: where they are from. */
+  again(fields, from) {
+    if (fields) restore(this.form, fields);
+    const wrong = this.form.querySelector(":invalid");
+    if (wrong) throw new Problem(`This ${from} cannot be drawn: its ${wrong.name} is ${wrong.value}. ${wrong.validationMessage}`);
+    this.form.requestSubmit();
   }
 
   /** Restore the form that gave this image. */
@@ -41,30 +45,51 @@ export class Samples {
     const task = this.task;
     return task.start(async (signal) => {
       const [fields, card] = [fieldsOf(this.form), models.chosen];
-      task.say(`Drawing ${counted(fields.n, "image")}.`);
-      const response = await call(PATH, {body: {...fields, stream: true}, accept: "text/event-stream", signal});
+      task.say(fields.label === "each" ? "Drawing one of each." : `Drawing ${counted(fields.n, "image")}.`);
       const began = performance.now();
-      this.gallery.begin(fields.n, card, {card, fields, path: PATH, keyed: Boolean(key.get())});
-      const {records} = this.gallery;
+      let records;
       try {
-        await receive(this.gallery, response, signal);
+        await drawn(this.gallery, fields, {card, path: PATH, keyed: Boolean(key.get())}, signal,
+          (body) => call(PATH, {body: {...body, stream: true}, accept: "text/event-stream", signal}), () => { ({records} = this.gallery); });
       } finally {
-        this.visit.add(records);
+        if (records) this.visit.add(records);
       }
-      task.say(`${counted(fields.n, "image")} in ${duration((performance.now() - began) / 1000)}, `
+      task.say(`${counted(records.length, "image")} in ${duration((performance.now() - began) / 1000)}, `
         + `from seed ${records[0].seed}. Click one to enlarge it.`);
     });
   }
 }
 
 function linkOf(records) {
-  const [{about: {fields}, seed, index}] = records;
-  return `${location.href.split("#")[0]}#/samples?${new URLSearchParams({...fields, seed: seed - index})}`;
+  const [{about: {fields, each}, seed, index}] = records;
+  return `${location.href.split("#")[0]}#/samples?${new URLSearchParams({...fields, ...(each && {label: "each"}), seed: seed - index})}`;
 }
 
-/** Show a stream's images in a gallery; resolves when all are finished and painted. Returns the last event's data. */
-export async function receive(gallery, response, signal) {
-  const {records} = gallery;
+/**
+ * Draw images, shown in a gallery as they grow: n at once, or by a request each where one of each class is asked for.
+ * ask(fields): a promise of the response · begun(): called when the first has arrived. Resolves to the last event's data.
+ */
+export async function drawn(gallery, fields, about, signal, ask, begun) {
+  const each = fields.label === "each";
+  const seed = fields.seed ?? Math.floor(Math.random() * 2 ** 32);
+  const count = Math.min(models.limits.max_n, about.card.classes.length);
+  const parts = each ? Array.from({length: count}, (_, label) => ({...fields, n: 1, label, seed: seed + label})) : [fields];
+  let records;
+  const answers = await Promise.all(parts.map(async (part, at) => {
+    const response = await ask(part);
+    if (!records) {
+      gallery.begin(each ? count : fields.n, about.card, {...about, each, fields: part});
+      ({records} = gallery);
+      if (each) records.forEach((record, label) => { record.about = {...record.about, fields: parts[label]}; });
+      begun();
+    }
+    return receive(gallery, response, signal, each ? [records[at]] : records);
+  }));
+  return answers.at(-1);
+}
+
+/** Show a stream's images in records of a gallery; resolves when all are finished and painted. Returns the last event's data. */
+async function receive(gallery, response, signal, records) {
   const finished = () => records.filter((record) => record.done).length;
   let last;
   try {
@@ -83,4 +108,73 @@ export async function receive(gallery, response, signal) {
     await Promise.all(records.map((record) => record.showing));
   }
   return last;
+}
+
+/** The draws of this visit: earlier ones to show again, all images of one in a picture, and a link that draws them again. */
+export class Visit {
+  /** box: where it is shown · shown: called when an earlier draw is · link(records): an address, optional. */
+  constructor(box, gallery, task, {shown = () => {}, link} = {}) {
+    Object.assign(this, {gallery, task, shown, draws: []});
+    this.list = el("ul", {"aria-label": "Earlier draws"});
+    this.buttons = [el("button", {disabled: true, click: () => this.download()}, "Save all")];
+    if (link) this.buttons.push(el("button", {disabled: true, click: () => gallery.finished.length && this.send(link(gallery.finished))}, "Copy link"));
+    box.append(el("div", {class: "buttons"}, ...this.buttons), el("h3", {}, "This visit"), this.list);
+  }
+
+  /** Keep a draw if at least one image of it is finished. */
+  add(records) {
+    if (!records.some((record) => record.done)) return;
+    this.list.prepend(this.entry(records));
+    this.draws = [records, ...this.draws].slice(0, KEPT);
+    [...this.list.children].slice(KEPT).forEach((item) => item.remove());
+    this.mark();
+  }
+
+  entry(records) {
+    const done = records.filter((record) => record.done);
+    const {card, fields} = done[0].about;
+    const words = [card.id, done[0].about.each ? "one of each" : fields.label == null ? "any class" : `class ${card.classes[fields.label]}`,
+      `temperature ${fields.temperature}`, `seed ${done[0].seed}`].join(", ");
+    const small = done.slice(0, SHOWN);
+    const canvas = el("canvas", {width: ACROSS * card.width, height: Math.ceil(small.length / ACROSS) * card.height});
+    small.forEach((record, at) => canvas.getContext("2d")
+      .drawImage(record.canvas, at % ACROSS * card.width, Math.floor(at / ACROSS) * card.height));
+    return el("li", {}, el("button", {class: "draw", "aria-label": words, title: words, click: () => {
+      this.task.stop();
+      this.gallery.again(records);
+      this.shown();
+      this.mark();
+      this.task.say(`Drawn before: ${words}.`);
+    }}, canvas));
+  }
+
+  mark() {
+    [...this.list.children].forEach((item, at) => item.firstChild.setAttribute("aria-current", String(this.draws[at] === this.gallery.records)));
+    for (const button of this.buttons) button.disabled = !this.gallery.finished.length;
+  }
+
+  /** All images in one picture, which draws them again where it is dropped on the page. */
+  async download() {
+    const {finished} = this.gallery;
+    if (!finished.length) return;  // the next draw has just begun
+    const [first] = finished;
+    const {width, height} = first.around ?? first.canvas;
+    const zoom = Math.max(1, Math.floor(112 / width));
+    const across = Math.ceil(Math.sqrt(finished.length));
+    const canvas = el("canvas", {width: across * width * zoom, height: Math.ceil(finished.length / across) * height * zoom});
+    const context = canvas.getContext("2d");
+    context.imageSmoothingEnabled = false;
+    finished.forEach(({around, canvas}, at) => context
+      .drawImage(around ?? canvas, at % across * width * zoom, Math.floor(at / across) * height * zoom, width * zoom, height * zoom));
+    const png = await new Promise((resolve) => canvas.toBlob(resolve));
+    const {about: {fields, each}, seed, index} = first;
+    const all = {...fields, seed: seed - index, n: finished.length, ...(each && !first.about.picture && {label: "each"})};
+    const url = URL.createObjectURL(await withSettings(first, png, all));
+    el("a", {href: url, download: `linpix-${seed}-all.png`}).click();
+    setTimeout(() => URL.revokeObjectURL(url), 60_000);
+  }
+
+  async send(address) {
+    this.task.say(await copied(address) ? "The link is copied. It draws these images again." : `This link draws these images again: ${address}`);
+  }
 }

@@ -28,7 +28,7 @@ export const sentence = (text) => {
   return trimmed.charAt(0).toUpperCase() + trimmed.slice(1) + (/[.!?]$/.test(trimmed) ? "" : ".");
 };
 
-const GONE = "The server does not answer. Start it with “make run”, then try again.";
+const GONE = "The server does not answer. Try again in a moment. If it is yours, start it: linpix serve.";
 
 /** fetch, but throws a Problem unless it succeeds. body: an object for JSON, or FormData · patience: seconds. */
 export async function call(path, {method, body, accept, signal, patience} = {}) {
@@ -59,7 +59,7 @@ export async function call(path, {method, body, accept, signal, patience} = {}) 
 
 export function formOf(fields) {
   const form = new FormData();
-  for (const [name, value] of Object.entries(fields)) form.set(name, value);
+  for (const [name, value] of Object.entries(fields)) if (value != null) form.set(name, value);
   return form;
 }
 

@@ -1,147 +1,203 @@
-// Loaded pictures: read, cropped to the board or prepared for it, and shown with a frame around what the model sees.
+// Loaded pictures: shrunk, cropped to the board or prepared for it, and shown with a frame that can be moved.
 import {decode, formOf, json, Problem} from "./service.js";
-import {$, models} from "./parts.js";
+import {$, el, models, titleOf} from "./parts.js";
 import {edgeInk, GUIDE, pngOf} from "./editor.js";
-import {Photograph} from "./photograph.js";
 
 export const EDITS = "v1/images/edits";
-const MNIST = "28,28,1";  // the shape of prepared digits
+const LARGEST = 1024;  // pixels a side of what is kept of a picture
+const THUMBNAIL = 270;  // pixels a side
+const GRIP = 22;  // of these, how far from a corner of the frame a finger takes it
+const COLOURED = 12;  // how much differences of channels differ on average; tinted paper has the same everywhere
+const UNIT = 32;  // the longer side of a photograph's shape
+const NOTICEABLE = 12;  // smaller differences of a value leave the photograph as it is
+const BLANK = 20;  // in a prepared picture, less ink than this counts as none
+const STEEP = 3;  // strokes get edges up to this many times as sharp as in an enlarged picture
 
 export class Upload {
-  constructor(panel, board, task) {
-    Object.assign(this, {panel, board, task, framed: null, said: ""});
-    $("prepare").onchange = () => board.source && this.load(board.source, $("prepare").checked);
+  constructor(panel, board, task, loaded) {
+    Object.assign(this, {panel, board, task, loaded, framed: null, said: ""});
+    $("prepare").onchange = () => board.source && this.load(board.source, {...board.framed, asked: $("prepare").checked});
+    const send = (file) => file && document.dispatchEvent(new CustomEvent("file", {detail: file}));
     $("file").onchange = () => {
-      const [file] = $("file").files;
+      send($("file").files[0]);
       $("file").value = "";
-      if (file) this.load(file);
     };
-    document.addEventListener("paste", (event) => {
-      const [file] = event.clipboardData?.files ?? [];
-      if (!panel.hidden && file) this.load(file);
-    });
+    document.addEventListener("paste", ({clipboardData}) => send(clipboardData?.files[0]));
     const easel = panel.querySelector(".easel");
     for (const name of ["dragover", "drop"]) {
       document.addEventListener(name, (event) => {
-        if (panel.hidden || !event.dataTransfer?.types.includes("Files")) return;
+        if (!event.dataTransfer?.types.includes("Files")) return;
         event.preventDefault();  // else the browser would leave the page for the picture
         easel.classList.toggle("over", name === "dragover");
-        if (name === "drop" && event.dataTransfer.files[0]) this.load(event.dataTransfer.files[0]);
+        if (name === "drop") send(event.dataTransfer.files[0]);
       });
     }
     document.addEventListener("dragleave", (event) => event.relatedTarget || easel.classList.remove("over"));
+    const listeners = {pointerdown: "grab", pointermove: "drag", pointerup: "release", pointercancel: "release", keydown: "nudge"};
+    for (const [name, method] of Object.entries(listeners)) $("upload-canvas").addEventListener(name, (event) => this[method](event));
   }
 
-  /** The picture that is being loaded, if any. */
-  get loading() {
-    return this.task.controller?.signal === this.signal ? this.blob : null;
-  }
-
-  /** Stop loading: another picture takes the place. */
-  drop() {
-    this.beside?.abort();
-    if (!this.loading) return;
-    this.task.start();
-    this.task.say("");
-  }
-
-  /** After the board changed its shape: it keeps its own picture, or gets that being loaded, or the last board's. */
+  /** After the board changed its shape: it keeps its own picture, or gets the last board's. */
   follow(source) {
     const {board, task} = this;
     if (task.status.textContent === this.said) task.say("");  // it was about a picture on another board
-    const picture = this.loading ?? source;
-    const free = board.source || !board.touched;  // not a drawing of the visitor's own
-    const due = picture && free && board.source !== picture;
-    if (!due) return this.drop();
-    if (this.loading || !task.running) return this.load(picture);
-    this.drop();
-    const {signal} = this.beside = new AbortController();  // what is being drawn goes on
-    return this.read(picture, undefined, signal).catch((problem) => signal.aborted || task.notice.show(problem));
+    const free = board.source || board.example || !board.touched;  // not a drawing of the visitor's own
+    if (source && free && board.source !== source) this.load(source);
   }
 
   clear() {
-    this.drop();
+    this.task.stop();
     this.board.clear();
   }
 
-  /** Put a picture on the board if the API takes it. It is kept, to be put on the board of another shape too. */
-  load(blob, asked) {
-    this.beside?.abort();
-    return this.task.start((signal) => {
-      Object.assign(this, {blob, signal});
-      this.task.say("Reading the picture.");
-      return this.read(blob, asked, signal);
-    });
+  /** Put a picture on the board. It is kept, to be put on the board of another shape too. how: see read. */
+  load(blob, how = {}) {
+    return this.task.start((signal) => this.read(blob, how, signal), () => this.board.framed?.why || this.loaded());
   }
 
-  async read(blob, asked, signal) {
+  /** asked: whether to prepare; undefined: if it looks as if it helps · chosen: left, top, right, bottom of a frame, or none. */
+  async read(blob, {asked, chosen}, signal) {
     const {board} = this;
+    this.task.say("Reading the picture.");
     const name = blob.name || "The picture";
-    let bitmap;
     try {
-      bitmap = await createImageBitmap(blob).catch(() => null);
-      const picture = bitmap && fitted(bitmap, board);
-      const prepared = board.shape === MNIST && (asked ?? (bitmap && unlikeMnist(picture, bitmap)));
-      let answer;
-      try {
-        answer = await this.judge(picture, blob, prepared, signal);
-      } catch (problem) {
-        signal.throwIfAborted();
-        const {message, status} = problem;
-        if (status === 400 && prepared && asked == null) {  // it only looked like a digit
-          return await this.read(blob, false, signal);
+      const whole = await shrunk(blob);
+      if (!whole) throw new Problem(`This browser cannot read ${name}. Save it as PNG or JPEG.`);
+      const view = chosen ? part(whole, chosen) : whole;
+      let picture = fitted(view, board);
+      let {crop} = picture;
+      let [prepared, why] = [false, ""];
+      if (models.chosen.board.prepare && (asked ?? unlikeMnist(picture, view))) {
+        try {
+          const answer = await this.prepare(picture, view, signal);
+          picture = fitted(await createImageBitmap(await decode(answer.prepared.b64_json)), board);
+          [crop, prepared] = [answer.crop, true];
+        } catch (problem) {
+          if (problem.status !== 400) throw problem;
+          why = `Not prepared: ${problem.message.replace(/^Image: |, or leave out prepare/g, "")} Or drag the frame around one digit.`;
         }
-        problem.message = message.replace(/^(Image|The body)/, () => name).replace(/ that begin with.*/, ".")
-          + (status === 413 ? " Make it smaller." : "");
-        throw problem;
       }
-      if (!bitmap) throw new Problem(`This browser cannot read ${name}. Save it as PNG.`);
-      const digit = prepared && await createImageBitmap(await decode(answer.prepared.b64_json));
       signal.throwIfAborted();
-      const {crop} = prepared ? answer : picture;
+      const [x, y] = chosen ?? [0, 0];
+      crop = crop.map((side, at) => side + (at % 2 ? y : x));
       board.together(() => {
-        board.load(prepared ? fitted(digit, board) : picture, blob, framed(bitmap, crop, prepared));
-        this.settle(`${name} is loaded${prepared ? " and prepared" : ""}`, bitmap, crop, prepared);
+        board.load(picture, blob, {whole, asked, chosen, frame: chosen ?? crop, prepared, why});
+        this.settle(`${name} is loaded${prepared ? " and prepared" : ""}`, whole, crop, prepared);
       });
     } finally {
-      bitmap?.close();
       $("prepare").checked = Boolean(board.framed?.prepared);
     }
   }
 
-  /** Send a file to the API. A mask says that all of it is known, so nothing is drawn; holes are prepared as holes. */
-  async judge(picture, blob, prepared, signal) {
-    const fields = {image: blob, model: models.chosen.id, prepare: prepared ? "mnist" : "none"};
-    const holed = picture?.known.includes(0) && !onTransparent(picture);
-    if (!prepared || !holed) fields.mask = await pngOf(new ImageData(Uint8ClampedArray.of(0, 0, 0, 255), 1, 1));
-    return json(EDITS, {body: formOf(fields), signal});
+  /** Ask the API to prepare what is in the frame. A mask says that all of it is known; holes are prepared as holes. */
+  async prepare(picture, view, signal) {
+    const image = await view.convertToBlob(view.width * view.height > 1e5 ? {type: "image/webp", quality: .95} : {});
+    const mask = picture.known.includes(0) && !onTransparent(picture) ? null : await pngOf(new ImageData(Uint8ClampedArray.of(0, 0, 0, 255), 1, 1));
+    return json(EDITS, {body: formOf({image, mask, model: models.chosen.id, prepare: models.chosen.board.prepare}), signal});
   }
 
   /** Show the file that the board's picture is from, if it is not shown yet. */
   show() {
-    const {framed, shape} = this.board;
+    const {framed} = this.board;
     if (framed === this.framed) return;
     this.framed = framed;
     $("upload").hidden = !framed;
     if (!framed) return;
-    const {image, prepared} = framed;
-    const {width, height} = image;
-    Object.assign($("upload-canvas"), {width, height}).getContext("2d").drawImage(image, 0, 0);
-    $("preparing").hidden = shape !== MNIST;
+    const {whole, prepared, why} = framed;
+    this.draw(framed.frame);
+    $("preparing").hidden = !models.chosen.board.prepare;
     $("prepare").checked = prepared;
+    const other = this.board.channels === 1 && coloured(whole) && models.cards.filter((card) => card.channels === 3).sort((a, b) => b.conditional - a.conditional)[0];
+    $("upload-words").replaceChildren(why || "The model sees what is in the frame. Drag it, or one of its corners.",
+      ...other ? [el("button", {type: "button", click: () => models.choose(other.id)}, `In colour: ${titleOf(other)}`)] : []);
   }
 
-  /** Finish loading: a picture dark on light is inverted, and one without holes gets one, to be completed. */
-  settle(what, bitmap, crop, prepared = false) {
+  // --- the frame ---
+
+  draw(frame) {
+    const {whole} = this.board.framed;
+    const scale = this.scale = THUMBNAIL / Math.max(whole.width, whole.height);
+    const canvas = Object.assign($("upload-canvas"), {width: Math.max(1, whole.width * scale), height: Math.max(1, whole.height * scale)});
+    const context = canvas.getContext("2d");
+    context.drawImage(whole, 0, 0, canvas.width, canvas.height);
+    const [left, top, right, bottom] = frame.map((side) => side * scale);
+    context.fillStyle = "#0007";
+    context.beginPath();
+    context.rect(0, 0, canvas.width, canvas.height);
+    context.rect(left, top, right - left, bottom - top);
+    context.fill("evenodd");
+    context.fillStyle = context.strokeStyle = GUIDE;
+    context.lineWidth = 3;
+    context.strokeRect(left, top, right - left, bottom - top);
+    for (const x of [left, right]) for (const y of [top, bottom]) context.fillRect(x - 7, y - 7, 14, 14);
+  }
+
+  /** A pointer's place, in pixels of the picture. */
+  place({clientX, clientY}) {
+    const box = $("upload-canvas").getBoundingClientRect();
+    const {width} = this.board.framed.whole;
+    return [(clientX - box.left) * width / box.width, (clientY - box.top) * width / box.width];
+  }
+
+  /** Take the frame, or a corner of it. */
+  grab(event) {
+    const [x, y] = this.place(event);
+    const [left, top, right, bottom] = this.board.framed.frame;
+    const corner = [2 * x < left + right ? left : right, 2 * y < top + bottom ? top : bottom];
+    this.held = {at: [x, y], frame: [left, top, right, bottom],
+      anchor: Math.hypot(x - corner[0], y - corner[1]) * this.scale < GRIP && [left + right - corner[0], top + bottom - corner[1]]};
+    event.target.setPointerCapture(event.pointerId);
+  }
+
+  drag(event) {
+    if (!this.held) return;
+    const [x, y] = this.place(event);
+    const {at, frame: [left, top, right, bottom], anchor} = this.held;
+    const tall = this.board.height / this.board.width;
+    if (anchor) {
+      const side = Math.max(16 / this.scale, Math.abs(x - anchor[0]), Math.abs(y - anchor[1]) / tall);
+      const [from, above] = [x < anchor[0] ? anchor[0] - side : anchor[0], y < anchor[1] ? anchor[1] - side * tall : anchor[1]];
+      this.moved = this.within([from, above, from + side, above + side * tall]);
+    } else this.moved = this.within([left + x - at[0], top + y - at[1], right + x - at[0], bottom + y - at[1]]);
+    this.draw(this.moved);
+  }
+
+  release() {
+    if (this.moved) this.load(this.board.source, {...this.board.framed, chosen: this.moved});
+    this.held = this.moved = null;
+  }
+
+  nudge(event) {
+    const step = {ArrowLeft: [-1, 0, -1, 0], ArrowRight: [1, 0, 1, 0], ArrowUp: [0, -1, 0, -1], ArrowDown: [0, 1, 0, 1],
+      "+": [-1, -1, 1, 1], "-": [1, 1, -1, -1]}[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const {frame} = this.board.framed;
+    this.moved = this.within(frame.map((side, at) => side + step[at] * (frame[2] - frame[0]) / 12));
+    this.draw(this.moved);
+    this.release();
+  }
+
+  /** The frame, as large and as near as it can be within the picture. */
+  within([left, top, right, bottom]) {
+    const {width, height} = this.board.framed.whole;
+    const share = Math.min(1, width / (right - left), height / (bottom - top));
+    const [wide, tall] = [(right - left) * share, (bottom - top) * share];
+    const [x, y] = [Math.max(0, Math.min(left, width - wide)), Math.max(0, Math.min(top, height - tall))];
+    return [x, y, x + wide, y + tall];
+  }
+
+  /** Finish loading: a negative of the model's pictures is inverted, and a picture without holes gets one. */
+  settle(what, whole, crop, prepared = false) {
     const {board, task} = this;
-    const how = bitmap?.width > board.width ? "cropped and shrunk to " : "";
+    const how = whole && Math.max(whole.width, whole.height) > board.width ? "cropped and shrunk to " : "";
     const said = [`${what}, ${how}${board.width} × ${board.height}.`];
     const negative = board.inverted;
     if (negative) {
       board.negative();
-      said.push("It was dark on light, so it is inverted.");
+      said.push(`It was ${board.ground[0] > 127 ? "light on dark" : "dark on light"}, so it is inverted.`);
     }
-    const photograph = bitmap ? new Photograph(bitmap, crop, board, {prepared, negative}) : null;
+    const photograph = whole ? new Photograph(whole, crop, board, {prepared, negative}) : null;
     if (!board.holes) {
       board.only("half");
       said.push("Its lower half will be filled in; press Keep all to erase by hand.");
@@ -152,7 +208,6 @@ export class Upload {
   }
 
   async adopt(base64, what) {
-    this.drop();
     const picture = fitted(await createImageBitmap(await decode(base64)), this.board);
     this.board.together(() => {
       this.board.load(picture);
@@ -161,37 +216,46 @@ export class Upload {
   }
 }
 
-/** Whether hardly anything of the edge is known: less than one side of it. */
-const onTransparent = (picture) => edgeInk(picture).length < picture.width;
-
-/**
- * Whether to prepare a picture unasked: if its ground is not black; if it is larger than MNIST's, also if its ground is
- * transparent or its ink is not 20 pixels large in the middle. Digits of MNIST stay as they are, enlarged too.
- */
-function unlikeMnist(picture, {width, height}) {
-  const {known, ink} = picture;
-  const edge = edgeInk(picture);
-  if (!onTransparent(picture) && 2 * edge.filter(Boolean).length > edge.length) return true;
-  if (Math.max(width, height) <= 28) return false;
-  if (known.includes(0)) return onTransparent(picture);
-  const drawn = [...known.keys()].filter((pixel) => ink[3 * pixel] > 32);
-  const [xs, ys] = [drawn.map((pixel) => pixel % 28), drawn.map((pixel) => Math.floor(pixel / 28))];
-  const size = (places) => Math.max(...places) - Math.min(...places) + 1;
-  const off = (places) => Math.abs(places.reduce((sum, place) => sum + place, 0) / places.length - 13.5);
-  return Math.max(Math.abs(Math.max(size(xs), size(ys)) - 20), off(xs), off(ys)) > 2;
+/** A file's picture, at most LARGEST pixels a side; null if it cannot be read. */
+async function shrunk(blob) {
+  const bitmap = await createImageBitmap(blob).catch(() => null);
+  if (!bitmap) return null;
+  const share = Math.min(1, LARGEST / Math.max(bitmap.width, bitmap.height));
+  const canvas = new OffscreenCanvas(Math.max(1, Math.round(bitmap.width * share)), Math.max(1, Math.round(bitmap.height * share)));
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  bitmap.close();
+  return canvas;
 }
 
-/** A small copy of a loaded picture, with a frame around what the model sees. crop: left, top, right, bottom. */
-function framed(picture, crop, prepared = false) {
-  const scale = 270 / Math.max(picture.width, picture.height);
-  const image = new OffscreenCanvas(Math.max(1, picture.width * scale), Math.max(1, picture.height * scale));
-  const context = image.getContext("2d");
-  context.drawImage(picture, 0, 0, image.width, image.height);
-  const [left, top, right, bottom] = crop.map((side) => side * scale);
-  context.strokeStyle = GUIDE;
-  context.lineWidth = 8;
-  context.strokeRect(left, top, right - left, bottom - top);
-  return {image, prepared};
+/** What is in a frame. */
+function part(whole, [left, top, right, bottom]) {
+  const canvas = new OffscreenCanvas(Math.max(1, Math.round(right - left)), Math.max(1, Math.round(bottom - top)));
+  canvas.getContext("2d").drawImage(whole, -left, -top);
+  return canvas;
+}
+
+function coloured(canvas) {
+  const context = new OffscreenCanvas(32, 32).getContext("2d");
+  context.drawImage(canvas, 0, 0, 32, 32);
+  const {data} = context.getImageData(0, 0, 32, 32);
+  const away = (other) => {
+    const differences = Array.from({length: 1024}, (_, pixel) => data[4 * pixel] - data[4 * pixel + other]);
+    const mean = differences.reduce((sum, value) => sum + value, 0) / 1024;
+    return differences.reduce((sum, value) => sum + Math.abs(value - mean), 0) / 1024;
+  };
+  return Math.max(away(1), away(2)) > COLOURED;
+}
+
+/** Whether less than one side of the edge is known. */
+const onTransparent = (picture) => edgeInk(picture).length < picture.width;
+
+/** Whether to prepare a picture unasked: if its ground is not black, or if it is larger than MNIST's and has no holes. */
+function unlikeMnist(picture, {width, height}) {
+  const edge = edgeInk(picture);
+  if (!onTransparent(picture) && 2 * edge.filter(Boolean).length > edge.length) return true;
+  return Math.max(width, height) > 28 && (!picture.known.includes(0) || onTransparent(picture));
 }
 
 /** A picture cropped around its centre to a shape; transparent parts are not known. crop: in pixels of the picture. */
@@ -223,4 +287,131 @@ function fitted(bitmap, {width, height, channels}) {
     ink.set([r, g, b], 3 * pixel);
   }
   return {width, height, ink, known, crop: [left, top, bitmap.width - left, bitmap.height - top]};
+}
+
+/** A photograph, over which finished pictures are laid back. */
+class Photograph {
+  /**
+   * crop: left, top, right, bottom of what the board shows of it · board: as it was loaded.
+   * prepared: the board has amounts of ink, and the canvas the tones of ink and paper; else the board has the canvas's
+   * colours, or (negative) their negative.
+   */
+  constructor(canvas, crop, {ink, known, width, height}, {prepared, negative}) {
+    Object.assign(this, {canvas, ink: ink.slice(), known: known.slice(), width, height, prepared, negative, crop});
+  }
+
+  /** Its sides, in proportion. */
+  get shape() {
+    const unit = UNIT / Math.max(this.canvas.width, this.canvas.height);
+    return {width: Math.max(1, Math.round(this.canvas.width * unit)), height: Math.max(1, Math.round(this.canvas.height * unit))};
+  }
+
+  /** Put the photograph around a record's picture, while this is drawn. */
+  surround(record) {
+    const {width, height} = this.canvas;
+    const around = record.around = Object.assign(document.createElement("canvas"), {className: "around", width, height});
+    around.getContext("2d").drawImage(this.canvas, 0, 0);
+    const [left, top, right, bottom] = this.crop;
+    for (const [name, share] of Object.entries({left: left / width, top: top / height, wide: (right - left) / width, tall: (bottom - top) / height})) {
+      record.canvas.style.setProperty(`--${name}`, `${100 * share}%`);
+    }
+    record.button.prepend(around);
+  }
+
+  /** Lay a finished picture over it. */
+  finish({around, image, frame, about}) {
+    around.getContext("2d").drawImage(this.lay(image, about.given.kept), 0, 0);
+    frame.classList.add("laid");
+  }
+
+  /** The photograph, with image drawn where it was erased or differs from the loaded picture. image, kept: of the board's size. */
+  lay(image, kept) {
+    const {width, height, ink, known, canvas, negative} = this;
+    const [left, top, right, bottom] = this.crop;
+    const side = (right - left) / width;  // of a board pixel, in pixels of the photograph
+    const laid = new OffscreenCanvas(canvas.width, canvas.height);
+    const context = laid.getContext("2d");
+    context.drawImage(canvas, 0, 0);
+    const all = context.getImageData(0, 0, canvas.width, canvas.height);
+    const tones = this.prepared && (this.toned ??= this.tones());
+    const around = neighbours(width, height);
+    let differs = Array.from(known, (is, pixel) => !is || !kept[pixel] || [0, 1, 2].some(
+      (channel) => Math.abs(image.data[4 * pixel + channel] - ink[3 * pixel + channel]) > NOTICEABLE));
+    for (let round = 0; round < 2; round++) {  // grow over the blur around strokes: seams are then outside it
+      differs = around.map((near, pixel) => differs[pixel] || near.some((one) => differs[one]));
+    }
+    const layer = new Float32Array(width * height * 5);  // red, green, blue, ink over them, whether it is drawn
+    for (let pixel = 0; pixel < width * height; pixel++) {
+      const value = image.data.subarray(4 * pixel, 4 * pixel + 3);
+      const under = tones ? tones.paper.subarray(3 * pixel, 3 * pixel + 3) : value.map((one) => negative ? 255 - one : one);
+      layer.set([...under, tones ? value[0] / 255 : 0, differs[pixel]], 5 * pixel);
+    }
+    const steep = Math.min(STEEP, Math.max(1, side));
+    const found = new Float32Array(5);
+    for (let y = Math.max(0, Math.floor(top)); y < Math.min(laid.height, bottom); y++) {
+      for (let x = Math.max(0, Math.floor(left)); x < Math.min(laid.width, right); x++) {
+        between(layer, width, height, (x + .5 - left) / side - .5, (y + .5 - top) / side - .5, found);
+        if (!found[4]) continue;
+        const share = Math.min(1, Math.max(0, (found[3] - .5) * steep + .5));
+        const at = 4 * (y * laid.width + x);
+        const kept = (1 - found[4]) * all.data[at + 3] / 255;
+        for (let channel = 0; channel < 3; channel++) {
+          const drawn = tones ? found[channel] + (tones.ink[channel] - found[channel]) * share : found[channel];
+          all.data[at + channel] = drawn + (all.data[at + channel] - drawn) * kept;
+        }
+        all.data[at + 3] = Math.max(all.data[at + 3], 255 * found[4]);
+      }
+    }
+    context.putImageData(all, 0, 0);
+    return laid;
+  }
+
+  /** The colour of the ink, and of the paper in each pixel of the board; beneath ink, it is that of pixels around. */
+  tones() {
+    const {width, height, ink: amount, crop: [left, top, right, bottom]} = this;
+    const context = new OffscreenCanvas(width, height).getContext("2d");
+    context.imageSmoothingQuality = "high";
+    context.drawImage(this.canvas, left, top, right - left, bottom - top, 0, 0, width, height);
+    const {data} = context.getImageData(0, 0, width, height);
+    const around = neighbours(width, height);
+    const blank = around.map((near, pixel) => data[4 * pixel + 3] > 250 && [pixel, ...near].every((one) => amount[3 * one] < BLANK));
+    const mean = (weigh) => [0, 1, 2].map((channel) => {
+      let [sum, total] = [0, 1e-9];
+      for (let pixel = 0; pixel < blank.length; pixel++) {
+        const weight = weigh(pixel) * data[4 * pixel + 3];
+        sum += weight * data[4 * pixel + channel];
+        total += weight;
+      }
+      return sum / total;
+    });
+    const usual = mean((pixel) => Number(blank[pixel]));
+    const paper = Float32Array.from(blank.flatMap((is, pixel) => is ? [...data.subarray(4 * pixel, 4 * pixel + 3)] : usual));
+    for (let round = 0; round < 2 * width; round++) {
+      for (let at = 0; at < paper.length; at++) {
+        const pixel = Math.floor(at / 3);
+        const near = around[pixel];
+        if (!blank[pixel]) paper[at] = near.reduce((sum, one) => sum + paper[3 * one + at % 3], 0) / near.length;
+      }
+    }
+    return {paper, ink: mean((pixel) => (amount[3 * pixel] / 255) ** 4)};
+  }
+}
+
+/** For each pixel, the indices of the eight around it, or of fewer at the edge. */
+function neighbours(width, height) {
+  return Array.from({length: width * height}, (_, pixel) => {
+    const [x, y] = [pixel % width, Math.floor(pixel / width)];
+    return [[0, -1], [-1, 0], [1, 0], [0, 1], [-1, -1], [1, -1], [-1, 1], [1, 1]].map(([dx, dy]) => [x + dx, y + dy])
+      .filter(([u, v]) => u >= 0 && v >= 0 && u < width && v < height).map(([u, v]) => v * width + u);
+  });
+}
+
+/** Interpolate a layer's five values between the centres of its pixels, into found. */
+function between(layer, width, height, x, y, found) {
+  const [u, v] = [Math.min(width - 1, Math.max(0, x)), Math.min(height - 1, Math.max(0, y))];
+  const [x0, y0] = [Math.floor(u), Math.floor(v)];
+  const [x1, y1] = [Math.min(width - 1, x0 + 1), Math.min(height - 1, y0 + 1)];
+  const [across, down] = [u - x0, v - y0];
+  const along = (row, one) => layer[5 * (row * width + x0) + one] * (1 - across) + layer[5 * (row * width + x1) + one] * across;
+  for (let one = 0; one < 5; one++) found[one] = along(y0, one) * (1 - down) + along(y1, one) * down;
 }

@@ -168,6 +168,16 @@ class EditEvent(ImageEvent, UploadFacts, Drawn):
     type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
 
 
+class Board(BaseModel):
+    """What a drawing board for pictures to complete needs to know of the training pictures."""
+
+    ground: list[int] | None = Field(None, description="value of their background, one per channel; null: they have no "
+                                                       "common one", examples=[[0]])
+    ink: list[int] | None = Field(None, description="value of what is drawn on it, one per channel", examples=[[255]])
+    prepare: Literal["mnist"] | None = Field(None, description="value of prepare that makes such pictures of "
+                                                               "photographs; null: none does", examples=["mnist"])
+
+
 class ModelCard(BaseModel):
     id: fields.Name
     object: Literal["model"] = Field("model", description="kind of object")
@@ -205,6 +215,7 @@ class ModelCard(BaseModel):
     class_agreement: float | None = Field(description="share of the images drawn for a class that a classifier, "
                                           "trained on the same pictures, recognises as that class; null: not measured",
                                           examples=[0.76])
+    board: Board = Field(description="ground and ink for a drawing board")
     aliases: list[str] = Field(description="other names that requests may use for this model", examples=[[]])
     state_bytes: int = Field(description="bytes of the state of one image", examples=[67584])
     slots: fields.Slots

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from linpix.server.compare.paper import ENGINES, PAPER
+from linpix.server.compare.paper import ENGINES
 from tests.browser.conftest import ROOT, says
 from tests.browser.test_page import findings
 from tests.server.conftest import EAGER, eventually, serving
@@ -74,7 +74,7 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
     for kind, seconds in total.items():
         assert counts[kind] == pytest.approx(slowest / seconds, abs=1), kind
 
-    table = page.locator("#figures tbody tr")
+    table, memory = page.locator("#figures tbody tr"), page.locator(".lane .memory span").all_inner_texts()
     assert table.count() == len(alone)
     for row in range(len(alone)):
         cells = table.nth(row).locator("th, td").all_inner_texts()
@@ -83,9 +83,7 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
         if one["images_per_second"]:
             assert float(re.match(r"~?([\d.,]+)", cells[1])[1].replace(",", "")) == pytest.approx(
                 one["images_per_second"], rel=0.006)
-        theirs = PAPER["mnist"][one["backend"]]  # tiny is neither of the paper's sizes, and stands beside MNIST
-        assert cells[3].split()[0] == str(theirs["images_per_second"])
-        assert float(cells[6]) == theirs["bits_per_dim"]
+        assert memory[row] == cells[-1], "a finished image needs what the table says"
     expect(page.get_by_role("button", name="Race again")).to_be_enabled()
     drawn = [visitor.pixels(".lane .frame canvas", index) for index in range(len(alone))]
     assert all(pixels == drawn[0] for pixels in drawn) and min(drawn[0][3::4]) == 255, "all end with the same, whole"

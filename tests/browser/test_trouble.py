@@ -28,7 +28,7 @@ def test_a_full_queue_shows_its_wait_and_is_tried_again_after_it(slow, visit):
         page.on("response", lambda answer: refusals.append((answer.status, answer.headers.get("retry-after", "")))
                 if answer.url.endswith("/generations") else None)
         page.goto(f"{server.url}/#/samples?n=2")
-        shown = says(page, "#samples .notice", r"The queue is full\. Trying again in \d+ s\. \d+ s left")
+        shown = says(page, "#samples .notice", r"The queue is full\. This page tries again in \d+ s\.")
         visitor.keep("samples-full-1280-light")
         assert refusals[0][0] == 429
         assert f"in {refusals[0][1]} s" in shown
@@ -47,7 +47,7 @@ def test_waiting_for_room_can_be_stopped(slow, visit):
         page.get_by_role("button", name="Draw", exact=True).click()  # who cannot wait waits on, and sees for how long
         says(page, "#samples .notice", "The queue is full")
         page.wait_for_timeout(1000)
-        says(page, "#samples .notice", r"\d+ s left")
+        says(page, "#samples .notice", r"tries again in \d+ s")
         page.get_by_role("button", name="Stop").and_(page.locator("#samples-form button")).click()
         expect(page.locator("#samples .notice")).to_be_hidden()
         says(page, "#samples .status", r"^Stopped\.$")
@@ -62,11 +62,11 @@ def test_a_dropped_connection_is_shown_and_the_servers_return_is_noticed(slow, v
         page.get_by_role("button", name="being drawn").first.wait_for()
         server.stop(signal.SIGKILL)
         says(page, "#samples .notice", "The connection to the server broke off. Check that it still runs, then try")
-        says(page, "#page-notice", "The server does not answer. Start it with “make run”; this page then continues.")
+        says(page, "#page-notice", "The server does not answer. This page continues when it is back.")
         says(page, "#pulse", "No connection")
         visitor.keep("samples-dropped-1280-light")
         page.get_by_role("button", name="Try again").click()
-        says(page, "#samples .notice", "The server does not answer. Start it with “make run”, then try again.")
+        says(page, "#samples .notice", "The server does not answer. Try again in a moment.")
         assert page.locator("#samples .unfinished").count() == 8
         with serving(slow, *EAGER, "--port", server.url.rsplit(":", 1)[1]):
             expect(page.locator("#page-notice")).to_be_hidden()

@@ -150,6 +150,21 @@ def test_a_checkpoint_from_before_a_field_was_added_has_its_default(folder):
     assert_same(load(folder), before)
 
 
+def test_a_checkpoint_without_a_board_gets_the_ground_that_its_model_begins_with(tmp_path):
+    for ground in (0, 255):
+        tiny, net = PRESETS["tiny"], net_of(0)
+        with torch.no_grad():
+            net.head.weight.zero_()
+            net.head.bias.zero_()
+            net.head.bias[tiny.mixtures:2 * tiny.mixtures] = ground / 127.5 - 1  # the means
+        save(tmp_path / f"g{ground}", net, {"data": "mine"}, "")
+        board = read(tmp_path / f"g{ground}").board
+        assert board["ground"][0] == pytest.approx(ground, abs=1) and board["ink"] == [255 - ground]
+        assert board["prepare"] is None, "only MNIST's digits are known to look as prepared ones"
+    save(tmp_path / "stated", net, {"data": "mnist", "board": {"ground": [9], "ink": [70], "prepare": "mnist"}}, "")
+    assert read(tmp_path / "stated").board == {"ground": [9], "ink": [70], "prepare": "mnist"}
+
+
 TENSORS = {
     "missing": ({"layers__1__up__bias": None}, "lacks tensor layers.1.up.bias"),
     "unknown": ({"layers__2__up__bias": torch.zeros(32)}, "unknown tensor layers.2.up.bias"),
@@ -199,6 +214,8 @@ FIELDS = {
     "half an attempt": (lambda fields: fields["provenance"].update(attempts=1.0), "attempts must be 1, .*got 1.0"),
     "attempts in words": (lambda fields: fields["provenance"].update(attempts="1"), "attempts must be 1, .*got '1'"),
     "true attempts": (lambda fields: fields["provenance"].update(attempts=True), "attempts must be 1, .*got True"),
+    "a board of another depth": (lambda fields: fields["provenance"].update(
+        board={"ground": [0, 0], "ink": [255], "prepare": None}), "board must have ground and ink, each null or 1"),
     "wrong time": (lambda fields: fields["provenance"].update(created="today"), "created must be a number"),
     "wrong twin": (lambda fields: fields["architecture"].update(twin_of=["mnist"]), "twin_of must be a name"),
     "a list of one": (lambda fields: fields["architecture"].update(look_ups="previous"), "look_ups must be a list"),

@@ -33,7 +33,7 @@ from linpix.training.folders import read_pictures
 from linpix.training.own import automatic, curve, judge
 from linpix.training.own import progress as progress_module
 from linpix.training.own.inherit import differences, inherited, inverted, negative
-from linpix.training.own.look import Look, look_of
+from linpix.training.own.look import Look, board_of, look_of
 from linpix.training.own.progress import Progress, drawn
 from linpix.training.run import Run, TrainConfig
 
@@ -403,6 +403,23 @@ def test_pieces_specks_greys_and_full_ink_are_counted_on_either_ground():
     found = look_of(pictures, config, 0)
     assert found == Look(greys=round((2 + 4 + 3 + 3) / 4, 1), full_ink=1.0, pieces=0.5, specks=0.25)
     assert look_of(255 - pictures, config, 255) == found
+
+
+def test_the_board_has_the_ground_and_ink_of_the_pictures_and_prepares_only_what_looks_like_mnist():
+    rng, config = np.random.default_rng(0), PRESETS["mnist-small"]
+    digits = np.zeros((20, 28, 28), np.uint8)
+    digits[:, 4:24, 9:19] = 250
+    assert board_of(digits.reshape(20, -1), config) == {"ground": [0], "ink": [250], "prepare": "mnist"}
+    paper = 235 - (digits > 0) * 175 + rng.integers(-9, 9, digits.shape)
+    assert board_of(paper.astype(np.uint8).reshape(20, -1), config) == {"ground": [235], "ink": [60], "prepare": None}
+    corner = np.roll(digits, 5, axis=2)
+    assert board_of(corner.reshape(20, -1), config)["prepare"] is None
+    photographs = rng.integers(0, 256, (20, 32 * 32 * 3)).astype(np.uint8)
+    assert board_of(photographs, PRESETS["cifar10-small"]) == {"ground": None, "ink": None, "prepare": None}
+    sheets = np.full((20, 32, 32, 3), (250, 240, 220), np.uint8)
+    sheets[:, 10:20, 10:20] = (200, 20, 30)
+    assert board_of(sheets.reshape(20, -1), PRESETS["cifar10-small"]) == {
+        "ground": [250, 240, 220], "ink": [200, 20, 30], "prepare": None}
 
 
 class Watched:

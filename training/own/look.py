@@ -1,6 +1,7 @@
-"""What drawn grey pictures look like beside real ones, in numbers of what a visitor sees: greys, ink, loose pieces."""
+"""What pictures look like in numbers: greys, ink, loose pieces of drawn and real ones; ground and ink for a board."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from linpix.model.config import ModelConfig
 VISIBLE, FULL = 32, 252  # least distances from the ground: of ink that is seen, and of full ink
 SPECK = 4                # most pixels of a piece that counts as a speck
 TOGETHER = 1_000         # pictures
+DIGIT, OFF = (18, 22), 2  # of pictures as `prepare` makes them: the longer side of their ink, and how far its centre of
+                          # mass may be from the middle, in pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,41 @@ def look_of(images: NDArray[np.uint8], config: ModelConfig, ground: int) -> Look
     return Look(round(float(greys.mean()), 1), round(float((ink >= FULL).sum(1).mean()), 1),
                 round(len(several) / len(images), 4),
                 round(sum(int(size.min()) <= SPECK for size in several) / len(images), 4))
+
+
+def board_of(images: NDArray[np.uint8], config: ModelConfig) -> dict[str, Any]:
+    """What a drawing board needs to know: ground and ink, a value a channel, and whether `prepare` makes such pictures.
+
+    images: (count, T) · ground: the median of the pictures' edges; null if less than half of the edges is near it, as
+    in photographs · ink: the median of the pixels that differ most from the ground · prepare: mnist or null.
+    """
+    pictures = images[::max(1, len(images) // TOGETHER)].reshape(-1, *config.image_shape[:2], config.channels)
+    edge = np.concatenate([pictures[:, rows, columns].reshape(-1, config.channels) for rows, columns in (
+        (np.s_[[0, -1]], np.s_[:]), (np.s_[1:-1], np.s_[[0, -1]]))])
+    ground = np.median(edge, 0)
+    if np.mean(np.abs(edge - ground).max(1) < VISIBLE) < 0.5:
+        return {"ground": None, "ink": None, "prepare": None}
+    away: NDArray[np.float64] = np.abs(pictures - ground).max(3)
+    inky = np.asarray(away > max(VISIBLE, float(away.max()) / 2))
+    ink = np.median(pictures[inky], 0) if inky.any() else 255 - ground
+    whole = inky.any((1, 2))
+    digits = config.image_shape == (28, 28) and ground[0] < VISIBLE and whole.any() and _like_mnist(
+        pictures[whole, ..., 0].astype(np.float64))
+    return {"ground": [int(value) for value in ground], "ink": [int(value) for value in ink],
+            "prepare": "mnist" if digits else None}
+
+
+def _like_mnist(pictures: NDArray[np.float64]) -> bool:
+    """Whether most pictures, (count, 28, 28), none of them empty, show ink of a digit's size in the middle."""
+    fits = np.ones(len(pictures), np.bool_)
+    sides = []
+    for axis in (1, 2):
+        there: NDArray[np.bool_] = np.any(pictures >= VISIBLE, axis)
+        sides.append(28 - there.argmax(1) - there[:, ::-1].argmax(1))
+        mass = pictures.sum(axis)
+        fits &= np.abs(mass @ (np.arange(28) - 13.5) / mass.sum(1)) <= OFF
+    longer = np.maximum(*sides)
+    return bool(np.mean(fits & (longer >= DIGIT[0]) & (longer <= DIGIT[1])) > 0.5)
 
 
 def _sizes(ink: NDArray[np.bool_]) -> list[NDArray[np.int64]]:

@@ -7,7 +7,7 @@ from ...errors import ModelNotFound
 from ...pictures import encode
 from .. import fields
 from ..openapi import error_responses, ok_response
-from ..schemas import ModelCard, ModelList
+from ..schemas import Board, ModelCard, ModelList
 from ..service import ServiceDep
 
 router = APIRouter(tags=["models"])
@@ -24,7 +24,7 @@ def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
         classes=list(source.class_names), sizes=encode.sizes(config),
         temperature=source.temperature, temperature_range=list(source.temperature_range),
         attempts=source.attempts, limits=source.limits,
-        class_agreement=source.class_agreement,
+        class_agreement=source.class_agreement, board=Board(**source.board),
         aliases=[alias for alias, name in aliases.items() if name == served.name],
         state_bytes=source.net.attention.state_bytes, slots=served.slots)
 

@@ -10,8 +10,8 @@ import pytest
 from linpix.server.web.routes.page import STATIC
 
 OURS = {"VENDORED.md", "favicon.svg", "index.html", "page.css", "page.js", "service.js", "parts.js", "gallery.js",
-        "samples.js", "visit.js", "editor.js", "completion.js", "upload.js", "photograph.js", "likelihood.js",
-        "race.js", "now.js"}
+        "samples.js", "editor.js", "completion.js", "upload.js",
+        "race.js"}
 LOADS = {"src", "href", "srcset", "action", "formaction", "poster", "data"}  # attributes that name another resource
 
 
