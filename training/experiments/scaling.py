@@ -19,8 +19,8 @@ from linpix.model.attention import attention_for
 from linpix.model.config import AttentionKind, ModelConfig
 
 from ..run import setting
-from . import Experiment, check_kinds, colour
-from .apart import in_a_process, on_gpu, peak_of, wait
+from . import Experiment, check_kinds
+from .lengths import Curve, draw_lengths, exponent, in_a_process, medians, on_gpu, peak_of, tables_of, wait
 from .record import Row, Sitting, table
 
 BARS = {"linear": 1.1, "lsh": 1.3}  # largest expected exponents of time and memory, at the longest lengths
@@ -176,36 +176,16 @@ class Study(Experiment):
     def _rows(self) -> list[Row]:
         return self.record.tables["results"]
 
-    def curve(self, kind: str, what: str) -> list[tuple[int, float]]:
-        """(N, median over rounds of seconds or bytes per sequence), for the lengths that fitted."""
-        found: dict[int, list[float]] = {}
-        for row in self._rows():
-            if row["kind"] == kind and row[what] is not None:
-                found.setdefault(row["length"], []).append(max(row[what], 1e-9))
-        return sorted((length, statistics.median(values)) for length, values in found.items())
+    def curve(self, kind: str, what: str) -> Curve:
+        return medians(self._rows(), kind, what)
 
     def draw(self, figure: Any) -> None:
         figure.set_size_inches(10, 4.5)
-        for axes, what, unit, size in zip(figure.subplots(1, 2), ("seconds", "bytes"), ("ms", "MiB"), (1e-3, 2**20),
-                                          strict=True):
-            for kind in self.settings.kinds:
-                curve = self.curve(kind, what)
-                axes.loglog([length for length, _ in curve], [value / size for _, value in curve], marker="o",
-                            markersize=4, label=kind, color=colour(kind), base=2)
-            axes.set_yscale("log")
-            axes.set(xlabel="sequence length N", ylabel=f"{unit} a sequence",
-                     title="time" if what == "seconds" else "peak memory")
-            axes.legend()
+        draw_lengths(figure.subplots(1, 2), self.settings.kinds, self._rows())
 
     def summary(self) -> str:
         s = self.settings
-        tables = []
-        for what, unit, size in (("seconds", "ms", 1e-3), ("bytes", "MiB", 2**20)):
-            rows = []
-            for kind in s.kinds:
-                curve = dict(self.curve(kind, what))
-                rows.append([kind, *(f"{curve[N] / size:.4g}" if N in curve else "-" for N in s.lengths)])
-            tables.append(table([f"{unit} a sequence", *(f"N = {length:,}" for length in s.lengths)], rows))
+        tables = tables_of(s.kinds, s.lengths, self._rows())
         slopes = []
         for kind in s.kinds:
             time_, memory = (exponent(self.curve(kind, what)) for what in ("seconds", "bytes"))
@@ -234,12 +214,3 @@ Exponents are slopes of log time and log memory over log N for the last two doub
 
 {tables[2]}
 """
-
-
-def exponent(curve: list[tuple[int, float]]) -> str:
-    """Slope of the logarithms by least squares over the last two doublings, with their lengths, as text."""
-    if len(curve) < 2:
-        return "-"
-    last = curve[-3:]
-    slope = statistics.linear_regression([math.log(x) for x, _ in last], [math.log(y) for _, y in last]).slope
-    return f"{slope:.2f} (N = {last[0][0]:,} to {last[-1][0]:,})"

@@ -1,8 +1,10 @@
-"""Measurements of time and peak memory, each in a process of its own."""
+"""Time and peak memory by length: each measured in a process of its own, and their tables and plots."""
 
+import math
 import multiprocessing
 import resource
 import signal
+import statistics
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,9 +14,12 @@ from typing import Any
 
 import torch
 
-from .record import Sitting
+from . import colour
+from .record import Row, Sitting, table
 
-Measured = tuple[float, int]  # seconds, bytes
+MEASURES = (("seconds", "ms", 1e-3), ("bytes", "MiB", 2**20))  # column, unit shown, and its size
+Measured = tuple[float, int]    # seconds, bytes
+Curve = list[tuple[int, float]]  # length, seconds or bytes
 
 
 def in_a_process(measure: Callable[..., Measured], arguments: tuple[Any, ...], sitting: Sitting, what: str,
@@ -94,3 +99,45 @@ def _child(answer: Connection, measure: Callable[..., Measured], arguments: tupl
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         answer.send(None)
+
+
+def medians(rows: list[Row], kind: str, what: str) -> Curve:
+    """Length and median over rounds of seconds or bytes, for the lengths that fitted."""
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        if row["kind"] == kind and row[what] is not None:
+            found.setdefault(row["length"], []).append(max(row[what], 1e-9))
+    return sorted((length, statistics.median(values)) for length, values in found.items())
+
+
+def draw_lengths(both: Any, kinds: tuple[str, ...], rows: list[Row]) -> None:
+    """Plot time and memory of a sequence by its length on two matplotlib axes."""
+    for axes, (what, unit, size) in zip(both, MEASURES, strict=True):
+        for kind in kinds:
+            curve = medians(rows, kind, what)
+            axes.loglog([length for length, _ in curve], [value / size for _, value in curve], marker="o",
+                        markersize=4, label=kind, color=colour(kind), base=2)
+        axes.set_yscale("log")
+        axes.set(xlabel="sequence length N", ylabel=f"{unit} a sequence",
+                 title="time" if what == "seconds" else "peak memory")
+        axes.legend()
+
+
+def tables_of(kinds: tuple[str, ...], lengths: list[int], rows: list[Row]) -> list[str]:
+    """Markdown tables of time and memory of a sequence by its length."""
+    tables = []
+    for what, unit, size in MEASURES:
+        curves = {kind: dict(medians(rows, kind, what)) for kind in kinds}
+        tables.append(table([f"{unit} a sequence", *(f"N = {length:,}" for length in lengths)], [
+            [kind, *(f"{curve[N] / size:.4g}" if N in curve else "-" for N in lengths)]
+            for kind, curve in curves.items()]))
+    return tables
+
+
+def exponent(curve: Curve) -> str:
+    """Slope of the logarithms by least squares over the last two doublings, with their lengths, as text."""
+    if len(curve) < 2:
+        return "-"
+    last = curve[-3:]
+    slope = statistics.linear_regression([math.log(x) for x, _ in last], [math.log(y) for _, y in last]).slope
+    return f"{slope:.2f} (N = {last[0][0]:,} to {last[-1][0]:,})"
