@@ -13,8 +13,7 @@ from torch import nn
 
 from linpix.__main__ import main
 from linpix.training.experiments import speech as speaking
-from linpix.training.experiments.record import Record
-from linpix.training.experiments.speech import BothWays, Listener, Recogniser, Speech
+from linpix.training.experiments.speech import BothWays, Listener, Recogniser, Speech, halvings
 from linpix.training.experiments.tokens import Recipe
 from linpix.training.experiments.utterances import (
     BANDS,
@@ -51,7 +50,7 @@ def test_a_sentence_has_one_to_three_clauses_of_the_grammar():
 @speaks
 def test_phonemes_are_those_spoken_without_marks_of_stress_and_length():
     samples, phonemes = spoken("the tiny bird", "m1", 160, 50)
-    assert phonemes == ["ð", "ə", "t", "aɪ", "n", "i", "b", "ɜ", "d"]
+    assert phonemes == ["ð", "ə", "t", "aɪ", "n", "i", "b", "ɜ", "d"]  # noqa: RUF001
     assert 0.5 < len(samples) / RATE < 2
     assert 0.1 < samples.abs().max() <= 1
 
@@ -72,11 +71,12 @@ def test_a_recording_is_a_function_of_its_key_and_voices_differ():
 def test_a_tone_is_in_the_band_of_its_frequency_every_ten_milliseconds():
     high = torch.arange(RATE) > RATE // 2
     frequency = torch.where(high, 3_000.0, 500.0)
-    frames = features(torch.sin(2 * torch.pi * torch.arange(RATE) * frequency / RATE) + 1e-3 * torch.randn(RATE)).float()
+    tone = torch.sin(2 * torch.pi * torch.arange(RATE) * frequency / RATE)
+    frames = features(tone + 1e-3 * torch.randn(RATE)).float()
     assert frames.shape == (RATE // HOP + 1, BANDS)
     assert abs(HOP / RATE - 0.01) < 1e-4
     torch.testing.assert_close(frames.mean(0), torch.zeros(BANDS), rtol=0, atol=1e-2)
-    bands = [int(mel_bands()[round(tone / RATE * 1024)].argmax()) for tone in (500, 3_000)]
+    bands = [int(mel_bands()[round(f / RATE * 1024)].argmax()) for f in (500, 3_000)]
     assert bands[0] < bands[1]
     for band, second_half in zip(bands, (False, True), strict=True):
         assert (frames[60:, band].mean() > frames[:40, band].mean() + 1) == second_half
@@ -172,14 +172,11 @@ def test_an_epoch_has_every_recording_once_in_another_order_and_held_out_sentenc
 
 @speaks
 def test_a_tiny_run_learns(tmp_path):
-    settings = dataclasses.replace(TINY, recordings=64, epochs=12, batch=4, width=64, hidden=64, learning_rate=4e-3)
+    settings = dataclasses.replace(TINY, kinds=("linear",), recordings=96, held_out=8, epochs=20, batch=8, layers=2,
+                                   width=64, learning_rate=3e-3)
     assert run("speech", settings, tmp_path / "out")
-    for kind in settings.kinds:
-        losses = [float(row["loss"]) for row in rows(tmp_path / "out", "learning") if row["kind"] == kind]
-        errors = [float(row["sentences"]) for row in rows(tmp_path / "out", "results") if row["kind"] == kind]
-        print(kind, losses, errors)
-        assert losses[-1] < 2.5 < losses[0]
-        assert errors[-1] < 0.8
+    errors = [float(row["sentences"]) for row in rows(tmp_path / "out", "results")]
+    assert errors[-1] < 0.8 < errors[9]
 
 
 @speaks
@@ -207,8 +204,8 @@ def test_one_that_is_interrupted_ends_as_one_that_is_not(tmp_path):
     assert len(json.loads((tmp_path / "parts/experiment.json").read_text())["sittings"]) == 5
 
 
-def test_the_learning_rate_is_halved_after_errors_that_did_not_fall_and_falls_to_zero_at_the_end():
-    speech = SimpleNamespace(settings=dataclasses.replace(TINY, epochs=9), numbers={"a": 1}, batches=None)
+def test_the_learning_rate_is_halved_and_falls_to_zero_at_the_end():
+    speech = SimpleNamespace(settings=dataclasses.replace(TINY, epochs=9), numbers={"a": 1}, batches=len)
     learner = Listener("linear", speech, Recipe(updates=0, drop=0, batch=4, learning_rate=1.0, seed=0, compile=False))
     learner.halvings = 2
     rates = []
@@ -217,14 +214,20 @@ def test_the_learning_rate_is_halved_after_errors_that_did_not_fall_and_falls_to
     assert rates == pytest.approx([0.25, 0.25, 0.25, 0.25 / 9, 0])
 
 
+def test_errors_that_do_not_fall_halve_the_learning_rate_once_half_of_the_phonemes_are_right():
+    errors = [0.9, 1.0, 0.6, 0.7, 0.4, 0.3, 0.35, 0.3, 0.2]
+    assert [halvings(errors[:count]) for count in range(10)] == [0, 0, 0, 0, 0, 0, 0, 1, 2, 2]
+
+
 @speaks
 def test_halvings_are_counted_from_the_rows(tmp_path, monkeypatch):
-    halvings = []
-    monkeypatch.setattr(speaking, "learn", lambda kind, learner, *_: halvings.append(learner.halvings) or True)
-    errors = iter([0.5, 0.1, 0.6, 0.1, 0.4, 0.1, 0.3, 0.1, 0.35, 0.1, 0.3, 0.1, 0.2, 0.1])
+    counted = []
+    monkeypatch.setattr(speaking, "learn", lambda kind, learner, *_: counted.append(learner.halvings) or True)
+    errors = iter([0.4, 0.1, 0.4, 0.1, 0.3, 0.1, 0.3, 0.1])  # of sentences, and of voices
     monkeypatch.setattr(Speech, "error_rate", lambda *_: next(errors))
-    assert work("speech", dataclasses.replace(TINY, kinds=("linear",), epochs=7), tmp_path / "out", Steps(10**6))
-    assert halvings == [0, 0, 1, 1, 1, 2, 3]
+    settings = dataclasses.replace(TINY, kinds=("linear",), epochs=4, shortest=32)
+    assert work("speech", settings, tmp_path / "out", Steps(10**6))
+    assert counted == [0, 0, 1, 1]
 
 
 def test_without_espeak_the_error_says_how_to_install_it(tmp_path, monkeypatch, capsys):
@@ -236,7 +239,7 @@ def test_without_espeak_the_error_says_how_to_install_it(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"kinds": ("full",)}, "kinds must be a list from .*lstm; got 'full'"), ({"width": 15}, "multiple of heads"),
-    ({"epochs": 0}, "epochs must be at least 1, got 0"), ({"learning_rate": 0.0}, "above 0, got 0.0")])
+    ({"epochs": 0}, "epochs must be at least 1 .*got 0"), ({"learning_rate": 0.0}, "above 0, got 0.0")])
 def test_settings_that_cannot_work_are_refused_with_their_value(changes, words):
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(TINY, **changes)
