@@ -37,7 +37,7 @@ class Settings:
                                      "lstm for a bidirectional LSTM")
     recordings: int = setting(6_000, "recordings to train on")
     held_out: int = setting(300, "recordings of other sentences to evaluate on, and as many again in other voices")
-    epochs: int = setting(15, "passes over the recordings, of each kind")
+    epochs: int = setting(12, "passes over the recordings, of each kind")
     batch: int = setting(16, "recordings per update")
     learning_rate: float = setting(1e-3, "first learning rate of RAdam (the paper: 1e-4), and of Adam for lstm (1e-3)")
     layers: int = setting(6, "layers of the transformers; the paper has 9")
@@ -258,7 +258,7 @@ class Study(Experiment):
             rows.append([kind, f"{weights / 1e6:.2f} million", str(len(errors)),
                          *(f"{100 * errors[-1][name]:.2f}" if errors else "-" for name in ("sentences", "voices")),
                          f"{s.updates * update_s(learning):,.0f}" if learning else "-",
-                         *(f"{value:,}" for value in PAPER.get(kind, ("-", "-")))])
+                         *([f"{value:,}" for value in PAPER[kind]] if kind in PAPER else ["-", "-"])])
         time, memory = tables_of(s.kinds, s.lengths, lengths)
         slopes = [[kind, *(exponent(medians(lengths, kind, of)) for of in ("seconds", "bytes"))] for kind in s.kinds]
         return f"""\
@@ -274,9 +274,10 @@ after the last epoch: for {s.held_out} recordings of other sentences, which also
 {table(["", "parameters", "epochs", "other sentences", "other voices too", "s an epoch", "paper", "paper: s an epoch"],
        rows)}
 
-Time and memory of the loss and its gradients, in batches of {s.longest:,} frames. N is in frames. Memory is the peak
-beyond weights and input, with the weights' gradients. softmax never keeps its whole matrix. Exponents are slopes of log
-time and log memory over log N for the last two doublings.
+Time and memory of the loss and its gradients for a sequence of N frames, in batches of {s.longest:,} frames. Memory is
+the peak beyond weights and input, with the weights' gradients. softmax never keeps its whole matrix. lstm goes through
+a sequence step by step, so it is slower where a batch has few sequences. Exponents are slopes of log time and log
+memory over log N for the last two doublings.
 
 {time}
 
