@@ -99,8 +99,8 @@ class Recogniser(nn.Module):
         """Log-probabilities (B, T, 1 + symbols) of no phoneme and of each one, and lengths in tokens. See Batch."""
         x, lengths = F.gelu(self.input(frames.mT)).mT, -(-lengths // STRIDE)
         if self.whole:
-            angles = torch.arange(x.shape[1])[:, None] * 1e-4 ** torch.linspace(0, 1, x.shape[2] // 2)
-            x = x + torch.cat([angles.sin(), angles.cos()], -1)
+            angles = torch.arange(x.shape[1])[:, None] * 1e-4 ** torch.linspace(0, 1, -(-x.shape[2] // 2))
+            x = x + torch.cat([angles.sin(), angles.cos()], -1)[:, :x.shape[2]]
         for index, layer in enumerate(self.layers):
             x = layer(x, index, functools.partial(self.whole, lengths=lengths, training=self.training)) \
                 if self.whole else layer(x, lengths)
@@ -178,7 +178,7 @@ def halvings(errors: list[float]) -> int:
 
 
 def update_of(settings: Settings, kind: str, frames: int) -> tuple[float, int]:
-    """Processor seconds and peak bytes of one batch's loss and gradients, its sequences having this many frames."""
+    """Processor seconds and peak bytes of loss and gradients, for a sequence of this many frames in a batch."""
     net, count = Recogniser(settings, kind, 50), settings.longest // frames
     batch = (torch.randn(count, frames, BANDS), torch.full((count,), frames),
              torch.randint(1, 51, (count, frames // 8)).tolist())
@@ -191,7 +191,7 @@ def update_of(settings: Settings, kind: str, frames: int) -> tuple[float, int]:
 
     call()  # libraries initialise themselves
     peak = peak_of(call)
-    return statistics.median(call() for _ in range(3)), peak
+    return statistics.median(call() for _ in range(3)) / count, peak // count
 
 
 class Study(Experiment):
@@ -211,8 +211,7 @@ class Study(Experiment):
                 found = None if sitting.over else in_a_process(update_of, (s, kind, length), sitting, kind)
                 if found is None:
                     return False
-                seconds, peak = found[0] * length / s.longest, found[1] * length // s.longest
-                self.record.add("lengths", round=round_, kind=kind, length=length, seconds=seconds, bytes=peak)
+                self.record.add("lengths", round=round_, kind=kind, length=length, seconds=found[0], bytes=found[1])
                 self.record.save()
         return self._train(sitting)
 
