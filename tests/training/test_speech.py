@@ -13,6 +13,7 @@ from torch import nn
 
 from linpix.__main__ import main
 from linpix.training.experiments import speech as speaking
+from linpix.training.experiments.lengths import in_a_process
 from linpix.training.experiments.speech import BothWays, Listener, Recogniser, Speech, halvings
 from linpix.training.experiments.tokens import Recipe
 from linpix.training.experiments.utterances import (
@@ -179,6 +180,15 @@ def test_a_tiny_run_learns(tmp_path):
     assert errors[-1] < 0.8 < errors[9]
 
 
+def test_a_sequence_of_twice_the_length_needs_twice_the_memory_of_linear_attention():
+    """Measured in processes of their own, as the experiment does. One sequence of 3,200 frames, then two of 1,600."""
+    settings = dataclasses.replace(TINY, width=64, layers=2, longest=3200)
+    long, short = (in_a_process(speaking.update_of, (settings, "linear", length), Steps(1), "linear")[1]
+                   for length in (3200, 1600))
+    assert 2**20 < short < long
+    assert 1.5 < long / short < 2.5
+
+
 @speaks
 def test_it_leaves_tables_a_plot_and_a_summary_with_the_papers_figures(tmp_path):
     settings = dataclasses.replace(TINY, kinds=("linear", "lsh-2", "lstm"))
@@ -205,14 +215,15 @@ def test_one_that_is_interrupted_ends_as_one_that_is_not(tmp_path):
     assert len(json.loads((tmp_path / "parts/experiment.json").read_text())["sittings"]) == 5
 
 
-def test_the_learning_rate_is_halved_and_falls_to_zero_at_the_end():
+@pytest.mark.parametrize(("kind", "of_adam"), [("linear", 1), ("lstm", 0.5)])
+def test_the_learning_rate_is_halved_and_falls_to_zero_at_the_end(kind, of_adam):
     speech = SimpleNamespace(settings=dataclasses.replace(TINY, epochs=9), numbers={"a": 1}, batches=len)
-    learner = Listener("linear", speech, Recipe(updates=0, drop=0, batch=4, learning_rate=1.0, seed=0, compile=False))
+    learner = Listener(kind, speech, Recipe(updates=0, drop=0, batch=4, learning_rate=1.0, seed=0, compile=False))
     learner.halvings = 2
     rates = []
     for learner.update in (0, 17, 18, 26, 27):
         rates.append(learner.learning_rate)
-    assert rates == pytest.approx([0.25, 0.25, 0.25, 0.25 / 9, 0])
+    assert rates == pytest.approx([of_adam * rate for rate in (0.25, 0.25, 0.25, 0.25 / 9, 0)])
 
 
 def test_errors_that_do_not_fall_halve_the_learning_rate_once_half_of_the_phonemes_are_right():

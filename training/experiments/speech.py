@@ -39,7 +39,8 @@ class Settings:
     held_out: int = setting(300, "recordings of other sentences to evaluate on, and as many again in other voices")
     epochs: int = setting(12, "passes over the recordings, of each kind")
     batch: int = setting(16, "recordings per update")
-    learning_rate: float = setting(1e-3, "first learning rate of RAdam (the paper: 1e-4), and of Adam for lstm (1e-3)")
+    learning_rate: float = setting(2e-3, "first learning rate of RAdam (the paper: 1e-4); Adam, for lstm, has half of "
+                                         "it (the paper: 1e-3)")
     layers: int = setting(6, "layers of the transformers; the paper has 9")
     heads: int = setting(4, "heads of each layer; the paper has 6")
     width: int = setting(128, "width of the transformers; the feed-forward layers have four times as much")
@@ -168,8 +169,8 @@ class Listener(Learner):
     @property
     def learning_rate(self) -> float:
         """Halved when the error stopped falling, as in the paper. In the last third it also falls, to zero."""
-        s = self.speech.settings
-        return self.recipe.learning_rate * 0.5**self.halvings * min(1.0, 3 - 3 * self.update / (s.epochs * s.updates))
+        s, first = self.speech.settings, self.recipe.learning_rate * (0.5 if self.net.whole is None else 1)
+        return first * 0.5**self.halvings * min(1.0, 3 - 3 * self.update / (s.epochs * s.updates))
 
 
 def halvings(errors: list[float]) -> int:
@@ -180,16 +181,16 @@ def halvings(errors: list[float]) -> int:
 def update_of(settings: Settings, kind: str, frames: int) -> tuple[float, int]:
     """Processor seconds and peak bytes of loss and gradients, for a sequence of this many frames in a batch."""
     net, count = Recogniser(settings, kind, 50), settings.longest // frames
-    batch = (torch.randn(count, frames, BANDS), torch.full((count,), frames),
-             torch.randint(1, 51, (count, frames // 8)).tolist())
 
-    def call() -> float:
+    def call(count: int = count, frames: int = frames) -> float:
+        batch = (torch.randn(count, frames, BANDS), torch.full((count,), frames),
+                 torch.randint(1, 51, (count, frames // 8)).tolist())
         net.zero_grad()
         began = clock()
         net.loss(batch).backward()
         return clock() - began
 
-    call()  # libraries initialise themselves
+    call(1, min(frames, 64))  # libraries initialise themselves; the whole batch would leave memory to the next call
     peak = peak_of(call)
     return statistics.median(call() for _ in range(3)) / count, peak // count
 
@@ -274,7 +275,7 @@ after the last epoch: for {s.held_out} recordings of other sentences, which also
        rows)}
 
 Time and memory of the loss and its gradients for a sequence of N frames, in batches of {s.longest:,} frames. Memory is
-the peak beyond weights and input, with the weights' gradients. softmax never keeps its whole matrix. lstm goes through
+the peak beyond weights, with their gradients. softmax never keeps its whole matrix. lstm goes through
 a sequence step by step, so it is slower where a batch has few sequences. Exponents are slopes of log time and log
 memory over log N for the last two doublings.
 
