@@ -1,5 +1,6 @@
 """Time and peak memory by length: each measured in a process of its own, and their tables and plots."""
 
+import ctypes
 import math
 import multiprocessing
 import resource
@@ -66,6 +67,8 @@ def peak_of(call: Callable[[], object]) -> int:
         return torch.cuda.max_memory_allocated() - allocated
     peak = 0
     for _ in range(5):
+        with suppress(AttributeError, OSError):  # not glibc
+            ctypes.CDLL(None).malloc_trim(0)  # else memory that earlier calls freed counts as allocated before
         before = _resident(reset=True)
         call()
         after = _resident()
