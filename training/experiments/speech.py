@@ -22,7 +22,7 @@ from . import Experiment, check_kinds, colour
 from .lengths import draw_lengths, exponent, in_a_process, medians, peak_of, tables_of
 from .record import Row, Sitting, table
 from .tokens import Learner, Recipe, check_numbers, clock, learn, update_s
-from .utterances import BANDS, OTHER_VOICES, VOICES, Utterance, check_espeak, edits, utterances
+from .utterances import BANDS, OTHER_VOICES, VOICES, Utterance, edits, espeak, utterances
 
 STRIDE = 2  # frames of a token; the paper has 1
 PAPER = {"linear": (8.08, 824), "softmax": (5.12, 2711), "lsh-4": (9.33, 2250), "lstm": (10.94, 1047)}  # %, s an epoch
@@ -131,9 +131,9 @@ class Speech:
 
     def batches(self, epoch: int) -> list[list[Utterance]]:
         """All recordings to train on, in batches of similar lengths."""
-        random, size = np.random.default_rng((self.settings.seed, epoch)), self.settings.batch
-        order = sorted(self.train, key=lambda one: len(one[0]) * random.uniform(0.9, 1.1))
-        return [order[at * size:(at + 1) * size] for at in random.permutation(self.settings.updates)]
+        draws, size = np.random.default_rng((self.settings.seed, epoch)), self.settings.batch
+        order = sorted(self.train, key=lambda one: len(one[0]) * draws.uniform(0.9, 1.1))
+        return [order[at * size:(at + 1) * size] for at in draws.permutation(self.settings.updates)]
 
     @torch.no_grad()
     def error_rate(self, net: Recogniser, held_out: list[Utterance]) -> float:
@@ -205,7 +205,7 @@ class Study(Experiment):
     settings: Settings
 
     def work(self, sitting: Sitting) -> bool:
-        check_espeak()
+        espeak()  # before anything is measured
         s, done = self.settings, {(row["round"], row["length"], row["kind"]) for row in self.record.tables["lengths"]}
         for round_, length, kind in itertools.product(range(s.rounds), s.lengths, s.kinds):
             if (round_, length, kind) not in done:

@@ -38,23 +38,24 @@ PATTERNS = ("whose who did whose what", "whose how who did whose what when", "wh
 Utterance = tuple[Tensor, list[str]]  # (frames, BANDS) float16, phonemes
 
 
-def sentence(random: np.random.Generator) -> str:
+def sentence(draws: np.random.Generator) -> str:
     """One to three clauses, such as `the old sailor saw a bridge but every king forgot my hat`."""
-    clauses = [PATTERNS[random.integers(len(PATTERNS))] for _ in range(random.integers(1, 4))]
-    return " ".join(WORDS[kind][random.integers(len(WORDS[kind]))] for kind in " and ".join(clauses).split())
+    clauses = [PATTERNS[draws.integers(len(PATTERNS))] for _ in range(draws.integers(1, 4))]
+    return " ".join(WORDS[kind][draws.integers(len(WORDS[kind]))] for kind in " and ".join(clauses).split())
 
 
-def check_espeak() -> None:
-    """Raise ValueError if espeak-ng is not installed."""
-    if which("espeak-ng") is None:
+def espeak() -> str:
+    """The path of espeak-ng. Raises ValueError if it is not installed."""
+    if (path := which("espeak-ng")) is None:
         raise ValueError("the experiment speech needs espeak-ng, which speaks the sentences, and it is not installed; "
                          "run: apt-get install espeak-ng")
+    return path
 
 
 def spoken(text: str, voice: str, words_a_minute: int, pitch: int) -> tuple[Tensor, list[str]]:
     """Samples (-1 to 1) and phonemes, without marks of stress and length. pitch: 0 to 99."""
     with tempfile.NamedTemporaryFile(suffix=".wav") as file:
-        told = subprocess.run(["espeak-ng", "-v", f"en-us+{voice}", "-s", str(words_a_minute), "-p", str(pitch), "-z",
+        told = subprocess.run([espeak(), "-v", f"en-us+{voice}", "-s", str(words_a_minute), "-p", str(pitch), "-z",
                                "--ipa", "--sep= ", "-w", file.name, text], capture_output=True, text=True, check=True)
         with wave.open(file.name) as sound:
             samples = np.frombuffer(sound.readframes(sound.getnframes()), np.int16)
@@ -83,13 +84,13 @@ def utterance(*key: int, voices: tuple[str, ...]) -> Utterance:
 
     Speed is that of a tape, 0.9 to 1.1, which changes pitch and formants too. Noise is 5 to 30 dB below the speech.
     """
-    random = np.random.default_rng(key)
-    samples, phonemes = spoken(sentence(random), voices[random.integers(len(voices))], int(random.integers(130, 221)),
-                               int(random.integers(25, 76)))
-    sound = F.interpolate(samples[None, None], scale_factor=1 / random.uniform(0.9, 1.1), mode="linear")[0, 0]
-    white = torch.from_numpy(random.standard_normal(len(sound) + 1).astype(np.float32))
-    noise = white[1:] + random.uniform(0, 0.9) * white[:-1]
-    return features(sound + noise * sound.std() / noise.std() * 10 ** (-random.uniform(5, 30) / 20)), phonemes
+    draws = np.random.default_rng(key)
+    samples, phonemes = spoken(sentence(draws), voices[draws.integers(len(voices))], int(draws.integers(130, 221)),
+                               int(draws.integers(25, 76)))
+    sound = F.interpolate(samples[None, None], scale_factor=1 / draws.uniform(0.9, 1.1), mode="linear")[0, 0]
+    white = torch.from_numpy(draws.standard_normal(len(sound) + 1).astype(np.float32))
+    noise = white[1:] + draws.uniform(0, 0.9) * white[:-1]
+    return features(sound + noise * sound.std() / noise.std() * 10 ** (-draws.uniform(5, 30) / 20)), phonemes
 
 
 def utterances(count: int, *key: int, voices: tuple[str, ...]) -> list[Utterance]:
