@@ -61,6 +61,11 @@ def side_by_side(slots: Tensor) -> slice | None:
     return slice(first, first + len(slots)) if others == [*range(first + 1, first + len(slots))] else None
 
 
+def present(lengths: Tensor, longest: int) -> Tensor:
+    """Which tokens are not padding, (B, longest) bool. lengths: (B,) int64."""
+    return torch.arange(longest, device=lengths.device) < lengths[:, None]
+
+
 class Attention(ABC):
     """One kind of attention with one configuration."""
 
@@ -75,6 +80,14 @@ class Attention(ABC):
     @abstractmethod
     def parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False) -> Tensor:
         """Attend causally over a whole sequence. q, k: (B, H, T, D) · v: (B, H, T, M) · returns (B, H, T, M)."""
+
+    @abstractmethod
+    def whole(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, training: bool = False) -> Tensor:
+        """Attend over whole sequences, to later tokens too (equations 2 to 6). Shapes as in parallel.
+
+        lengths: (B,) int64, tokens of each sequence, at least 1. The tokens after them are padding: they must be
+        finite, no token attends to them, and their results mean nothing.
+        """
 
     def packed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
         """Attend causally over sequences packed one after the other, for models with ModelConfig.packed.

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..config import ModelConfig
-from . import Attention, State, side_by_side
+from . import Attention, State, present, side_by_side
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -91,6 +91,9 @@ class SoftmaxAttention(Attention):
 
     def parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False) -> Tensor:
         return softmax_attention(q, k, v)
+
+    def whole(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, training: bool = False) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=present(lengths, k.shape[2])[:, None, None])
 
     @property
     def state_bytes(self) -> int:

@@ -24,7 +24,15 @@ from linpix.training.experiments import ExperimentName, conduct, scaling, study
 from linpix.training.experiments import copy as copying
 from linpix.training.experiments import duplication as duplicating
 from linpix.training.experiments.record import Record, Sitting
-from linpix.training.experiments.tokens import Duplication, Learner, Recipe, TokenModel, kind_config, learn, update_s
+from linpix.training.experiments.tokens import (
+    Duplication,
+    Recipe,
+    TokenModel,
+    WordLearner,
+    kind_config,
+    learn,
+    update_s,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -265,7 +273,7 @@ def test_rows_after_the_last_save_of_the_weights_are_made_again(tmp_path):
     def sitting(steps: int) -> list[dict[str, object]]:
         record = Record(tmp_path / "out", "copy", COPY, copying.Study.tables)
         record.begin("test", Steps(0))
-        learn(kind, Learner(COPY.config(kind), COPY.task, recipe), record, Steps(steps))
+        learn(kind, WordLearner(COPY.config(kind), COPY.task, recipe), record, Steps(steps))
         return record.tables["learning"]
 
     sitting(30)

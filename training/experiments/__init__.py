@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal, get_args
 
 from .record import Record, Sitting
 
-ExperimentName = Literal["scaling", "copy", "duplication"]
+ExperimentName = Literal["scaling", "copy", "duplication", "speech"]
 _COLOURS = {"linear": "#1a9e77", "softmax": "#d9622b", "softmax-matrix": "#e6a03c", "full": "#2a8fd8",
-            "lsh-1": "#b07cc6", "lsh-2": "#8c564b", "lsh-4": "#b8960c"}
+            "lsh-1": "#b07cc6", "lsh-2": "#8c564b", "lsh-4": "#b8960c", "lstm": "#555555"}
 
 
 def colour(kind: str) -> str | None:

@@ -13,8 +13,8 @@ from .tokens import (
     EVERY,
     FIELDS,
     Duplication,
-    Learner,
     Recipe,
+    WordLearner,
     check_numbers,
     kind_config,
     learn,
@@ -73,7 +73,7 @@ class Study(Experiment):
         for kind in s.kinds:
             if self._done(kind):
                 continue
-            if not learn(kind, Learner(s.config(kind), s.task, recipe), self.record, sitting):
+            if not learn(kind, WordLearner(s.config(kind), s.task, recipe), self.record, sitting):
                 return False
         return True
 

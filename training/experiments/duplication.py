@@ -15,9 +15,9 @@ from .record import Sitting, table
 from .tokens import (
     FIELDS,
     Duplication,
-    Learner,
     Recipe,
     TokenModel,
+    WordLearner,
     check_numbers,
     kind_config,
     learn,
@@ -78,7 +78,7 @@ class Study(Experiment):
         for kind in s.kinds:
             if set(self.accuracies(kind)) == set(EVALUATED):
                 continue
-            learner = Learner(s.config(kind), s.task, recipe)
+            learner = WordLearner(s.config(kind), s.task, recipe)
             if not learn(kind, learner, self.record, sitting):
                 return False
             for other in EVALUATED:

@@ -2,17 +2,11 @@
 
 import itertools
 import math
-import multiprocessing
 import os
-import resource
-import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
@@ -25,7 +19,8 @@ from linpix.model.attention import attention_for
 from linpix.model.config import AttentionKind, ModelConfig
 
 from ..run import setting
-from . import Experiment, check_kinds, colour
+from . import Experiment, check_kinds
+from .lengths import Curve, draw_lengths, exponent, in_a_process, medians, on_gpu, peak_of, tables_of, wait
 from .record import Row, Sitting, table
 
 BARS = {"linear": 1.1, "lsh": 1.3}  # largest expected exponents of time and memory, at the longest lengths
@@ -100,74 +95,21 @@ def measure(settings: Settings, kind: str, length: int, batch: int) -> tuple[flo
 
     def call(length: int | None = None) -> float:
         mine = [x[:, :, :length].detach().requires_grad_() for x in (q, k, v)]
-        _wait()
+        wait()
         began = time.perf_counter()
         y = matrix_attention(*mine) if kind == "softmax-matrix" else attention.parallel(0, *mine, training=True)
         y.backward(out[:, :, :length])
-        _wait()
+        wait()
         return time.perf_counter() - began
 
     call(min(length, 64))  # libraries initialise themselves
-    peak = _peak_of(call)
+    peak = peak_of(call)
     return statistics.median(call() for _ in range(settings.calls)), peak
-
-
-def _on_gpu() -> bool:
-    return torch.get_default_device().type == "cuda"
-
-
-def _wait() -> None:
-    if _on_gpu():
-        torch.cuda.synchronize()
-
-
-def _peak_of(call: Callable[[], object]) -> int:
-    """Peak bytes of a call, beyond those allocated before it."""
-    if _on_gpu():
-        torch.cuda.reset_peak_memory_stats()
-        allocated = torch.cuda.memory_allocated()
-        call()
-        return torch.cuda.max_memory_allocated() - allocated
-    peak = 0
-    for _ in range(5):
-        before = _resident(reset=True)
-        call()
-        after = _resident()
-        peak = max(0, after["VmHWM"] - after["RssFile"] - before["RssAnon"])
-        if abs(after["RssFile"] - before["RssFile"]) <= max(2**20, peak / 50):
-            break  # else pages of libraries changed meanwhile, and the peak includes them
-    return peak
-
-
-def _resident(*, reset: bool = False) -> dict[str, int]:
-    """Bytes of this process in memory: peak since the last reset (VmHWM), own (RssAnon), of files (RssFile)."""
-    try:
-        if reset:
-            Path("/proc/self/clear_refs").write_text("5")
-        lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-        names = ("VmHWM:", "RssAnon:", "RssFile:")
-        return {words[0][:-1]: 1024 * int(words[1]) for words in lines if words[0] in names}
-    except OSError:  # not Linux: the peak since the start, from which _peak_of subtracts the earlier peak
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return {"VmHWM": most, "RssAnon": most, "RssFile": 0}
-
-
-def _child(answer: Connection, settings: Settings, kind: str, length: int, batch: int, device: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, this process is killed
-    torch.set_default_device(device)
-    try:
-        answer.send(measure(settings, kind, length, batch))
-    except RuntimeError as error:  # torch has no error type for CPU memory
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
-            raise
-        answer.send(None)
 
 
 def free_bytes() -> int:
     """Bytes of memory that are free now for a new process, or on the GPU."""
-    if _on_gpu():
+    if on_gpu():
         return int(torch.cuda.mem_get_info()[0])
     found = []
     try:
@@ -229,58 +171,21 @@ class Study(Experiment):
 
     def _measured(self, kind: str, length: int, batch: int, sitting: Sitting) -> tuple[float, int] | None:
         """Seconds and bytes of the whole batch; None if they did not fit in memory or the sitting ended."""
-        context = multiprocessing.get_context("spawn")
-        mine, theirs = context.Pipe(duplex=False)
-        device = torch.get_default_device().type
-        process = context.Process(target=_child, args=(theirs, self.settings, kind, length, batch, device), daemon=True)
-        process.start()
-        theirs.close()
-        while process.is_alive() and not mine.poll(0.1):
-            if sitting.stop_requested:
-                process.terminate()
-        try:
-            found: tuple[float, int] | None = mine.recv()
-        except EOFError:
-            found = None
-        process.join()
-        if found is None and process.exitcode not in (0, -signal.SIGKILL, -signal.SIGTERM):
-            raise ChildProcessError(f"measuring {kind} at N = {length} ended with status {process.exitcode}; what it "
-                                    "printed above says why")
-        return found
+        return in_a_process(measure, (self.settings, kind, length, batch), sitting, f"{kind} at N = {length}")
 
     def _rows(self) -> list[Row]:
         return self.record.tables["results"]
 
-    def curve(self, kind: str, what: str) -> list[tuple[int, float]]:
-        """(N, median over rounds of seconds or bytes per sequence), for the lengths that fitted."""
-        found: dict[int, list[float]] = {}
-        for row in self._rows():
-            if row["kind"] == kind and row[what] is not None:
-                found.setdefault(row["length"], []).append(max(row[what], 1e-9))
-        return sorted((length, statistics.median(values)) for length, values in found.items())
+    def curve(self, kind: str, what: str) -> Curve:
+        return medians(self._rows(), kind, what)
 
     def draw(self, figure: Any) -> None:
         figure.set_size_inches(10, 4.5)
-        for axes, what, unit, size in zip(figure.subplots(1, 2), ("seconds", "bytes"), ("ms", "MiB"), (1e-3, 2**20),
-                                          strict=True):
-            for kind in self.settings.kinds:
-                curve = self.curve(kind, what)
-                axes.loglog([length for length, _ in curve], [value / size for _, value in curve], marker="o",
-                            markersize=4, label=kind, color=colour(kind), base=2)
-            axes.set_yscale("log")
-            axes.set(xlabel="sequence length N", ylabel=f"{unit} a sequence",
-                     title="time" if what == "seconds" else "peak memory")
-            axes.legend()
+        draw_lengths(figure.subplots(1, 2), self.settings.kinds, self._rows())
 
     def summary(self) -> str:
         s = self.settings
-        tables = []
-        for what, unit, size in (("seconds", "ms", 1e-3), ("bytes", "MiB", 2**20)):
-            rows = []
-            for kind in s.kinds:
-                curve = dict(self.curve(kind, what))
-                rows.append([kind, *(f"{curve[N] / size:.4g}" if N in curve else "-" for N in s.lengths)])
-            tables.append(table([f"{unit} a sequence", *(f"N = {length:,}" for length in s.lengths)], rows))
+        tables = tables_of(s.kinds, s.lengths, self._rows())
         slopes = []
         for kind in s.kinds:
             time_, memory = (exponent(self.curve(kind, what)) for what in ("seconds", "bytes"))
@@ -309,12 +214,3 @@ Exponents are slopes of log time and log memory over log N for the last two doub
 
 {tables[2]}
 """
-
-
-def exponent(curve: list[tuple[int, float]]) -> str:
-    """Slope of the logarithms by least squares over the last two doublings, with their lengths, as text."""
-    if len(curve) < 2:
-        return "-"
-    last = curve[-3:]
-    slope = statistics.linear_regression([math.log(x) for x, _ in last], [math.log(y) for _, y in last]).slope
-    return f"{slope:.2f} (N = {last[0][0]:,} to {last[-1][0]:,})"

@@ -7,10 +7,11 @@ import os
 import statistics
 import sys
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -100,29 +101,40 @@ def clock() -> float:
     return time.perf_counter() if torch.get_default_device().type == "cuda" else time.process_time()
 
 
-class Learner:
+class Learner(ABC):
     """A model and its optimiser after some updates. The data and hashes of an update depend only on seed and number."""
 
-    def __init__(self, config: ModelConfig, task: Duplication, recipe: Recipe) -> None:
-        torch.manual_seed(recipe.seed)
-        self.net, self.task, self.recipe = TokenModel(config, task), task, recipe
-        self.score = self.net.score
-        if recipe.compile and can_compile():
-            self.score = torch.compile(self.net.score)
-        self.optimizer = torch.optim.RAdam(self.net.parameters(), lr=recipe.learning_rate)
+    measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy")  # of each update: columns of the table `learning`
+    largest_gradient = math.inf  # norm to which longer gradients of an update are scaled
+
+    def __init__(self, net: nn.Module, recipe: Recipe, optimizer: type[torch.optim.Optimizer] = torch.optim.RAdam,
+                 ) -> None:
+        self.net, self.recipe = net, recipe
+        self.optimizer = optimizer(net.parameters(), lr=recipe.learning_rate)  # type: ignore[call-arg]
         self.update, self.seconds = 0, 0.0
-        self.pending: list[tuple[float, float]] = []  # loss and accuracy of the updates since the last row
+        self.pending: list[tuple[float, ...]] = []  # measures of the updates since the last row
+
+    @abstractmethod
+    def measure(self) -> tuple[Tensor, ...]:
+        """The measures of this update; the first one is the loss, to be minimised."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of this update."""
+        return self.recipe.learning_rate * (1.0 if self.update < self.recipe.drop else 0.1)
 
     def step(self) -> None:
-        recipe, began = self.recipe, clock()
+        began = clock()
         for group in self.optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * (1.0 if self.update < recipe.drop else 0.1)
-        torch.manual_seed(recipe.seed * 2**32 + self.update)  # for the hashing
-        loss, accuracy = self.score(self.task.batch(recipe.batch, recipe.seed, 0, self.update))
+            group["lr"] = self.learning_rate
+        torch.manual_seed(self.recipe.seed * 2**32 + self.update)  # for the hashing
+        loss, *others = self.measure()
         self.optimizer.zero_grad()
         loss.backward()
+        if math.isfinite(self.largest_gradient):
+            nn.utils.clip_grad_norm_(self.net.parameters(), self.largest_gradient)
         self.optimizer.step()
-        self.pending.append((float(loss.detach()), float(accuracy)))
+        self.pending.append((float(loss.detach()), *map(float, others)))
         if not math.isfinite(self.pending[-1][0]):
             raise FloatingPointError(f"the loss is not a number at update {self.update}; try a lower --learning-rate "
                                      "and another --out")
@@ -146,13 +158,30 @@ class Learner:
                 self.net.load_state_dict(state["net"])
                 self.optimizer.load_state_dict(state["optimizer"])
                 self.update, self.seconds = int(state["update"]), float(state["seconds"])
-                self.pending = [(float(loss), float(accuracy)) for loss, accuracy in state["pending"]]
+                self.pending = [tuple(map(float, measures)) for measures in state["pending"]]
         except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, UnpicklingError) as error:
             raise ValueError(f"{path} is damaged ({type(error).__name__}); delete it, and the training of {path.stem} "
                              "starts again") from error
         if not same:
             raise ValueError(f"{path} belongs to an experiment with other settings; delete it, and the training of "
                              f"{path.stem} starts again")
+
+
+class WordLearner(Learner):
+    """Learns to say words again."""
+
+    net: TokenModel
+
+    def __init__(self, config: ModelConfig, task: Duplication, recipe: Recipe) -> None:
+        torch.manual_seed(recipe.seed)
+        super().__init__(TokenModel(config, task), recipe)
+        self.score = self.net.score
+        if recipe.compile and can_compile():
+            self.score = torch.compile(self.net.score)
+
+    def measure(self) -> tuple[Tensor, ...]:
+        recipe = self.recipe
+        return self.score(self.net.task.batch(recipe.batch, recipe.seed, 0, self.update))
 
 
 def learn(kind: str, learner: Learner, record: Record, sitting: Sitting, *, save_s: float = SAVE_S) -> bool:
@@ -177,10 +206,10 @@ def learn(kind: str, learner: Learner, record: Record, sitting: Sitting, *, save
             learner.step()
             bar.update()
             if len(learner.pending) == EVERY or learner.update == recipe.updates:
-                loss, accuracy = (sum(part) / len(learner.pending) for part in zip(*learner.pending, strict=True))
-                record.add("learning", kind=kind, update=learner.update, seconds=learner.seconds, loss=loss,
-                           accuracy=accuracy)
-                bar.set_postfix(loss=f"{loss:.4f}")
+                means = [sum(part) / len(learner.pending) for part in zip(*learner.pending, strict=True)]
+                record.add("learning", kind=kind, update=learner.update, seconds=learner.seconds,
+                           **dict(zip(learner.measures, means, strict=True)))
+                bar.set_postfix(loss=f"{means[0]:.4f}")
                 learner.pending = []
             if time.monotonic() - saved > save_s:
                 keep()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from linpix.model import ops
-from linpix.model.attention.linear import linear_attention, of_one_length, recurrent_state
+from linpix.model.attention.linear import linear_attention, of_one_length, recurrent_state, whole_attention
 from linpix.model.features import phi
 from linpix.model.ops import CHUNK
 
@@ -296,3 +296,41 @@ def test_the_recurrent_state_is_the_sum_over_tokens():
     S, z = recurrent_state(k, v)
     torch.testing.assert_close(S, sum(k[:, :, i, :, None] * v[:, :, i, None, :] for i in range(11)))
     torch.testing.assert_close(z, sum(k[:, :, i] for i in range(11)))
+
+
+# without a causal mask
+
+def whole_defined(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Equation 4, one query after another, over the tokens that are not padding."""
+    result = torch.zeros(*q.shape[:3], v.shape[-1], dtype=v.dtype)
+    for b, length in enumerate(lengths.tolist()):
+        for i in range(length):
+            similarity = (phi(q[b, :, i, None]) * phi(k[b, :, :length])).sum(-1)
+            result[b, :, i] = (similarity[..., None] * v[b, :, :length]).sum(1) / (similarity.sum(-1)[:, None] + EPS)
+    return result
+
+
+def whole(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """whole_attention with zeros for the results of padding, which mean nothing."""
+    real = torch.arange(q.shape[2]) < lengths[:, None]
+    return whole_attention(q, k, v, lengths, EPS) * real[:, None, :, None]
+
+
+@pytest.mark.parametrize("lengths", [(9, 9), (9, 4), (1, 9)])
+def test_over_whole_sequences_it_equals_the_definition_whatever_the_padding_is(lengths):
+    given, lengths = tokens(9), torch.tensor(lengths)
+    expected = whole_defined(*given, lengths)
+    torch.testing.assert_close(whole(*given, lengths), expected, rtol=1e-12, atol=1e-12)
+    for x in given:
+        x[1, :, lengths[1]:] = 1e3
+    torch.testing.assert_close(whole(*given, lengths), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lengths", [(9, 9), (9, 4), (1, 9)])
+def test_its_gradient_over_whole_sequences_equals_that_of_the_definition(lengths):
+    given, lengths = tokens(9), torch.tensor(lengths)
+    exact = gradient(lambda *given: whole_defined(*given, lengths), given)
+    torch.testing.assert_close(gradient(lambda *given: whole(*given, lengths), given), exact, rtol=1e-9, atol=1e-9)
+    assert torch.autograd.gradcheck(lambda *given: whole(*given, lengths), [x.requires_grad_() for x in given])
+    single = gradient(lambda *given: whole(*given, lengths), tuple(x.float() for x in given))
+    torch.testing.assert_close(single, tuple(x.float() for x in exact), rtol=1e-4, atol=1e-5)
