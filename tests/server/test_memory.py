@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from linpix.server.engine import memory
+from linpix.server import memory
 
 pytestmark = pytest.mark.slow
 
