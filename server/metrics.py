@@ -67,8 +67,8 @@ class Metrics:
                                     "read, and a likelihood, count as one interactive image "
                                     "each.", ("model", "priority"),
                                     registry=registry)
-        self.bodies_reading = Gauge("linpix_request_bodies_reading", "Requests whose body is being read.",
-                                    registry=registry)
+        self.bodies_reading = Gauge("linpix_request_bodies_reading", "Requests whose body is being read, or whose "
+                                                                     "upload waits to be decoded.", registry=registry)
         self.deadlines_passed = Counter("linpix_deadlines_passed", "Requests whose time limit passed, by the state "
                                                                    "that they were in.",
                                         ("state",), registry=registry)

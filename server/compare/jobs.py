@@ -101,7 +101,7 @@ class Comparisons:
     def _cancel(self, job: Run) -> None:
         if job.status == "running":
             job.status = "cancelled"
-            self._thread.cancel(job.id)
+            self._thread.cancel(f"comparison {job.id}")
             self._quiet_until = time.monotonic() + PAUSE_S
 
     async def _make(self, job: Run, checkpoint: Checkpoint, plan: ComparisonPlan) -> None:
@@ -117,7 +117,8 @@ class Comparisons:
             self._fail(job, failure, checkpoint)
             return
         if job.status == "running":
-            self._thread.run_in_background(Work(job.id, CLIENT, self._units(job, comparison, checkpoint), rest=REST))
+            self._thread.run_in_background(Work(
+                f"comparison {job.id}", CLIENT, self._units(job, comparison, checkpoint), rest=REST))  # no request's id
 
     def _units(self, job: Run, comparison: Comparison, checkpoint: Checkpoint) -> Iterator[None]:
         """The comparison's units of work, one a `next`, on the engine thread, which reports each to the event loop."""

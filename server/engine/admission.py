@@ -67,7 +67,8 @@ class Admission(Requests):
             self._check_client(client, 1)
             roomiest = max(self.models.values(), key=lambda model: model.room_left())
             if roomiest.room_left() < 1:
-                return QueueFull(roomiest.waiting(), 1, self._max_queue, roomiest.ends()[0][0])
+                ends = roomiest.ends()  # none, if all room is held by pictures to be scored
+                return QueueFull(roomiest.waiting(), 1, self._max_queue, ends[0][0] if ends else 0.0)
         except ServiceError as error:
             return error
         return None
@@ -76,6 +77,10 @@ class Admission(Requests):
         assert isinstance(request.model, Model)
         self._check_client(request.client, request.job.images)
         request.model.admit(request)
+        if request.model.engine not in self._all:  # it was replaced while the upload was decoded
+            self._all[request.model.engine] = request.model
+            self._follow(request.model)
+            self._thread.serve([*self._all])
 
     def _begin(self, request: Request) -> None:
         job, model = request.job, request.model
@@ -130,14 +135,19 @@ class Admission(Requests):
                 self._all[engine] = Model(engine, self._max_queue)
         self.models.clear()
         self.models.update((name, self._all[engine]) for name, engine in engines.items())
-        for name, model in self.models.items():  # one and the one that replaces it have the same name: counted together
-            self.metrics.add_model(name, model.backend)
-            self.metrics.follow_slots(name, partial(self._slots, name), partial(self._slots_used, name))
-            for bulk, priority in enumerate(PRIORITIES):
-                self.metrics.images_waiting.labels(name, priority).set_function(
-                    partial(self._images_waiting, name, bool(bulk)))
+        for model in self.models.values():
+            self._follow(model)
         self._thread.serve([*self._all])
         self._forget_idle()
+
+    def _follow(self, model: Model) -> None:
+        """Have the gauges follow a model; one and the one that replaces it have the same name, and count together."""
+        name = model.name
+        self.metrics.add_model(name, model.backend)
+        self.metrics.follow_slots(name, partial(self._slots, name), partial(self._slots_used, name))
+        for bulk, priority in enumerate(PRIORITIES):
+            self.metrics.images_waiting.labels(name, priority).set_function(
+                partial(self._images_waiting, name, bool(bulk)))
 
     def _forget_idle(self) -> None:
         """Free the memory of models that are no longer served and have no requests."""

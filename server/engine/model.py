@@ -12,6 +12,7 @@ from .image import Image, State
 from .request import Request, ServedModel
 
 MEASURED_S = 0.25  # seconds that images must have been in slots before their pace counts
+MEASURED_SHARE = 8  # images of which less than 1/MEASURED_SHARE must be drawn do not count: their time is prefill
 STALE_S = 5.0      # forget the pace after so long without use: a wrong one that refuses every request would otherwise
                    # never be corrected
 
@@ -25,6 +26,7 @@ class Model(ServedModel):
         self.engine, self.pace = engine, Pace()
         self.requests: dict[str, Request] = {}  # in the order they came
         self._measured_at = -math.inf
+        self._enough = self.config.length // MEASURED_SHARE
 
     @property
     def images(self) -> Iterator[Image]:
@@ -91,10 +93,11 @@ class Model(ServedModel):
         if self.pace.measured < CONFIDENT:
             drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
             for request in self.requests.values():
+                each = request.job.tokens(self.config)
                 for index, began in request.begun.items():
                     image = request.images[index]
-                    if image.slot and image.state is not State.DONE:
-                        drawn += request.job.tokens(self.config) - image.left
+                    if image.slot and image.state is not State.DONE and each >= self._enough:
+                        drawn += each - image.left
                         seconds, running = seconds + now - began, running + 1
             if drawn and seconds > MEASURED_S:
                 return (seconds / drawn) * math.sqrt(images / running)
@@ -104,7 +107,7 @@ class Model(ServedModel):
     def finished(self, request: Request, image: Image) -> None:
         """One of a request's images is done: learn from the time it took."""
         self._measured_at = now = time.monotonic()
-        if tokens := request.job.tokens(self.config):
+        if (tokens := request.job.tokens(self.config)) >= self._enough:
             beside = sum(image.state is not State.WAITING for image in self.images)
             self.pace.learn(min(beside + 1, self.slots), (now - request.begun[image.index]) / tokens)
 

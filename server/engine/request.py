@@ -198,9 +198,11 @@ class Requests:
     @contextlib.contextmanager
     def admitted(self, request: Request) -> Iterator[None]:
         """A request's life: however it ends, it is counted, and what it holds is freed. Raises ServiceError."""
+        if request.left_s <= 0:
+            self.metrics.deadlines_passed.labels("waiting").inc()
+        request.check_time()
         try:
             self.check_open()
-            request.check_time()
             self._admit(request)
         except ServiceError as error:
             self.metrics.requests_rejected.labels(error.code).inc()

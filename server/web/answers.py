@@ -41,6 +41,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         requests, request = self.asked.service.requests, self.asked.request()
         with requests.admitted(request):
+            scope["state"]["admitted"] = True
             response = await self.respond(request)
             await response(scope, receive, send)
 
@@ -114,10 +115,10 @@ class Images(Answer):
         while done < job.images:
             event = await request.next_event(patience_s)
             done += event is not None and event.done
-            if job.candidates and event is not None:
-                candidates.append(event)
-            else:
+            if event is None or not job.candidates:
                 yield event.image if event else 0, event
+            elif event.done:
+                candidates.append(event)
         for place, event in enumerate(self.asked.best(candidates) if candidates else []):
             yield place, event
 

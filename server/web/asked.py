@@ -74,11 +74,6 @@ class Asked:
             more = f" and {len(names) - 20} more" if len(names) > 20 else ""
             self.warnings.append(f"ignored: {', '.join(names[:20])}{more}")
 
-    @property
-    def deadline(self) -> float:
-        """By the event loop's clock."""
-        return float(self.http.state.began + self.timeout_s)
-
     def request(self) -> Request:
         """The request for the job, to be admitted."""
         state = self.http.state
@@ -121,7 +116,7 @@ class AskedImages(Asked):
         self.job = replace(new_job(
             self.checkpoint, n, label=self.label, seed=fields.seed, temperature=fields.temperature,
             candidates=fields.candidates, attempts=fields.attempts, limit=max_n, able=able),
-            bulk=bulk, stream=self.stream and fields.candidates is None)
+            bulk=bulk, stream=self.stream)
         http.state.images = self.job.images
         self.warnings += self.checkpoint.temperature_warnings(self.job.temperature)
         self.as_url = fields.response_format == "url" and not self.stream

@@ -104,8 +104,11 @@ async def decoded(asked: Asked, form: UploadFields, read: Callable[[bytes, bytes
     def work() -> T:
         return read(picture.file.read(), None if mask is None else mask.file.read())
 
+    if refusal := service.requests.full(http.state.client):
+        service.requests.metrics.requests_rejected.labels(refusal.code).inc()
+        raise refusal
     try:
-        async with asyncio.timeout_at(asked.deadline) as limit:
+        async with asyncio.timeout_at(http.state.began + asked.timeout_s) as limit:
             found = await while_connected(http, service.upload_slots.run(http.state.client, work))
     except TimeoutError:
         if not limit.expired():

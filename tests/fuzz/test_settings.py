@@ -19,7 +19,8 @@ from tests.fuzz.harness import Target
 pytestmark = pytest.mark.slow
 
 NAMES = sorted(Settings.model_fields)
-ANY_TEXT = ("host", "metrics_host", "models", "checkpoints", "api_keys", "trusted_proxies")  # found wrong when used
+# found wrong when used
+ANY_TEXT = ("host", "metrics_host", "models", "checkpoints", "metrics_targets", "api_keys", "trusted_proxies")
 VALUES = ["", "0", "1", "-1", "8000", "65535", "65536", "1e3", "0.5", "-0.0", "nan", "inf", "-inf", "1e400", "9" * 400,
           "9" * 5000, "0x10", "1_000", " 1", "true", "no", "auto", "cpu", "fp16", "fp32", "eager", "compiled", "text",
           "127.0.0.1", "::", "[", "*", "https://a.example", "//", "a,,b", ",", "../..", "/", "/dev/null",

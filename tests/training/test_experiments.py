@@ -374,7 +374,7 @@ def test_settings_that_cannot_work_are_refused_with_their_value(settings, change
 def test_without_matplotlib_nothing_begins(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("linpix.training.experiments.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'linpix\[train\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[train\]'"):
         run("copy", COPY, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

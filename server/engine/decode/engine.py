@@ -101,9 +101,9 @@ class Engine:
         prefix = images[0].job.prefix // self.config.token_size
         prefill = (conditioned or prefix > 0) and prefix < length  # else nothing to fold in, or nothing to draw
         for image in images:
-            image.state = State.PREFILL if prefill else State.DRAWING
             image.position = 0 if prefill and not conditioned else prefix
             image.left = self.decoder.left(image.slot, prefix)
+            image.state = State.PREFILL if prefill else State.DRAWING  # last: the event loop may look at any time
         if prefill:
             self._prefills.append(images)
 
@@ -167,7 +167,7 @@ class Engine:
         for image in [*self.scheduler.running.values()]:
             if image.state is State.DRAWING and image.position >= self.config.length:
                 if image.job.attempts:
-                    image.state = State.CHECKING
+                    image.state, image.retried = State.CHECKING, False
                     self._prefills.append([image])
                 else:
                     image.state = State.DONE

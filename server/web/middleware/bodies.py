@@ -197,7 +197,8 @@ class Body:
         self._received += len(message.get("body", b""))
         if not message.get("more_body", False):
             self.whole = True
-            self.end()
+            if not self._upload:  # an upload still waits to be decoded, see `keep`
+                self.end()
         if self._received > self._max_bytes:
             self.end()
             raise BodyTooLarge(self._received, self._max_bytes)  # counted when it is answered

@@ -28,7 +28,7 @@ from ...errors import (
     Unexpected,
 )
 from ...logs import REQUEST_ID, access
-from ...metrics import Metrics
+from ...metrics import ENDPOINTS, Metrics
 from ...origins import Hosts, Origins
 from ..error_handlers import response_of
 from ..keys import Keys
@@ -105,6 +105,8 @@ class Gate:
         except Exception:
             if status:  # too late for another answer: the connection is closed in the middle of this one
                 raise
+            if not state.get("admitted") and (endpoint := path.rpartition("/")[2]) in ENDPOINTS:
+                self.bodies.metrics.requests.labels(endpoint, "failed").inc()  # a bug, counted nowhere else
             logger.exception("unexpected failure at %s %s", method, _route(scope))
             await response_of(Unexpected(request_id))(scope, receive, send_recorded)
         finally:

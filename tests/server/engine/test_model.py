@@ -3,6 +3,7 @@
 import math
 import time
 
+import numpy as np
 import pytest
 
 from linpix.model import checkpoint
@@ -170,3 +171,13 @@ def test_a_finished_image_is_measured_from_its_slot_to_its_end(one_slot, monkeyp
     while one_slot.engine.busy:
         run(one_slot)
     assert 0 < one_slot.pace(1) < 1.0
+
+
+def test_edits_of_which_little_is_drawn_tell_nothing_of_the_pace(one_slot):
+    """Their time is that of reading, checks and quanta."""
+    known = np.arange(64) < 63
+    for name in ("a", "b", "c"):
+        ask(one_slot, name, canvas=np.zeros(64, np.uint8), known=known)
+        while one_slot.engine.busy:
+            run(one_slot)
+    assert not one_slot.pace.measured and one_slot.seconds_per_token(1) == 0

@@ -1,0 +1,76 @@
+"""Admission with a real engine thread: limits of clients, and models that are replaced meanwhile."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from linpix.model import checkpoint
+from linpix.server.engine.admission import Admission
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.job import Job
+from linpix.server.engine.model import Model
+from linpix.server.engine.request import Request
+from linpix.server.engine.thread import EngineThread
+from linpix.server.errors import ClientLimit, QueueFull
+from linpix.server.metrics import Metrics
+
+
+@contextlib.asynccontextmanager
+async def serving(tiny, slots: int = 4, max_queue: int = 8, **limits: Any) -> AsyncIterator[Admission]:
+    engine = Engine(new_decoder(checkpoint.read(tiny), slots, "eager"))
+    admission = Admission({"tiny": engine}, Metrics([("tiny", engine.backend)], [], "0", "eager"), EngineThread(),
+                          max_queue=max_queue, **limits)
+    admission.start()
+    try:
+        yield admission
+    finally:
+        await admission.stop()
+
+
+def request(id: str, model: Model, images: int = 1, **options: Any) -> Request:
+    return Request(id, "generations", "somebody", Job(images=images, **options), model, 30.0)
+
+
+def test_a_client_with_too_many_images_is_refused(tiny):
+    async def asked() -> None:
+        async with serving(tiny, client_images=6) as admission:
+            model = admission.models["tiny"]
+            with admission.admitted(request("a", model, 4)):
+                assert admission.full("somebody") is None
+                with pytest.raises(ClientLimit), admission.admitted(request("b", model, 4)):
+                    pass
+            assert not model.requests
+
+    asyncio.run(asked())
+
+
+def test_a_model_that_was_replaced_while_an_upload_was_decoded_still_draws_for_it(tiny):
+    async def asked() -> None:
+        async with serving(tiny) as admission:
+            late = request("late", admission.models["tiny"])  # made before, admitted after
+            admission.serve({"tiny": Engine(new_decoder(checkpoint.read(tiny), 2, "eager"))})
+            assert len(admission._all) == 1
+            with admission.admitted(late):
+                event = await late.next_event(10.0)
+                assert event is not None and event.done
+                slots = admission.metrics.values("linpix_state_slots")["linpix_state_slots", "tiny"]
+                assert slots == 4 + 2
+            assert len(admission._all) == 1, "and is forgotten afterwards"
+
+    asyncio.run(asked())
+
+
+def test_room_that_is_held_by_likelihoods_alone_is_full_too(tiny):
+    async def asked() -> None:
+        async with serving(tiny, slots=1, max_queue=0) as admission:
+            scored = request("scored", admission.models["tiny"], scored=True, canvas=np.zeros(64, np.uint8),
+                             known=np.zeros(64, np.bool_))
+            with admission.admitted(scored):
+                assert isinstance(admission.full("somebody"), QueueFull)
+
+    asyncio.run(asked())
