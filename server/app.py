@@ -89,8 +89,8 @@ def application(service: Service) -> FastAPI:
     app.router.routes.extend(page.routes)
     error_handlers.install(app, metrics=requests.metrics)
     stack.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
-                  bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.full), keys=service.keys,
-                  root_path=settings.root_path)
+                  bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.refusal),
+                  keys=service.keys, root_path=settings.root_path)
     openapi.describe(app, keys=service.keys is not None)
     return app
 

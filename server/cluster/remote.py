@@ -60,7 +60,7 @@ class Remote(Requests):
     def ready(self) -> bool:
         return True  # a front starts once a replica has described itself; calls wait while replicas are replaced
 
-    def full(self, client: str) -> ServiceError | None:
+    def refusal(self, client: str, job: Job | None = None, model: ServedModel | None = None) -> ServiceError | None:
         return None  # only replicas know
 
     def _begin(self, request: Request) -> None:

@@ -15,14 +15,15 @@ from functools import partial
 from linpix.model.likelihood import Scoring
 
 from .. import logs
-from ..errors import ClientLimit, DeadlinePassed, EngineFailed, QueueFull, ServiceError
+from ..errors import ClientLimit, DeadlinePassed, EngineFailed, ServiceError
 from ..memory import collect
 from ..metrics import PRIORITIES, Metrics
 from .attempts import again
 from .decode.engine import Engine
 from .image import Image, Report, images_of
+from .job import Job
 from .model import Model
-from .request import Event, Request, Requests
+from .request import Event, Request, Requests, ServedModel
 from .thread import EngineThread, Work
 
 logger = logging.getLogger("linpix")
@@ -62,13 +63,13 @@ class Admission(Requests):
 
     # --- requests ---
 
-    def full(self, client: str) -> ServiceError | None:
+    def refusal(self, client: str, job: Job | None = None, model: ServedModel | None = None) -> ServiceError | None:
+        job = job or Job()
         try:
-            self._check_client(client, 1)
-            roomiest = max(self.models.values(), key=lambda model: model.room_left())
-            if roomiest.room_left() < 1:
-                ends = roomiest.ends()  # none, if all room is held by pictures to be scored
-                return QueueFull(roomiest.waiting(), 1, self._max_queue, ends[0][0] if ends else 0.0)
+            self._check_client(client, job.images)
+            model = model or max(self.models.values(), key=lambda model: model.room_left())
+            assert isinstance(model, Model)
+            model.check_room(job)
         except ServiceError as error:
             return error
         return None

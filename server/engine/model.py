@@ -9,6 +9,7 @@ from .decode.engine import Engine
 from .decode.scheduler import QUANTUM_S
 from .forecast import CONFIDENT, SAFETY, Pace, Remaining, ends, queue_order
 from .image import Image, State
+from .job import Job
 from .request import Request, ServedModel
 
 MEASURED_S = 0.25  # seconds that images must have been in slots before their pace counts
@@ -57,11 +58,7 @@ class Model(ServedModel):
         job, now = request.job, time.monotonic()
         if not self.requests and now - self._measured_at > STALE_S:
             self.pace.forget()
-        if (excess := job.images - self.room_left(job.bulk)) > 0:
-            bulk = job.bulk and job.images <= self.room_left()  # only bulk images have too little room
-            until_s = [end for end, _ in self.ends()]
-            raise QueueFull(self.waiting(job.bulk if bulk else None), job.images, self.queue_of(bulk),
-                            until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
+        self.check_room(job)
         if not job.scored:
             each = job.tokens(self.config)
             tokens = sum(image.left or self.config.length for image in self.images) + each * job.images
@@ -73,6 +70,14 @@ class Model(ServedModel):
                 if needed_s > request.left_s:
                     raise DeadlineUnreachable(request.left_s, needed_s, sum(1 for _ in self.images))
         self.requests[request.id] = request
+
+    def check_room(self, job: Job) -> None:
+        """Raise QueueFull, with the time until there is room for a job, if there is none now."""
+        if (excess := job.images - self.room_left(job.bulk)) > 0:
+            bulk = job.bulk and job.images <= self.room_left()  # only bulk images have too little room
+            until_s = [end for end, _ in self.ends()]  # none, if all room is held by pictures to be scored
+            raise QueueFull(self.waiting(job.bulk if bulk else None), job.images, self.queue_of(bulk),
+                            until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
 
     def ends(self, new: Sequence[Remaining] = (), *, bulk: bool = False) -> list[tuple[float, str]]:
         """Seconds until each image will be done, and its request. new: images that would come last in their class."""

@@ -166,8 +166,11 @@ class Requests:
         """Whether images can be drawn."""
         raise NotImplementedError
 
-    def full(self, client: str) -> ServiceError | None:
-        """The error that one more image of a client would get now, at any model; None if there is room."""
+    def refusal(self, client: str, job: Job | None = None, model: ServedModel | None = None) -> ServiceError | None:
+        """The error that a client's job would get now for want of room; None if there is room. Nothing is held.
+
+        job: None for one image · model: None for the one with most room.
+        """
         raise NotImplementedError
 
     def _admit(self, request: Request) -> None:

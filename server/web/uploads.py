@@ -104,7 +104,7 @@ async def decoded(asked: Asked, form: UploadFields, read: Callable[[bytes, bytes
     def work() -> T:
         return read(picture.file.read(), None if mask is None else mask.file.read())
 
-    if refusal := service.requests.full(http.state.client):
+    if refusal := service.requests.refusal(http.state.client, asked.job, asked.model):
         service.requests.metrics.requests_rejected.labels(refusal.code).inc()
         raise refusal
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import time
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -121,10 +122,11 @@ async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) ->
     def read(picture: bytes, mask: bytes | None) -> Occluded:
         return read_scored(picture, asked.config, mask=mask, keep_rows=form.keep_rows)
 
+    asked.job = Job(model=asked.model.name, scored=True)
     occluded = await decoded(asked, form, read)
     asked.warnings += outside(occluded)
     labels = labels_of(asked.checkpoint, occluded, asked.label, every=every)
-    asked.job = Job(model=asked.model.name, scored=True, canvas=occluded.canvas, known=occluded.known, labels=labels)
+    asked.job = replace(asked.job, canvas=occluded.canvas, known=occluded.known, labels=labels)
     return Scored(asked, facts_of(occluded), every=every, drawn=form.response_format is not None)
 
 

@@ -41,7 +41,7 @@ def test_a_client_with_too_many_images_is_refused(tiny):
         async with serving(tiny, client_images=6) as admission:
             model = admission.models["tiny"]
             with admission.admitted(request("a", model, 4)):
-                assert admission.full("somebody") is None
+                assert admission.refusal("somebody") is None
                 with pytest.raises(ClientLimit), admission.admitted(request("b", model, 4)):
                     pass
             assert not model.requests
@@ -71,6 +71,6 @@ def test_room_that_is_held_by_likelihoods_alone_is_full_too(tiny):
             scored = request("scored", admission.models["tiny"], scored=True, canvas=np.zeros(64, np.uint8),
                              known=np.zeros(64, np.bool_))
             with admission.admitted(scored):
-                assert isinstance(admission.full("somebody"), QueueFull)
+                assert isinstance(admission.refusal("somebody"), QueueFull)
 
     asyncio.run(asked())

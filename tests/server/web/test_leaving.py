@@ -384,7 +384,7 @@ def test_sigterm_just_before_it_listens_ends_it_too(tiny):
 
 
 def test_after_sigkill_it_serves_again_on_the_same_port_what_it_served_before(tiny):
-    with serving(ROOT / "checkpoints", "--slots", "8", "--faults", "slow:every=1:ms=20") as process:
+    with serving(ROOT / "checkpoints", "--slots", "8", "--faults", "slow:every=1:ms=60") as process:
         port = process.url.rsplit(":", 1)[1]
         before = process.get("/v1/models").json()
         expected = alone(process, seed=11)
