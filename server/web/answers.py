@@ -40,10 +40,12 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         requests, request = self.asked.service.requests, self.asked.request()
-        with requests.admitted(request):
-            scope["state"]["admitted"] = True
-            response = await self.respond(request)
-            await response(scope, receive, send)
+        try:
+            with requests.admitted(request):
+                response = await self.respond(request)
+                await response(scope, receive, send)
+        finally:
+            scope["state"]["admitted"] = request.released  # and so it was counted
 
     async def respond(self, request: Request) -> Response:
         """The response itself. Raises ServiceError."""
