@@ -41,7 +41,6 @@ class Scoring:
         unconditional one, or every class if the model draws the class first.
         """
         self.net, config = net, net.config
-        self.asked = canvas, known, labels  # the arguments, so that another process can compute the result
         if labels is None:
             labels = range(config.classes) if config.class_first else (None,)
         known = np.zeros(config.subpixels, np.bool_) if known is None else known
@@ -60,10 +59,6 @@ class Scoring:
     def advance(self) -> bool:
         """Compute one piece; return whether there are more. Raises FloatingPointError if the model gives NaN."""
         return next(self._pieces, False)
-
-    def take(self, log_probs: NDArray[np.float32], priors: NDArray[np.float64]) -> None:
-        """Take the results that another process computed for `asked`, instead of calling `advance`."""
-        self.log_probs, self.priors = torch.tensor(log_probs, device=self.net.device), priors
 
     def complete(self) -> "Scoring":
         """Compute all remaining pieces."""

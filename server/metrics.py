@@ -1,7 +1,6 @@
 """The metrics for Prometheus. Label values come from finite sets, and every child exists from the start."""
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -26,16 +25,6 @@ _WAIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3
 _PREFILL_BUCKETS = (0.5e-3, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 10e-3, 15e-3, 20e-3, 30e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0,
                     5.0)
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-
-
-class Measured(Protocol):
-    """What /metrics and /v1/status report, for one process or for all processes of a cluster together."""
-
-    def values(self, *names: str) -> dict[tuple[str, ...], float]:
-        """Samples of these names, by name and label values; labels have the order in which the metric declares them."""
-
-    def text(self) -> bytes:
-        """All metrics in Prometheus's exposition format."""
 
 
 class Metrics:
@@ -157,7 +146,7 @@ class Metrics:
         self.state_slots_used.remove(model)
 
     def values(self, *names: str) -> dict[tuple[str, ...], float]:
-        """As of Measured, with the values that /metrics would give."""
+        """Samples of these names, by name and label values; labels have the order in which the metric declares them."""
         families = self.registry.restricted_registry(names).collect()
         return {(sample.name, *sample.labels.values()): sample.value
                 for family in families for sample in family.samples if sample.name in names}

@@ -167,8 +167,8 @@ class Keys:
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         return matches[0] if matches else None  # after a comparison with every key: the time reveals nothing
 
-    async def count(self, key: Key) -> None:
-        """Count a request of a key. Raises RateLimited. Async: keys that processes share are counted in one of them."""
+    def count(self, key: Key) -> None:
+        """Count a request of a key. Raises RateLimited."""
         wait = key.bucket.take(self._clock()) if key.bucket else 0.0
         if wait:
             raise RateLimited(key.name, key.rate, math.ceil(wait))

@@ -160,14 +160,14 @@ class HeadChecks:
             state = scope["state"]
             try:
                 if self.keys is not None and scope["path"].startswith("/v1/"):
-                    state["client"] = await self._client(self.keys, body.headers.get("authorization", ""))
+                    state["client"] = self._client(self.keys, body.headers.get("authorization", ""))
                 state["timeout_s"] = body.check(state["client"], state["began"])
             except ServiceError as error:
                 await response_of(error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    async def _client(self, keys: Keys, authorization: str) -> str:
+    def _client(self, keys: Keys, authorization: str) -> str:
         """The name of the key in a request's header. Raises Unauthorized or RateLimited."""
         scheme, _, presented = authorization.partition(" ")
         key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
@@ -175,7 +175,7 @@ class HeadChecks:
             self.metrics.requests_rejected.labels("unauthorized").inc()
             raise Unauthorized(presented=bool(presented))
         try:
-            await keys.count(key)
+            keys.count(key)
         except RateLimited:
             self.metrics.requests_rejected.labels("rate_limited").inc()
             raise

@@ -1,6 +1,5 @@
 """API keys: their file, their rates, and how a server uses them."""
 
-import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -148,14 +147,14 @@ def test_a_changed_file_is_read_again_a_bad_one_is_not_and_says_so(tmp_path, cap
     path = private(tmp_path / "file", line("a", "first", "2/h") + line("b", "second"))
     known = Keys(path, clock=lambda: now[0])
     for _ in range(2):
-        asyncio.run(known.count(known.find("first")))
+        known.count(known.find("first"))
     path.write_text(line("a", "renewed", "2/h") + line("c", "third"))
     assert known.find("first"), "nobody has looked yet"
     now[0] += keys.LOOK_S
     assert known.find("first") is known.find("second") is None
     assert known.find("third").name == "c"
     with pytest.raises(RateLimited):  # a new file is no new allowance
-        asyncio.run(known.count(known.find("renewed")))
+        known.count(known.find("renewed"))
     for text, mode in (("secret stuff\n", 0o600), (line("d", "fourth"), 0o644), ("", 0o600)):
         path.write_text(text)
         path.chmod(mode)
