@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine
+from contextvars import Context
 from types import FrameType
 from typing import Any, Literal
 
@@ -157,15 +158,16 @@ class Server(uvicorn.Server):
     # --- SIGTERM and SIGINT ---
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The signal may have interrupted a request's task, whose context would name that request in the log."""
         if self._loop is None:  # before start-up: nothing to finish
             super().handle_exit(sig, frame)
         elif self._requests.draining:  # the second signal: end now
             self._drain_until = 0.0
-            self._loop.call_soon_threadsafe(lambda: self._begin(self._cut_off()))
+            self._loop.call_soon_threadsafe(self._begin, self._cut_off(), context=Context())
         else:
             self._requests.draining = True
             self._drain_until = self._loop.time() + self._service.settings.drain_timeout
-            self._loop.call_soon_threadsafe(lambda: self._begin(self._drain(signal.Signals(sig).name)))
+            self._loop.call_soon_threadsafe(self._begin, self._drain(signal.Signals(sig).name), context=Context())
 
     async def _drain(self, why: str) -> None:
         assert self._loop is not None

@@ -188,7 +188,7 @@ function curlOf({about, seed}) {
 export class Viewer {
   constructor(leaving) {
     this.dialog = $("viewer");
-    this.urls = [];
+    this.links = [];
     this.status = this.dialog.querySelector(".status");
     this.dialog.onclose = () => this.forget();
     this.dialog.onclick = ({target}) => { if (target === this.dialog) target.close(); };
@@ -256,7 +256,7 @@ export class Viewer {
   link(link, blob, name) {
     link.href = URL.createObjectURL(blob);
     link.download = name;
-    this.urls.push(link.href);
+    this.links.push(link);
   }
 
   async offer(record) {
@@ -275,7 +275,10 @@ export class Viewer {
   forget() {
     if (this.record) this.record.painted = null;
     this.offered = null;
-    this.urls.splice(0).forEach((url) => URL.revokeObjectURL(url));
+    for (const link of this.links.splice(0)) {
+      URL.revokeObjectURL(link.href);
+      link.removeAttribute("href");
+    }
   }
 
   leave(where) {

@@ -212,7 +212,7 @@ def test_clients_that_leave_a_removed_model_free_it_too(folder):
 def test_the_limit_per_client_tells_when_images_of_replaced_weights_will_be_done(folder):
     with left_quiet(folder, "--slots", "1", "--client-images", "4", "--faults", SLOW) as process, \
             ThreadPoolExecutor(1) as pool:
-        alone(process)  # its pace is known then
+        alone(process, n=2)  # its pace is known then
         asked = pool.submit(alone, process, n=4)
         assert eventually(lambda: process.metric("linpix_requests_running") == 1)
         draw(folder / "tiny", 1)
