@@ -33,11 +33,11 @@ Batch = tuple[Tensor, Tensor, list[list[int]]]  # frames (B, T, BANDS), with 0 a
 class Settings:
     """Settings for some hours on two cores. lsh has 32 buckets, and chunks of 32."""
 
-    kinds: tuple[str, ...] = setting(("linear", "softmax", "lsh-4", "lstm"), "kinds of attention, lsh-ROUNDS for lsh; "
+    kinds: tuple[str, ...] = setting(("softmax", "lsh-4", "linear", "lstm"), "kinds of attention, lsh-ROUNDS for lsh; "
                                      "lstm for a bidirectional LSTM")
-    recordings: int = setting(6_000, "recordings to train on")
+    recordings: int = setting(5_000, "recordings to train on")
     held_out: int = setting(300, "recordings of other sentences to evaluate on, and as many again in other voices")
-    epochs: int = setting(12, "passes over the recordings, of each kind")
+    epochs: int = setting(10, "passes over the recordings, of each kind")
     batch: int = setting(16, "recordings per update")
     learning_rate: float = setting(2e-3, "first learning rate of RAdam (the paper: 1e-4); Adam, for lstm, has half of "
                                          "it (the paper: 1e-3)")
