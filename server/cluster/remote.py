@@ -46,7 +46,7 @@ class ReplicaLost(Exception):
 
 
 class Remote(Requests):
-    """Replicas count the requests that they admit or refuse; a front counts those that died with a replica."""
+    """A replica counts the requests that it admits or refuses, and a front those that died with their replica."""
 
     def __init__(self, models: Mapping[str, ServedModel], metrics: Metrics, run: Callable[[Call], AsyncIterator[News]],
                  *, request_timeout_s: float) -> None:
@@ -109,17 +109,17 @@ class Remote(Requests):
             # an id of its own: other fronts may have the same, and if the same replica gets this call again, late
             # answers to its first run do not belong to it
             call = replace(call, spent_s=time.monotonic() - request.began, id=f"{request.id}.{secrets.token_hex(4)}")
-            passed = False
+            passed, last = False, run + 1 == RUNS
             try:
                 async for news in self._run_call(call):
-                    for event in news:
-                        if isinstance(event, ELSEWHERE):
-                            raise ReplicaLost(str(event))
+                    gone = next((event for event in news if isinstance(event, ELSEWHERE)), None)
+                    if gone and not (last or passed):  # else it is the answer, which the replica has counted
+                        raise ReplicaLost(str(gone))
                     self._pass_on(request, news)
                     passed |= bool(news)
                 return
             except ReplicaLost as lost:
-                again = run + 1 < RUNS and not passed
+                again = not (last or passed)
                 logger.warning("%s; request %s %s", lost, call.id, "runs again on another replica" if again else "ends")
                 if not again:
                     break
@@ -128,4 +128,4 @@ class Remote(Requests):
                 self._fail(request, EngineGone("the request was lost on its way to a replica "
                                                f"({type(failure).__name__})"))
                 return
-        self._fail(request, EngineGone("the replicas for this request have ended, or serve other weights"))
+        self._fail(request, EngineGone("the replicas for this request have ended"))

@@ -23,6 +23,7 @@ from linpix.server.cluster.front import front_server, models_of
 from linpix.server.cluster.remote import Call, News, Remote, ReplicaLost
 from linpix.server.cluster.replica import Replica
 from linpix.server.compare.backends import BACKENDS
+from linpix.server.errors import Draining
 from linpix.server.metrics import Metrics
 from linpix.server.serve import LINGER_S
 from linpix.server.settings import Settings
@@ -201,7 +202,7 @@ def test_a_replica_with_other_weights_draws_nothing(tiny, class_first):
             try:
                 for body in ({"seed": 7}, {"seed": 7, "stream": True}):
                     answer = await client.post("/v1/images/generations", json=body)
-                    assert answer.status_code == 503 and "other weights" in answer.json()["error"]["message"]
+                    assert answer.status_code == 503 and "weights or precisions" in answer.json()["error"]["message"]
                     assert answer.headers["retry-after"]
             finally:
                 await near.replica.stop()
@@ -298,6 +299,21 @@ def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
             assert len(front.near.calls) == 1
             values = front.requests.metrics.values("linpix_requests_total")
             assert values["linpix_requests_total", "generations", "failed"] == 1
+
+    asyncio.run(ends())
+
+
+def test_a_stream_that_a_draining_replica_ends_is_counted_once(tiny):
+    async def ends() -> None:
+        async with fronted(tiny, faults="slow:every=1:ms=20") as front:
+            asked = asyncio.ensure_future(front.client.post("/v1/images/generations", json={"n": 2, "stream": True}))
+            requests = front.near.replica.requests
+            while not any(request.rows for request in requests.requests.values()):
+                await asyncio.sleep(0.01)
+            requests.fail_all(Draining())
+            assert events((await asked).text)[-1]["error"]["code"] == "draining" and len(front.near.calls) == 1
+            assert sum(each.metrics.values("linpix_requests_total")["linpix_requests_total", "generations", "failed"]
+                       for each in (front.requests, requests)) == 1
 
     asyncio.run(ends())
 
