@@ -150,10 +150,8 @@ class Encoded(UnsupportedMedia):
 class BodyTimeout(ServiceError):
     status, type, code = 408, "invalid_request_error", "body_timeout"
 
-    def __init__(self, received: int, timeout_s: float, *, stalled: bool = False) -> None:
-        super().__init__(f"no byte of the request body arrived for {timeout_s:g} s ({received:,} bytes received); send "
-                         "it without pauses" if stalled else
-                         f"the request body took longer than {timeout_s:g} s ({received:,} bytes received); send it "
+    def __init__(self, received: int, timeout_s: float) -> None:
+        super().__init__(f"the request body took longer than {timeout_s:g} s ({received:,} bytes received); send it "
                          "faster or make it smaller")
 
 

@@ -122,7 +122,7 @@ async def decoded(asked: Asked, form: UploadFields, read: Callable[[bytes, bytes
         raise Exhausted() from error
     await http.close()  # closes its files: they are not needed while it waits for a slot
     body: Body = http.scope["linpix.body"]
-    body.keep(held(found))
+    body.hold(held(found))
     return found
 
 

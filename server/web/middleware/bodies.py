@@ -36,8 +36,6 @@ UPLOADS = ("/v1/images/edits", "/v1/images/likelihoods")  # the routes whose bod
 JSON = ("/v1/images/generations", "/v1/compare")
 PLAIN_BYTES = 2**17  # largest body of every other route: while it waits, its JSON may take 30 times as much memory
 CLIENT_SHARE = 4     # one client may have 1/CLIENT_SHARE of what all clients share
-STALL_SHARE = 6      # a body is given up if nothing arrives for 1/STALL_SHARE of --body-timeout
-KEPT_BYTES = 2**16   # if at most this much of a refused body is left, it is read, to keep the connection
 LINGER_S = 2.0       # longest that a refused client may go on sending: if closed at once, it would lose the answer
 UTF8 = ("utf-8", "utf8", "us-ascii")
 JSON_MEDIA = re.compile(r"\s*application/([^;\s]+\+)?json\s*(;.*)?", re.IGNORECASE)
@@ -51,19 +49,17 @@ class Share:
         self._allowed, self._each, self._unit = allowed, max(least, allowed // CLIENT_SHARE), unit
         self._taken: Counter[str] = Counter()
 
-    def take(self, client: str, amount: int = 1) -> ServiceError | None:
-        """Take an amount for a client. Returns the error if too little is left, else None."""
-        if self._taken[client] + amount > self._each:
-            return TooManyOfClient(self._each, self._unit)
-        if self._taken.total() + amount > self._allowed:
-            return TooManyBodies(self._allowed, self._unit)
-        self._taken[client] += amount
-        return None
-
-    def give_back(self, client: str, amount: int = 1) -> None:
-        self._taken[client] -= amount
+    def hold(self, client: str, before: int, after: int) -> ServiceError | None:
+        """Have a client hold an amount instead of what it held before. Returns the error if too little is left."""
+        if (more := after - before) > 0:
+            if self._taken[client] + more > self._each:
+                return TooManyOfClient(self._each, self._unit)
+            if self._taken.total() + more > self._allowed:
+                return TooManyBodies(self._allowed, self._unit)
+        self._taken[client] += more
         if not self._taken[client]:
             del self._taken[client]
+        return None
 
 
 class BodyDrain:
@@ -112,7 +108,7 @@ class Body:
         self._ends = math.inf                            # when --body-timeout is over
         self.deadline = self.timeout_s = math.inf        # of its request; timeout_s: in seconds after its head
         self._reading, self._space = False, 0            # what it holds of BodyBudget's shares
-        self._closing = False
+        self._late = False
 
     def check(self, client: str, began: float) -> float:
         """Check what the head shows; returns the seconds that it gives the request. Raises ServiceError.
@@ -134,116 +130,73 @@ class Body:
         if self.large:
             if refusal := self._bodies.full(client):
                 raise self._refused(refusal, refusal.code)
-            self._take_space(self.declared or 0)
+            self.hold(self.declared or 0)
         return timeout_s
 
-    def _take_space(self, size: int) -> None:
-        """Take room for an upload of `size` bytes in all, in memory or in a file. Raises ServiceError."""
-        if size > self._space:
-            if refusal := self._bodies.space.take(self._client, size - self._space):
-                self.end()
+    def hold(self, space: int = 0, *, reading: bool = False) -> None:
+        """Hold room for so many bytes, in memory or in a file, and for reading them. Raises ServiceError."""
+        shares = self._bodies
+        for share, before, after in ((shares.reading, self._reading, reading), (shares.space, self._space, space)):
+            if before != after and (refusal := share.hold(self._client, before, after)):
                 raise self._refused(refusal, refusal.code)
-            self._space = size
-
-    def end(self) -> None:
-        """Give back what reading holds: nothing more of the body will be read."""
-        if self._reading:
-            self._bodies.reading.give_back(self._client)
-            self._bodies.metrics.bodies_reading.dec()
-        self._reading = False
-
-    def keep(self, size: int) -> None:
-        """Hold room only for the `size` bytes made from the body, no longer for the body. Raises ServiceError."""
-        self.end()
-        if size < self._space:
-            self._bodies.space.give_back(self._client, self._space - size)
-            self._space = size
-        self._take_space(size)
-
-    def release_all(self) -> None:
-        """Give back everything: nothing of the body is kept any more, in memory or in a file."""
-        self.end()
-        if self._space:
-            self._bodies.space.give_back(self._client, self._space)
-            self._space = 0
+            if share is shares.reading:
+                shares.metrics.bodies_reading.inc(reading - self._reading)
+                self._reading = reading
+        self._space = space
 
     async def receive(self) -> Message:
         """ASGI's receive. Raises ClientLeft, BodyTimeout, BodyTooLarge, TooManyBodies, DeadlinePassed or Draining."""
         if self.whole:
             return await self._receive()
         if not self._reading:
-            if refusal := self._bodies.reading.take(self._client):
-                raise self._refused(refusal, refusal.code)
-            self._reading = True
-            self._bodies.metrics.bodies_reading.inc()
+            self.hold(self._space, reading=True)
             self._ends = self._loop.time() + self._bodies.settings.body_timeout
-        stalls, drain = self._loop.time() + self._bodies.settings.body_timeout / STALL_SHARE, self._bodies.drain
+        drain = self._bodies.drain
         try:
-            async with asyncio.timeout_at(0.0 if drain.closed else min(stalls, self._ends, self.deadline)) as limit:
+            async with asyncio.timeout_at(0.0 if drain.closed else min(self._ends, self.deadline)) as limit:
                 drain.reading.add(limit)
                 try:
                     message = await self._receive()
                 finally:
                     drain.reading.discard(limit)
         except TimeoutError:
-            self.end()
             if drain.closed:
                 raise self._refused(Draining(), "draining") from None
-            self._closing = True
-            raise self._late(stalls) from None
+            self._late = True
+            if self.deadline <= self._ends:
+                self._bodies.metrics.deadlines_passed.labels("reading").inc()
+                raise DeadlinePassed(self.timeout_s) from None
+            late = BodyTimeout(self._received, self._bodies.settings.body_timeout)
+            raise self._refused(late, "body_timeout") from None
         if message["type"] == "http.disconnect":
-            self.end()
             raise ClientLeft(f"the client disconnected after {self._received:,} bytes of its body")
         self._received += len(message.get("body", b""))
-        if not message.get("more_body", False):
-            self.whole = True
-            if not self._upload:  # an upload still waits to be decoded, see `keep`
-                self.end()
+        self.whole = not message.get("more_body", False)
         if self._received > self._max_bytes:
-            self.end()
             raise BodyTooLarge(self._received, self._max_bytes)  # counted when it is answered
-        if self.large:
-            self._take_space(self._received)
+        # an upload that is there as a whole still waits to be decoded
+        self.hold(max(self._space, self._received) if self.large else 0, reading=self._upload or not self.whole)
         return message
 
-    def _late(self, stalls: float) -> ServiceError:
-        """The error for the limit that passed first. stalls: the time by which the next bytes should have come."""
-        if self.deadline <= min(stalls, self._ends):
-            self._bodies.metrics.deadlines_passed.labels("reading").inc()
-            return DeadlinePassed(self.timeout_s)
-        timeout_s, stalled = self._bodies.settings.body_timeout, stalls < self._ends
-        return self._refused(BodyTimeout(self._received, timeout_s / STALL_SHARE if stalled else timeout_s,
-                                         stalled=stalled), "body_timeout")
-
     async def send(self, message: Message) -> None:
-        """ASGI's send. If the body has not ended when the answer begins, its rest is thrown away for up to LINGER_S.
-
-        The connection is then closed, unless at most KEPT_BYTES were left. If the body was late, it is closed at once.
+        """ASGI's send. If the body has not ended when the answer begins, its rest is thrown away for up to LINGER_S,
+        and the connection is closed then; if the body was late, at once.
         """
-        if self.whole:
+        if self.whole or (message["type"] == "http.response.body" and message.get("more_body", False)):
             await self._send(message)
         elif message["type"] == "http.response.start":
-            self.end()
-            left = math.inf if self.declared is None else self.declared - self._received
+            self.hold(self._space)
             # reading chunks costs more than their size suggests: not for a client without a key
-            self._closing |= self.declared is None and message["status"] == 401
-            if self._closing or left > KEPT_BYTES:
-                MutableHeaders(scope=message)["connection"] = "close"
-            await self._send(message)
-        elif message.get("more_body", False):
+            self._late |= self.declared is None and message["status"] == 401
+            MutableHeaders(scope=message)["connection"] = "close"
             await self._send(message)
         else:
             await self._send({**message, "more_body": True})
-            if not self._closing:
-                await self._discard_rest()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0 if self._late else LINGER_S):
+                    while (more := await self._receive())["type"] == "http.request" and more.get("more_body"):
+                        pass
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _discard_rest(self) -> None:
-        """Throw away what the client still sends, for at most LINGER_S."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_S):
-                while (message := await self._receive())["type"] == "http.request" and message.get("more_body"):
-                    pass
 
     def _refused(self, error: ServiceError, reason: str) -> ServiceError:
         self._bodies.metrics.requests_rejected.labels(reason).inc()

@@ -113,7 +113,7 @@ class Gate:
             access(method=method, route=_route(scope), status=status,
                    duration_s=round(time.monotonic() - began, 6), client=state["client"], model=state.get("model"),
                    images=state.get("images"), traceparent=state.get("traceparent"))
-            body.release_all()
+            body.hold()
             self._ids.discard(request_id)
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> ServiceError | None:
