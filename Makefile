@@ -31,7 +31,7 @@ $(BASE): pyproject.toml setup.py $(wildcard csrc/*.* csrc/cuda/*.*)
 	touch $@
 
 $(ALL): $(BASE)
-	$(INSTALL) '.[dev,train,ray]'
+	$(INSTALL) '.[dev,train,ray,otel]'
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/openai-1 'openai>=1.99,<2'
 	touch $@
 

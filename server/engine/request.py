@@ -60,6 +60,7 @@ class Request:
     images: list[Image] = field(default_factory=list)     # the current attempt at each
     begun: dict[int, float] = field(default_factory=dict)  # when each image got its first slot
     done: int = 0                  # images that are finished
+    drawn: float = 0.0             # when the last one of these was
     rows: dict[int, tuple[int, int]] = field(default_factory=dict)  # by image: attempt, and finished image rows
     outcome: str = "cancelled"     # "completed", "cancelled" or "failed": what is counted at its end
     late: bool = False             # its deadline has passed, or can no longer be met
@@ -105,7 +106,7 @@ class Request:
 
     def finish(self, image: Image) -> None:
         """The last attempt at an image is done: send the best one."""
-        self.done += 1
+        self.done, self.drawn = self.done + 1, time.monotonic()
         best = chosen(image)
         assert best.canvas is not None
         recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
