@@ -10,7 +10,7 @@ compare/      the benchmark of attention kinds, live and from the command line
 engine/       admission, on the event loop; and the engine thread, which decodes the images of all models
   decode/       one quantum of one model: join, prefill, decode, leave
 pictures/     uploads in, picture files out: size, orientation, occlusion, photographed digits, likelihoods
-base          settings, errors, metrics, tracing, logs, origins, listening, memory, fault_rules: all may use these
+base          settings, errors, metrics, logs, origins, listening, memory, fault_rules: every package may use these
 static/       the web page, which uses only the API
 
 Four kinds of object. A Job is what was asked: checked, frozen, picklable (engine/job.py). A Request is a job in

@@ -14,7 +14,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from .. import tracing
+from .. import logs
 from ..engine.request import Event, Request
 from ..errors import ClientLeft, ServiceError
 from ..pictures import encode
@@ -47,11 +47,11 @@ class Answer(Response):
                 await response(scope, receive, send)
         finally:
             scope["state"]["admitted"] = request.released  # and so it was counted
-            if tracing.ON and request.begun:
+            if logs.TRACED and request.begun:
                 began = min(request.begun.values())
                 drawing = began + max((image.prefill_s for image in request.images), default=0.0)
-                tracing.record(("queue", request.began, began), ("prefill", began, drawing),
-                               ("decode", drawing, request.drawn))
+                logs.spans(("queue", request.began, began), ("prefill", began, drawing),
+                           ("decode", drawing, request.drawn))
 
     async def respond(self, request: Request) -> Response:
         """The response itself. Raises ServiceError."""
@@ -139,8 +139,8 @@ class Images(Answer):
         else:
             async with request.in_time():
                 file = await asyncio.to_thread(self.asked.encode, event)
-        if tracing.ON:
-            tracing.record(("encode", began, time.monotonic()))
+        if logs.TRACED:
+            logs.spans(("encode", began, time.monotonic()))
         return file
 
     async def events(self, request: Request) -> AsyncIterator[bytes]:

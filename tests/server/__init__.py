@@ -21,6 +21,7 @@ Tests that are not about one file:
   web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py, web/test_prompts.py,
   web/test_forms.py
                                                             what a request can ask for
+  test_traces.py                                            what OpenTelemetry records
   web/test_openai.py, web/test_schemas.py                   stock clients; everything that /openapi.json says
   test_alerts.py, test_balancer.py, test_deployment.py, cluster/test_deploy.py, cluster/test_serve_deploy.py
                                                             the files of deploy/, and the container image
