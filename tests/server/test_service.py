@@ -2,11 +2,9 @@
 
 import base64
 import dataclasses
-import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,7 +26,7 @@ from linpix.server.pictures import encode
 from linpix.server.settings import Settings
 from linpix.server.web import answers
 from tests.server.conftest import EAGER, eventually, serving
-from tests.server.web.routes.test_images import events_of, occluded
+from tests.server.web.routes.test_images import events_of
 from tests.server.web.test_keys import bearer, line, private
 
 
@@ -137,16 +135,6 @@ def test_an_engine_that_fails_answers_the_requests_it_ran_and_goes_on(tiny):
         assert 'linpix_state_slots_used{model="tiny"} 0.0' in client.get("/metrics").text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_request_over_its_time_is_504_and_frees_its_slots(slow, stream):
-    with serving(slow, *EAGER, "--request-timeout", "0.3") as server, server.client() as client:
-        answer = client.post("/v1/images/generations", json={"n": 8, "stream": stream})
-        assert answer.status_code == (200 if stream else 504)
-        assert (events_of(answer.text)[-1] if stream else answer.json())["error"]["code"] == "deadline_passed"
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0, 4)
-
-
 @pytest.mark.parametrize("size", ["native", "1024x1024"])
 def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(tiny, monkeypatch, size):
     encoded = encode.encoded
@@ -166,16 +154,6 @@ def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(ti
         answer = client.post("/v1/images/generations", json=body | {"timeout": 0.5, "stream": True})
         assert [event["error"]["code"] for event in events_of(answer.text)] == ["deadline_passed"]
         assert 'linpix_requests_total{endpoint="generations",outcome="failed"} 2.0' in client.get("/metrics").text
-
-
-@pytest.mark.slow
-def test_poisoning_freed_slots_changes_no_answer(tiny):
-    with serving(tiny.parent, "--poison", "true", "--slots", "3") as server, ThreadPoolExecutor(8) as pool, \
-            server.client() as client:
-        body = {"n": 2, "seed": 5}
-        answers = list(pool.map(lambda _: client.post("/v1/images/generations", json=body), range(8)))
-    values = {item["b64_json"] for answer in answers for item in answer.json()["data"] if item["seed"] == 5}
-    assert len(values) <= 2  # one image, but for the rounding of another batch size
 
 
 @pytest.mark.slow
@@ -203,15 +181,6 @@ def test_a_seed_gives_the_same_bytes_over_http_among_twenty_others_and_from_the_
     subprocess.run([sys.executable, "-m", "linpix", "sample", "--model", str(tiny), "--seed", "77", "--label",
                     "3", "--out", str(tmp_path / "out")], check=True, capture_output=True)
     assert base64.b64decode(served["b64_json"]) == (tmp_path / "out/00000-77.png").read_bytes()
-
-
-@pytest.mark.slow
-def test_what_a_save_leaves_beside_checkpoints_is_not_served(tiny, tmp_path):
-    for name in ("tiny", "tiny.old", "tiny.new"):
-        shutil.copytree(tiny, tmp_path / name)
-    (tmp_path / "tiny.new" / "SHA256SUMS").unlink()
-    with serving(tmp_path) as server, server.client() as client:
-        assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["tiny"]
 
 
 def test_the_models_are_listed_with_what_they_are(server):
@@ -255,13 +224,6 @@ def test_the_status_agrees_with_the_metrics(tiny):
         assert 0 < status["uptime"] < client.get("/v1/status").json()["uptime"]
 
 
-def test_the_page_and_the_documentation_are_served(server):
-    with server.client() as client:
-        assert 'href="docs"' in client.get("/").text
-        assert "static/swagger-ui-bundle.js" in client.get("/docs").text
-        assert client.get("/openapi.json").json()["info"]["title"] == "LinPix"
-
-
 def test_a_body_over_the_limit_is_refused_by_its_header_and_by_counting(tiny):
     with serving(tiny.parent, "--max-upload", "2000") as server, server.client() as client:
         as_json = {"content-type": "application/json"}
@@ -271,20 +233,6 @@ def test_a_body_over_the_limit_is_refused_by_its_header_and_by_counting(tiny):
         for answer in (declared, counted, upload):
             assert answer.status_code == 413, answer.text
             assert "2,000" in answer.json()["error"]["message"]
-
-
-def test_sixty_four_requests_at_once_are_all_answered(server):
-    with server.client() as client, ThreadPoolExecutor(64) as pool:
-        answers = list(pool.map(lambda seed: client.post("/v1/images/generations", json={"seed": seed}), range(64)))
-    assert [answer.status_code for answer in answers] == [200] * 64
-    assert [answer.json()["data"][0]["seed"] for answer in answers] == list(range(64))
-
-
-def test_a_request_that_could_never_fit_is_not_told_to_try_again(tiny):
-    with serving(tiny.parent, "--slots", "2", "--max-queue", "1") as server, server.client() as client:
-        answer = client.post("/v1/images/generations", json={"n": 4})
-        assert answer.status_code == 400
-        assert "1..3" in answer.json()["error"]["message"]
 
 
 def test_a_full_queue_is_429_and_says_when_to_come_back(slow):
@@ -304,23 +252,6 @@ def test_a_full_queue_is_429_and_says_when_to_come_back(slow):
         assert server.metric('linpix_requests_rejected_total{reason="queue_full"}') == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_slots(slow, stream):
-    with serving(slow, *EAGER, "--slots", "4") as server:
-        client = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-        body = json.dumps({"n": 8, "stream": stream}).encode()
-        client.sendall(b"POST /v1/images/generations HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-                       b"content-length: %d\r\n\r\n" % len(body) + body)
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 4)
-        client.close()
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0, 4)
-        assert server.metric("linpix_requests_running") == server.metric("linpix_requests_waiting") == 0
-        assert server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}') == 1
-        assert server.metric('linpix_images_completed_total{backend="linear",model="slow",outcome="cancelled"}') == 8
-        assert httpx.post(server.url + "/v1/images/generations", json={}, timeout=60).status_code == 200
-
-
 def test_sigterm_finishes_what_runs_and_refuses_what_comes(slow):
     with serving(slow, *EAGER) as server, ThreadPoolExecutor(2) as pool, server.client() as client:
         running = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 2}))
@@ -335,28 +266,6 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(slow):
         assert len(running.result().json()["data"]) == 2
         assert events_of(streaming.result().text)[-1]["type"] == "image_generation.completed"
         assert server.process.wait(timeout=20) == 0
-
-
-def test_requests_cut_off_by_the_drain_timeout_get_an_error_that_says_so(slow):
-    with serving(slow, *EAGER, "--drain-timeout", "0.1") as server, ThreadPoolExecutor(2) as pool, \
-            server.client() as client:
-        plain = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 16}))
-        streaming = pool.submit(lambda: client.post("/v1/images/generations", json={"stream": True, "n": 16}))
-        assert eventually(lambda: server.metric("linpix_requests_running") == 2)
-        server.process.send_signal(signal.SIGTERM)
-        assert plain.result().status_code == 503
-        assert plain.result().json()["error"]["code"] == "draining"
-        last = events_of(streaming.result().text)[-1]
-        assert last["error"]["code"] == "draining"
-        assert server.process.wait(timeout=20) == 0
-
-
-def test_requests_with_prefixes_of_every_length_run_beside_each_other(server):
-    with server.client() as client, ThreadPoolExecutor(16) as pool:
-        def ask(rows):
-            return client.post("/v1/images/edits", files={"image": ("p.png", occluded(rows % 9))}, data={"seed": 1})
-
-        assert [answer.status_code for answer in pool.map(ask, range(48))] == [200] * 48
 
 
 def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
