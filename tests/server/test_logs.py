@@ -262,17 +262,6 @@ def test_logging_does_not_wait_for_a_stopped_reader_and_lost_lines_are_counted(m
     os.close(writing)
 
 
-def test_lines_that_are_lost_at_the_end_are_counted_too(monkeypatch):
-    monkeypatch.setattr(logs, "MAX_LINES", 0)
-    reading, writing = os.pipe()
-    handler = logs.Lines(writing)
-    handler.handle(info("lost"))
-    handler.flush()
-    assert os.read(reading, 100).startswith(b"1 lines of this log are lost")
-    os.close(reading)
-    os.close(writing)
-
-
 def test_the_end_of_logging_which_holds_the_lock_waits_for_the_last_line_alone(monkeypatch):
     monkeypatch.setattr(logs, "PATIENCE_S", 20.0)
     reading, writing = os.pipe()
@@ -309,18 +298,3 @@ def test_a_closed_pipe_for_the_log_is_not_an_error():
         handler.emit(info("unheard"))
         handler.flush()
     os.close(writing)
-
-
-def test_the_log_goes_on_after_whatever_goes_wrong_in_its_thread(monkeypatch):
-    end, to = os.pipe()
-    lines = logs.Lines(to)
-    monkeypatch.setattr(logs, "WRITE_S", -1)  # which sleep refuses
-    lines.emit(logging.makeLogRecord({"msg": "lost"}))
-    lines.flush()
-    monkeypatch.setattr(logs, "WRITE_S", 0)
-    lines.emit(logging.makeLogRecord({"msg": "there"}))
-    lines.flush()
-    os.set_blocking(end, False)
-    assert os.read(end, 100) == b"there\n"
-    os.close(end)
-    os.close(to)
