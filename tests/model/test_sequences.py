@@ -126,17 +126,6 @@ def test_what_is_hidden_leaves_no_trace_before_it_is_drawn(kind):
             torch.testing.assert_close(before.class_scores, after.class_scores, rtol=0, atol=1e-12)
 
 
-def test_sub_pixels_known_later_influence_earlier_ones():
-    net, known = net_of(BOTH), torch.zeros(1, 64, dtype=torch.bool)
-    known[0, 40:] = True
-    canvas = pictures(1, BOTH)
-    changed = canvas.clone()
-    changed[0, 60] ^= 255
-    before, after = (net.predict(net.sequences(image, starts(1), known)) for image in (canvas, changed))
-    assert bool((before.parameters != after.parameters).any(-1)[0, :40].all())
-    assert bool((before.class_scores != after.class_scores).all())
-
-
 def test_with_nothing_known_an_image_is_what_it_is_without_a_condition():
     net, canvas, nothing = net_of(BOTH).float(), pictures(3, BOTH), torch.zeros(3, 64, dtype=torch.bool)
     prediction = net.predict(net.sequences(canvas, starts(3), nothing))
@@ -174,15 +163,6 @@ def test_gradients_flow_through_every_parameter():
     prediction = net.predict(net.sequences(canvas, starts(6), known))
     (prediction.parameters.square().sum() + prediction.class_scores.square().sum()).backward()
     assert [name for name, p in net.named_parameters() if p.grad is None or not bool(p.grad.any())] == []
-
-
-def test_an_image_does_not_depend_on_what_it_is_packed_with():
-    net, canvas, known, start = net_of(BOTH), pictures(6, BOTH), holes(6, BOTH), starts(6)
-    together = net.predict(net.sequences(canvas, start, known)).parameters
-    for image in range(6):
-        row = slice(image, image + 1)
-        alone = net.predict(net.sequences(canvas[row], start[row], known[row])).parameters
-        torch.testing.assert_close(alone[0], together[image], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("config", [BOTH, PIXELS], ids=["sub-pixels", "pixels"])
