@@ -16,7 +16,7 @@ from linpix.server.errors import RateLimited
 from linpix.server.settings import Settings
 from linpix.server.web import keys
 from linpix.server.web.keys import Keys
-from tests.linpix.test_main import linpix
+from tests.linpix.test_main import inside, linpix
 from tests.server.conftest import eventually, serving
 
 
@@ -75,7 +75,7 @@ def test_a_byte_order_mark_before_the_first_line_changes_nothing(tmp_path):
     assert [key.name for key in keys.read(path)] == ["a"]
 
 
-@pytest.mark.parametrize("given", ["lpx_secret", "secret/with/slashes", "secret" * 100, "a sha256:secret\n"])
+@pytest.mark.parametrize("given", ["secret" * 100, "a sha256:secret\n"])
 def test_a_key_in_the_place_of_its_file_is_not_printed(given):
     ended = linpix("serve", "--port", "0", LINPIX_API_KEYS=given)
     assert ended.returncode == 2
@@ -260,7 +260,7 @@ def test_a_running_server_takes_new_keys_and_drops_old_ones_with_the_file(tiny, 
         def status(secret):
             return client.get("/v1/models", headers=bearer(secret)).status_code
 
-        made = linpix("key", "b", "--file", path).stdout.strip()
+        made = inside("key", "b", "--file", path).stdout.strip()
         assert eventually(lambda: status(made) == 200)
         assert status("first") == 200
         path.write_text(line("b", made))
