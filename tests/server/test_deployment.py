@@ -147,7 +147,8 @@ kill $! && wait $! || exit 3
 """
 
 
-@pytest.mark.parametrize("flags", ["", "--host ::", "--host 0.0.0.0 --metrics-port 0", "--host localhost"])
+@pytest.mark.parametrize("flags", ["--host 0.0.0.0 --metrics-port 0", *(
+    pytest.param(flags, marks=pytest.mark.slow) for flags in ("", "--host ::", "--host localhost"))])
 def test_the_health_check_tells_a_ready_server_from_none_whatever_its_flags(tiny, flags):
     """In a namespace of processes of its own, as a container is: other servers of this machine are not asked."""
     python, *rest = json.loads(dict(LAST_STAGE)["HEALTHCHECK"].split("CMD ", 1)[1])
@@ -161,6 +162,7 @@ def test_the_health_check_tells_a_ready_server_from_none_whatever_its_flags(tiny
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_the_server_needs_nothing_to_write_to_but_its_scratch_folder(tiny, tmp_path):
     """A real server in a mount namespace of its own, whose root is read-only, with a tmpfs as the image has /tmp."""
     apart = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "sh", "-euc",

@@ -9,13 +9,13 @@ from PIL import Image
 
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
-from tests.server.conftest import serving
+from tests.server.conftest import here
 from tests.server.web.routes.test_images import edit, events_of, generate, occluded
 
 
 @pytest.fixture(scope="module")
 def client(tiny):
-    with serving(tiny.parent, "--alias", "gpt-image-1=tiny, dall-e-3=tiny") as process, process.client() as client:
+    with here(tiny.parent, alias="gpt-image-1=tiny, dall-e-3=tiny") as process, process.client() as client:
         yield client
 
 
@@ -78,7 +78,7 @@ def test_what_does_not_go_with_an_array_is_refused(client, fields, param, told):
 
 
 def test_an_array_has_a_largest_size(tiny):
-    with serving(tiny.parent, "--max-n", "200") as process, process.client() as client:
+    with here(tiny.parent, max_n=200) as process, process.client() as client:
         for body in ({"n": 129}, {"n": 100, "size": "1024x1024"}):
             answer = client.post("/v1/images/generations", json=body, headers={"accept": "application/x-npy"})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")

@@ -15,7 +15,7 @@ from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
 from linpix.server.engine.attempts import best_of as best
-from tests.server.conftest import serving
+from tests.server.conftest import here
 from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, images_of
 
 BAND = np.full((8, 8), 255, np.uint8)
@@ -41,7 +41,7 @@ def others(tmp_path_factory):
                 net.class_head.weight.data[3] = 3e38
             names = [str(i) for i in range(net.config.classes)]
             checkpoint.save(folder / name, net, {"class_names": names}, f"# {name}")
-    with serving(folder, "--precision", "fp32") as process:  # as what it is compared with
+    with here(folder, precision="fp32") as process:  # as what it is compared with
         process.folder = folder
         yield process
 

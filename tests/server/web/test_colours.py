@@ -11,7 +11,7 @@ from PIL import Image
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
-from tests.server.conftest import serving
+from tests.server.conftest import here
 from tests.server.web.routes.test_images import edit, encode, images_of
 
 RANDOM = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def server(tmp_path_factory):
         for parameter in net.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
     checkpoint.save(folder / "colours", net, {"class_names": [*"0123456789"]}, "# colours")
-    with serving(folder) as process:
+    with here(folder) as process:
         yield process
 
 

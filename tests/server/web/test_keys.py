@@ -17,7 +17,7 @@ from linpix.server.settings import Settings
 from linpix.server.web import keys
 from linpix.server.web.keys import Keys
 from tests.linpix.test_main import inside, linpix
-from tests.server.conftest import eventually, serving
+from tests.server.conftest import eventually, here, serving
 
 
 def line(name, secret, rate=""):
@@ -207,7 +207,7 @@ def test_the_service_has_a_handle_that_reads_the_keys_again_and_requests_know_th
 
 def test_a_server_with_keys_asks_for_one(tiny, tmp_path):
     path = private(tmp_path / "keys", "# of the test\n\n" + line("a", "first") + line("b", "second"))
-    with serving(tiny.parent, "--api-keys", str(path)) as server, server.client() as client:
+    with here(tiny.parent, api_keys=path) as server, server.client() as client:
         for headers in ({}, bearer("third"), {"authorization": "Basic first"}, bearer("# of the test"), bearer("' '"),
                         bearer(hashlib.sha256(b"first").hexdigest()), {"authorization": "first"},
                         {"x-api-key": "first"}):
@@ -235,8 +235,7 @@ def test_a_server_with_keys_asks_for_one(tiny, tmp_path):
 
 def test_a_key_has_the_requests_of_its_rate_and_no_other_key_pays_for_it(tiny, tmp_path):
     path = private(tmp_path / "keys", line("slow", "first", "3/h") + line("free", "second"))
-    with serving(tiny.parent, "--api-keys", str(path)) as server, ThreadPoolExecutor(8) as pool, \
-            server.client() as client:
+    with here(tiny.parent, api_keys=path) as server, ThreadPoolExecutor(8) as pool, server.client() as client:
         def ask(secret):
             return client.post("/v1/images/generations", json={}, headers=bearer(secret))
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from linpix.server.settings import Settings
-from tests.server.conftest import EAGER, Process, eventually, serving
+from tests.server.conftest import EAGER, Process, eventually, here, serving
 from tests.server.web.routes.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
 
@@ -108,8 +108,8 @@ def test_by_default_no_other_address_of_this_machine_is_listened_on(server):
 def test_a_listed_origin_may_use_the_service_and_reads_its_errors_too(tiny, tmp_path):
     path = private(tmp_path / "keys", line("page", "first"))
     origin = "https://app.example.com"
-    with serving(tiny.parent, "--allowed-origins", f"{origin},http://localhost:5173", "--api-keys", str(path),
-                 "--allowed-hosts", "pix.example") as server, server.client() as client:
+    with here(tiny.parent, allowed_origins=f"{origin},http://localhost:5173", api_keys=path,
+              allowed_hosts="pix.example,localhost") as server, server.client() as client:
         asked = client.options("/v1/images/generations", headers={
             "origin": origin, "access-control-request-method": "POST", "sec-fetch-site": "cross-site",
             "access-control-request-headers": "authorization,content-type,x-stainless-os"})

@@ -14,7 +14,7 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.packing import choose
 from linpix.model.transformer import Transformer
-from tests.server.conftest import serving
+from tests.server.conftest import here
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
 
@@ -320,7 +320,7 @@ def conditional(tmp_path_factory):
     config = dataclasses.replace(PRESETS["tiny"], patch=4, following=((0, 1, 0), (1, 0, 0)), background=0,
                                  background_dim=16, look_ups=("previous", "row", "column", "class"))
     checkpoint.save(folder, Transformer(config), {"class_names": [str(label) for label in range(10)]}, "# tiny")
-    with serving(folder.parent) as process, process.client() as client:
+    with here(folder.parent) as process, process.client() as client:
         yield client
 
 
@@ -355,7 +355,7 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
     net = Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28))
     checkpoint.save(folder / "grey", net, {}, "# grey")
-    with serving(folder) as process, process.client() as client:
+    with here(folder) as process, process.client() as client:
         yield client
 
 

@@ -17,7 +17,7 @@ from linpix.model.config import PRESETS
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 from linpix.training.evaluate import bits_of
-from tests.server.conftest import eventually, serving
+from tests.server.conftest import eventually, here, serving
 from tests.server.web.routes.test_images import PICTURE, encode, occluded
 
 PATH = "/v1/images/likelihoods"
@@ -165,7 +165,7 @@ def others(tmp_path_factory):
                 net.head.bias.data[0] = 1e38  # times any weight: not finite
                 net.head.weight.data[:] = 1e38
             checkpoint.save(folder / name, net, {"class_names": [str(i) for i in range(config.classes)]}, f"# {name}")
-    with serving(folder) as process:
+    with here(folder) as process:
         yield process
 
 
