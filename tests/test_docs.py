@@ -229,15 +229,5 @@ def test_the_days_of_the_log_are_newest_first(log):
     assert days == sorted(set(days), reverse=True)
 
 
-def test_an_answer_that_differs_from_the_page_is_noticed():
-    told = {"created": 1, "data": [{"b64_json": "iVBO...", "seed": 1}], "sizes": ["28x28", "..."]}
-    got = {"created": 2, "data": [{"b64_json": "iVBORw0", "seed": 1}], "sizes": ["28x28", "56x56"]}
-    agree(told, got, "page")
-    for wrong in ({**got, "more": 1}, {**got, "data": []}, {**got, "data": [{"b64_json": "abc", "seed": 1}]},
-                  {**got, "data": [{"b64_json": "iVBORw0", "seed": 2}]}, {**got, "sizes": ["56x56"]}):
-        with pytest.raises(AssertionError):
-            agree(told, wrong, "page")
-
-
 def test_curl_is_here():
     assert shutil.which("curl"), "the pages' blocks use curl; on Debian and Ubuntu: apt-get install curl"

@@ -226,26 +226,3 @@ def test_a_model_that_can_be_compared_races_while_a_conditional_one_is_chosen_el
         latest = told(server, "status")["comparison"]
         assert told(server, f"compare/{latest['id']}")["report"]["model"] == "mnist-small"
         assert chosen(page, "samples") == "mnist-conditional"
-
-
-def test_where_no_model_can_be_compared_the_race_has_them_all_and_offers_no_measurement(shipped, visit):
-    def only_conditional(route) -> None:
-        cards = route.fetch().json()
-        route.fulfill(json=cards | {"data": [card for card in cards["data"] if card["conditional"]]})
-
-    def over() -> bool:
-        comparison = told(shipped, "status")["comparison"]
-        return comparison is None or comparison["status"] != "running"
-
-    assert eventually(over, 60)  # other tests ask this server for comparisons, and stop them
-    visitor = visit(shipped.url, panel="now")
-    visitor.page.route("**/v1/models", only_conditional)
-    visitor.page.reload()
-    page = visitor.ready()
-    assert chosen(page, "race") == "mnist-conditional"
-    page.get_by_role("tab", name="Race").click()
-    says(page, "#race .status", "Every lane draws the same images")
-    says(page, "#headline-more", r"Conditional models cannot be measured, and no other is loaded\.$")
-    expect(page.get_by_role("button", name="Measure and race")).to_be_hidden()
-    visitor.keep("race-conditional-1280-light")
-    page.locator("#race-form").get_by_role("button", name="Stop").click()

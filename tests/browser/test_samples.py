@@ -258,45 +258,6 @@ def test_a_link_brings_model_class_seed_and_temperature_back(shipped, visit):
     says(bad, "#samples .notice", "This link cannot be drawn: its n is 0. Value must be greater than or equal to 1.")
 
 
-def test_the_slider_has_the_range_and_the_default_of_the_model(shipped, visit):
-    """As its card says; a card of an older server says nothing."""
-    def told(route) -> None:
-        cards = route.fetch().json()
-        for card in cards["data"]:
-            for name in ("temperature", "temperature_range", "limits", "class_agreement", "board"):
-                card.pop(name, None)
-            if card["id"] == "cifar10-small":
-                card |= {"temperature": 0.88, "temperature_range": [0.6, 1.2], "class_agreement": 0.431,
-                         "limits": "Colours and textures, rarely objects."}
-        route.fulfill(json=cards)
-
-    visitor = visit(shipped.url, panel="completion")
-    visitor.page.route("**/v1/models", told)
-    visitor.page.reload()
-    page = visitor.ready()
-    page.get_by_role("tab", name="Samples").click()
-    slider = page.locator("#samples-form [name=temperature]")
-
-    def shown() -> list[str]:
-        return [str(slider.get_attribute("min")), slider.input_value(), str(slider.get_attribute("max"))]
-
-    assert shown() == ["0.3", "1", "1.5"]
-    expect(page.locator("#samples [data-facts]")).not_to_contain_text("chosen class")
-
-    def asks_for_colours(request) -> bool:  # not the page itself, which draws when the tab is opened
-        return request.url.endswith("/v1/images/generations") and request.post_data_json["model"] == "cifar10-small"
-
-    with page.expect_request(asks_for_colours) as asked_for:
-        choose(page, model="cifar10-small")
-        assert shown() == ["0.6", "0.88", "1.2"]
-        draw(page, n=1)
-    assert asked_for.value.post_data_json["temperature"] == 0.88
-    says(page, "#samples .facts", "draws a chosen class in 43 % of cases Colours and textures, rarely objects.")
-    expect(page.locator("#samples output")).to_have_text("0.88")
-    for word in ("calmer", "wilder"):
-        expect(page.locator("#samples .ends")).to_contain_text(word)
-
-
 def test_the_grid_shows_whole_pixels_and_fits_its_screen(shipped, visit):
     for size in ((1280, 800), PHONE):
         page = visit(shipped.url, size=size).ready()

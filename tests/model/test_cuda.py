@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from linpix.model import checkpoint, mixture, ops, packing
 from linpix.model import config as config_module
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS
-from linpix.model.cuda import BUCKETS, OVERLAP, PREFILL_ROWS, GpuPool, StateFormat, record_graph
+from linpix.model.cuda import BUCKETS, OVERLAP, GpuPool, StateFormat, record_graph
 from linpix.model.features import phi
 from linpix.model.generate import generate
 from linpix.model.inputs import START
@@ -326,16 +325,6 @@ def test_every_number_of_rows_is_recorded_before_the_first_is_decoded(emulated, 
     assert recorder.calls == buckets
 
 
-def test_one_graph_is_recorded_at_a_time_whichever_thread_records(emulated):
-    """A model is loaded, and recorded, while another one decodes, and may record."""
-    recorder = Recorder()
-    pools = [GpuPool(net_of(TINY), 16, device="cpu", operators=emulated.operators, recorder=recorder) for _ in range(4)]
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda pool: pool.record(16), pools))
-    assert recorder.calls == 4 * 5
-    assert recorder.most_under_way == 1
-
-
 def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_log_says_so(
         emulated, monkeypatch, caplog):
     monkeypatch.setenv(OVERLAP, "1")
@@ -368,27 +357,6 @@ def test_a_recording_that_fails_on_a_gpu_leaves_the_stream_as_it_was():
     with pytest.raises(RuntimeError):
         record_graph(torch.cuda.synchronize)  # waiting is not allowed while a graph is recorded
     assert torch.cuda.current_stream() == before
-
-
-def test_prefill_takes_a_limited_number_of_rows_at_once(emulated, monkeypatch):
-    """Its buffers grow with rows x tokens; the state is the same, bit for bit."""
-    config, slots, rows = SHAPES["background"], [4, 1, 5, 2, 3], []
-
-    def prefill(*given: Any) -> None:
-        rows.append(len(given[10]))
-        emulated.operators.prefill(*given)
-
-    operators = SimpleNamespace(prefill=prefill, decode_quantum=emulated.operators.decode_quantum)
-    pools = []
-    for limit in (PREFILL_ROWS, 2):
-        monkeypatch.setattr("linpix.model.cuda.PREFILL_ROWS", limit)
-        pools.append(pool := GpuPool(net_of(config), 5, device="cpu", operators=operators))
-        for slot, image in enumerate(images_of(config, 5), 1):
-            pool.put([slot], image, torch.ones(config.subpixels, dtype=torch.bool))
-        pool.prefill(slots, [0] * 5, [1, 30, 64, 17, 50], [START] * 5)
-    assert rows == [5, 2, 2, 1]
-    for one, other in zip(*(pool._parts for pool in pools), strict=True):
-        assert torch.equal(one[1:], other[1:])
 
 
 @pytest.mark.parametrize(("shape", "format_"),

@@ -100,25 +100,6 @@ def test_with_time_enough_whole_images_are_decoded():
     assert all(result["positions"] is None for result in report["results"])
 
 
-def test_a_hiccup_in_one_decode_of_a_short_image_is_not_its_time():
-    class Hiccups(Ticks):
-        asked = 0
-
-        def __call__(self) -> float:
-            self.asked += any(cell.decodes for cell in comparison.cells)
-            if 10 < self.asked <= 20:  # in the first cell's second decode
-                self.now += 1.0
-            return super().__call__()
-
-    clock = Hiccups()
-    comparison = Comparison(make(), (), plan(), **ticking(clock))
-    disturbed = finished(comparison)
-    assert max(max(cell.decodes) for cell in comparison.cells) > 1.0
-    usual = finished(Comparison(make(), (), plan(), **ticking()))
-    for one, other in zip(disturbed["results"], usual["results"], strict=True):
-        assert one["seconds_per_image"] == pytest.approx(other["seconds_per_image"], rel=0.2)
-
-
 @pytest.mark.parametrize("kind", [("linear", "compiled"), ("linear", "eager"), ("softmax", "eager")], ids="-".join)
 def test_a_row_that_other_work_disturbed_says_so_itself(kind, monkeypatch):
     """Another program has had its processor for two fifths of the time; the other rows say nothing."""
@@ -334,17 +315,6 @@ def test_a_linear_twin_takes_the_place_of_the_model_so_that_bits_per_dim_are_of_
     linear.provenance["bits_per_dim"] = {"validation": 0.8}
     assert any("validation images for small-linear, on 10,000 test images for small-softmax" in note
                for note in Comparison(make(), [linear, softmax], plan()).report["notes"])
-
-
-def test_a_twin_with_another_feature_map_replaces_no_backend(tmp_path):
-    for one in (make(), make("linear", "small-relu", twin_of="small", feature_map="relu")):
-        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
-    for asked, engines in (("small", {"eager", "compiled"} if ops.compiled else {"eager"}), ("small-relu", {"eager"})):
-        checkpoint = checkpoints.read(tmp_path / asked)
-        report = Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan()).report
-        linear = [result for result in report["results"] if result["backend"] == "linear"]
-        assert {result["weights"] for result in linear} == {asked}
-        assert {result["engine"] for result in linear} == engines
 
 
 def test_each_number_of_rounds_has_a_twin_of_its_own_found_from_every_side(tmp_path):

@@ -154,27 +154,6 @@ def test_of_an_ended_comparison_numbers_stay_and_no_network_does(family):
     asyncio.run(scenario())
 
 
-def test_twins_are_read_once_and_again_when_they_are_others(family, monkeypatch):
-    reads: list[str] = []
-    read = checkpoints.read
-
-    def counting(folder: Path):
-        reads.append(folder.name)
-        return read(folder)
-
-    async def scenario():
-        async with beginning(family) as (_, begin):
-            monkeypatch.setattr(checkpoints, "read", counting)
-            for change in (None, None, make("softmax", "small-softmax", twin_of="small", eps=1e-5), None):
-                if change is not None:
-                    checkpoints.save(family / change.name, change.net, change.provenance, "# card\n")
-                job = begin(PLAN)
-                await until(lambda job=job: job.status == "completed")
-            assert reads == ["small-softmax", "small-softmax"]
-
-    asyncio.run(scenario())
-
-
 def test_an_error_about_a_twin_does_not_reveal_the_folder_of_checkpoints(family):
     with (family / "small-softmax" / "model.safetensors").open("ab") as file:
         file.write(b"x")

@@ -349,16 +349,3 @@ def test_a_hangup_while_it_starts_is_answered_once_it_serves(folder):
     with serving(folder, begun=hang_up) as process:
         assert eventually(lambda: sum(outcomes(process).values()) > 0)
         assert served(process) == {"tiny": digests[0]}
-
-
-def test_a_service_that_drains_reads_nothing_again(folder):
-    with serving(folder, "--faults", SLOW) as process, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(alone, process, n=2)
-        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
-        process.process.send_signal(signal.SIGTERM)
-        assert eventually(lambda: process.get("/readyz").status_code == 503)
-        draw(folder / "fresh", 1)
-        process.process.send_signal(signal.SIGHUP)
-        assert len(asked.result()) == 2
-        assert process.process.wait(timeout=60) == 0
-        assert not any("fresh" in line for line in process.printed)

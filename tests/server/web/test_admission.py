@@ -296,19 +296,6 @@ def test_uploads_that_wait_to_be_decoded_are_not_in_memory(tiny):
         assert peak(slow + large) - alone < 80  # of the 140 that they have together
 
 
-def test_a_deadline_passes_while_a_picture_waits_to_be_decoded(tiny):
-    """Pictures are decoded two at a time: one that waited for its turn would be answered with most of 16 others."""
-    buffer = io.BytesIO()
-    Image.new("RGBA", (3000, 3000)).save(buffer, "PNG")
-    with service(tiny.parent) as process, process.client() as client, ThreadPoolExecutor(16) as pool:
-        slow = [pool.submit(client.post, EDIT, files={"image": buffer.getvalue()}) for _ in range(16)]
-        assert eventually(lambda: any(answer.done() for answer in slow))
-        late = client.post(EDIT, files={"image": occluded(4, np.zeros((8, 8), np.uint8))},
-                           headers={"x-request-timeout": "0.1"})
-        assert sum(answer.done() for answer in slow) < 8
-        assert (late.status_code, error_of(late)["code"]) == (504, "deadline_passed")
-
-
 def test_large_pictures_are_written_while_others_are_answered(tiny):
     with service(tiny.parent, "--max-n", "256") as process, ThreadPoolExecutor(1) as client:
         drawn = 'linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}'
@@ -433,14 +420,6 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_one_that_can_is_me
         assert process.metric("linpix_queue_wait_seconds_count") == 2
 
 
-def test_what_is_known_of_a_picture_counts_in_whether_it_can_be_done_in_time(tiny):
-    with service(tiny.parent, *PACED) as process:
-        assert complete(process, 6).status_code == 200
-        assert complete(process, 6, timeout=3.5).status_code == 200  # 16 steps, 0.96 s
-        for answer in (complete(process, 0, timeout=3.5), generate(process, timeout=3.5)):
-            assert error_of(answer)["code"] == "deadline_unreachable"
-
-
 def test_a_deadline_that_passes_in_the_queue_or_in_a_slot_ends_the_request_there(tiny):
     with service(tiny.parent, *FROZEN, "--slots", "1") as process, ThreadPoolExecutor(3) as pool:
         running = pool.submit(generate, process, {"x-request-timeout": "8"})
@@ -482,25 +461,6 @@ def test_an_invalid_deadline_is_refused_before_the_body_is_read(server, text):
 
 
 # --- classes ---
-
-def test_interactive_requests_go_first_and_bulk_ones_get_their_slots_all_the_same(tiny):
-    over: list[str] = []
-    with service(tiny.parent, *PACED, "--slots", "1") as process, ThreadPoolExecutor(8) as pool:
-        def ask(name: str, priority: str, rows: int) -> int:
-            answer = complete(process, rows, priority=priority)
-            over.append(name)
-            return answer.status_code
-
-        asked = [pool.submit(ask, "first", "bulk", 0)]
-        assert eventually(lambda: slots_used(process) == 1)
-        for kind, count in (("bulk", 2), ("interactive", 4)):
-            for number in range(count):
-                asked.append(pool.submit(ask, f"{kind} {number}", kind, 7))  # 8 steps, half a second
-                assert eventually(lambda kind=kind, number=number: waiting(process, kind) == number + 1)
-        assert "first" not in over, "all were to be there before the slot is free"
-        assert [future.result() for future in asked] == [200] * 7
-    assert over == ["first", "interactive 0", "interactive 1", "interactive 2", "bulk 0", "interactive 3", "bulk 1"]
-
 
 def test_bulk_that_fills_its_part_of_the_queue_does_not_shut_others_out(tiny):
     with service(tiny.parent, *PACED, "--slots", "1", "--max-queue", "4") as process, ThreadPoolExecutor(5) as pool:

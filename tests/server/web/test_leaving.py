@@ -1,7 +1,6 @@
 """Clients that disconnect in every phase of a request, and servers that shut down, with real processes."""
 
 import contextlib
-import io
 import json
 import os
 import random
@@ -16,9 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.server.conftest import ROOT, Process, eventually, serving
 from tests.server.web.routes.test_images import events_of, occluded
@@ -107,22 +104,6 @@ def test_leaving_in_the_middle_of_an_upload_leaves_nothing_behind(process, kind,
     assert eventually(lambda: files() <= before, 30)
     assert counted(process, "linpix_requests_rejected_total") == refused  # nobody was refused: they left
     assert process.quiet("tiny")
-
-
-def test_leaving_while_the_picture_is_decoded_takes_back_the_place_in_the_queue(process):
-    """Three large pictures, of which two are decoded at once: the third's client leaves before its turn."""
-    noise = np.random.default_rng(0).integers(0, 256, (2000, 2000, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise).save(buffer, "PNG", compress_level=1)
-    request, before = upload(buffer.getvalue(), keep_rows="4"), counted(process, "linpix_requests_total")
-    connections = [process.connect() for _ in range(3)]
-    for connection in connections:
-        connection.sendall(request)
-    for connection in connections:
-        connection.close()
-    assert eventually(lambda: counted(process, "linpix_requests_total", outcome="cancelled") >= before
-                      and process.quiet("tiny"), 30)
-    assert httpx.post(process.url + EDITS, files={"image": occluded()}, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
@@ -249,19 +230,6 @@ def test_sigterm_under_load_answers_or_ends_every_request_and_exits_with_0(tiny)
             assert answer.headers["retry-after"]
             ended["cut off" if "in time" in answer.json()["error"]["message"] else "refused"] += 1
     assert ended["completed"] and ended["cut off"]
-
-
-def test_the_stream_of_a_comparison_ends_whole_too(tiny):
-    with serving(tiny.parent) as process, process.connect() as stream:
-        job = httpx.post(process.url + "/v1/compare", json={"budget": 60}).json()["id"]
-        stream.sendall(f"GET /v1/compare/{job} HTTP/1.1\r\nhost: localhost\r\n"
-                       "accept: text/event-stream\r\n\r\n".encode())
-        received = stream.recv(65536)
-        process.process.send_signal(signal.SIGTERM)
-        received += rest_of(stream)
-        assert b"event: comparison.cancelled" in received
-        assert received.endswith(b"\r\n0\r\n\r\n")
-        assert process.process.wait(timeout=60) == 0
 
 
 def test_an_upload_that_is_not_whole_when_the_drain_begins_is_refused_at_once(tiny):

@@ -16,7 +16,6 @@ from linpix.server.web.middleware.connection import HEAD_BYTES, READ_BYTES, conn
 from linpix.server.web.middleware.headers import SECURITY_HEADERS
 from tests.server.conftest import Process, eventually, serving
 from tests.server.web.middleware.test_stack import probes_of
-from tests.server.web.test_keys import line, private
 from tests.server.web.test_leaving import GENERATIONS, SLOW, head, post, rest_of
 
 HOST = b"host: localhost\r\n"
@@ -160,24 +159,6 @@ def test_bytes_after_a_body_of_two_lengths_are_not_read_as_a_request(process):
 
 
 @pytest.mark.slow
-def test_a_client_without_a_key_is_disconnected_at_once_though_it_still_sends_chunks(tiny, tmp_path):
-    """Others may go on for a while, so that they do not lose their answers."""
-    keys = private(tmp_path / "keys", line("alice", "secret"))
-    with serving(tiny.parent, "--api-keys", str(keys)) as process:
-        def open_for(*headers: bytes) -> float:
-            with process.connect() as connection:
-                connection.sendall(head("/v1/nothing", 0).replace(b"content-length: 0\r\n\r\n", b"\r\n".join(
-                    [b"transfer-encoding: chunked", *headers, b"", b"2\r\n{}\r\n"])))
-                status = connection.recv(12)
-                began = time.monotonic()
-                rest_of(connection)
-                assert status == (b"HTTP/1.1 404" if headers else b"HTTP/1.1 401")
-                return time.monotonic() - began
-
-        assert min(open_for() for _ in range(3)) < open_for(b"authorization: Bearer secret") / 2
-
-
-@pytest.mark.slow
 def test_connections_are_read_in_small_pieces_so_that_others_are_served_in_between():
     seen: list[int] = []
 
@@ -215,19 +196,6 @@ def test_a_target_with_a_host_is_that_of_its_path_and_the_host_counts(process, t
     with process.connect() as connection:
         connection.sendall(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
         assert rest_of(connection).startswith(b"HTTP/1.1 " + status)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
-def test_requests_for_another_protocol_are_ignored_and_not_logged_as_warnings(process, protocol):
-    said = len(process.printed)
-    with process.connect() as connection:
-        connection.sendall(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: upgrade, close\r\n"
-                           b"upgrade: " + protocol.encode() + b"\r\nsec-websocket-version: 13\r\n"
-                           b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
-        assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
-    assert eventually(lambda: any("/v1/models 200" in line for line in process.printed[said:]))
-    assert not any("WARNING" in line for line in process.printed[said:])
 
 
 @pytest.mark.slow

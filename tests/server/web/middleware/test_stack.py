@@ -258,23 +258,6 @@ def test_a_page_of_another_origin_in_a_real_browser_makes_nothing_work_for_it(br
         assert httpx.get(server.url + "/v1/compare/cmp-1").status_code == 404, "no comparison was begun"
 
 
-@pytest.mark.slow
-def test_a_page_of_a_listed_origin_in_a_real_browser_gets_its_images(browser, tiny, tmp_path):
-    page = """<!DOCTYPE html><script>(async () => {
-      const answer = await fetch(TARGET + "/v1/images/generations", {method: "POST", body: "{}", headers:
-        {"content-type": "application/json", authorization: "Bearer first"}});
-      await fetch("/told", {method: "POST", body: JSON.stringify(
-        {status: answer.status, id: answer.headers.get("x-request-id"), images: (await answer.json()).data.length})});
-    })()</script>"""
-    keys = private(tmp_path / "keys", line("page", "first"))
-    with Site("") as site, serving(tiny.parent, "--allowed-origins", site.url, "--api-keys", str(keys)) as server:
-        site.page = page.replace("TARGET", json.dumps(server.url)).encode()
-        told = visit(site, tmp_path / "profile")
-        assert (told["status"], told["images"]) == (200, 1)
-        assert re.fullmatch("[0-9a-f]{16}", told["id"])
-        assert drawn(server) == 1
-
-
 # --- headers ---
 
 def test_every_answer_has_the_security_headers(tiny, tmp_path):
