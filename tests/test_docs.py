@@ -28,7 +28,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DECISIONS = ROOT / "DECISIONS.md"
 LOGS = sorted((ROOT / "docs" / "log").glob("*.md"))
 LINKED = [*PAGES, DECISIONS, ROOT / "CHANGELOG.md", *LOGS]
-FOLDERS = ("csrc", "deploy", "docs", "examples", "linpix", "model", "server", "tests", "training")
+FOLDERS = ("csrc", "deploy", "docs", "examples", "linpix", "model", "server", "tests", "tools", "training")
 NOT_RUN = [
     ("README.md", "make run     # in a clone of this repository: installs, compiles, and serves on "
                   "http://127.0.0.1:8000; needs Python 3.11"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from linpix.model import checkpoint, ops
-from tests.gpu_check import ROOT, Check, commands, examine, training, write_pictures
+from tools.gpu_check import ROOT, Check, commands, examine, training, write_pictures
 
 pytestmark = pytest.mark.slow
 

@@ -34,10 +34,10 @@ from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.ops import recurrent_step_reference
 from linpix.model.packing import Choice, choose, gpu_obstacle, state_scale
-from tests.benchmarks.cuda import markdown, measure
 from tests.model import test_packing
 from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of, net_of
+from tools.benchmarks.cuda import markdown, measure
 
 pytestmark = pytest.mark.slow
 
