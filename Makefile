@@ -65,7 +65,7 @@ audit: venv
 	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $(VENV)/audit/installed.txt
 
 bench: venv
-	$(BIN)/python -m tests.benchmarks.decode
+	$(BIN)/python -m tools.benchmarks.decode
 
 # Load and faults for twelve minutes, against servers on this machine; writes a table of the results.
 soak: venv
@@ -79,7 +79,7 @@ fuzz: venv
 # Needs a CUDA GPU, a CUDA toolkit and a PYTHON with torch; uses no virtual environment and no network.
 OUT ?= build/gpu-check
 gpu-check:
-	$(PYTHON) -m tests.gpu_check --out $(OUT)
+	$(PYTHON) -m tools.gpu_check --out $(OUT)
 
 # The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, with the portable kernels and with those of this
 # processor; and their threads under ThreadSanitizer.

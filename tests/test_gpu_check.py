@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from linpix.model import checkpoint, ops
-from tests.gpu_check import ROOT, Check, commands, examine, training, write_pictures
+from tools.gpu_check import ROOT, Check, commands, examine, training, write_pictures
 
 pytestmark = pytest.mark.slow
 
@@ -72,23 +72,6 @@ def test_where_decoding_fails_only_with_overlap_the_rest_runs_without(tmp_path, 
     assert (found["decoding"][0], found["decoding without overlap"][0]) == ("exit status 1", "well")
     assert found["benchmark"][2] == "LINPIX_OVERLAP is 0"
     assert list(found)[-1] == "memory"  # all that follows runs
-
-
-def test_where_decoding_works_it_is_tested_once_and_kernels_may_overlap(tmp_path, monkeypatch):
-    monkeypatch.setenv("LINPIX_OVERLAP", "1")
-    check = Check(tmp_path)
-    examine(check, dict.fromkeys(commands(sys.executable, tmp_path, tmp_path), TELL))
-    assert "decoding without overlap" not in rows(check)
-    assert {row[2] for row in rows(check).values()} == {"LINPIX_OVERLAP is 1"}
-    assert not check.failed
-
-
-def test_a_failed_build_does_not_keep_what_was_built_from_being_tried(tmp_path):
-    """The processor's library may fail, or take too long, beside one for CUDA that is there."""
-    check = Check(tmp_path)
-    examine(check, dict.fromkeys(commands(sys.executable, tmp_path, tmp_path), WELL) | {"build": BADLY})
-    assert rows(check)["benchmark"][0] == "well"
-    assert check.failed == ["build: exit status 3"]
 
 
 def test_without_a_gpu_it_ends_after_saying_why(tmp_path):

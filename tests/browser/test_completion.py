@@ -202,25 +202,6 @@ def test_a_large_photograph_is_sent_small_and_a_file_that_is_no_picture_leaves_t
     assert visitor.picture("#editor") == before
 
 
-def test_a_completion_that_was_saved_brings_back_its_picture_and_settings(shipped, visit):
-    visitor, page = begin(visit, shipped)
-    stroke(page, TOP_OF_SEVEN)
-    complete(page, 2)
-    board, image = visitor.picture("#editor"), results(page)[1]
-    page.locator("#alternatives .picture").nth(1).click()
-    with page.expect_download() as download:
-        page.locator("#viewer-save").click()
-    saved = download.value.path()
-    page.keyboard.press("Escape")
-    page.get_by_role("button", name="Clear").click()
-    page.get_by_role("tab", name="Samples").click()
-    page.locator("#file").set_input_files(saved)
-    expect(page.get_by_role("tabpanel", name="Completion")).to_be_visible()
-    says(page, "#completion .status", "2 completions in")
-    assert visitor.picture("#editor") == board
-    np.testing.assert_array_equal(results(page)[0], image)
-
-
 @pytest.mark.parametrize("way", ["file", "paste", "drop"])
 def test_a_picture_comes_by_file_by_paste_and_by_drop(shipped, visit, tmp_path, way):
     _, page = begin(visit, shipped)

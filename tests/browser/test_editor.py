@@ -68,34 +68,6 @@ def test_masks_have_a_button_and_a_key_each(shipped, visit, tmp_path):
         np.testing.assert_array_equal(mask(page), expected, key)
 
 
-def test_the_brush_has_an_outline_and_a_stroke_of_keys_completes(shipped, visit):
-    visitor, page = begin(visit, shipped)
-    ring = page.locator("#ring")
-    expect(ring).to_be_hidden()
-    page.locator("#editor").hover(position={"x": 100, "y": 60})
-    expect(ring).to_be_visible()
-    box, board = ring.bounding_box(), page.locator("#editor").bounding_box()
-    assert (box["x"] + box["width"] / 2 - board["x"], box["y"] + box["height"] / 2 - board["y"]) == pytest.approx(
-        (100, 60), abs=1)
-    assert box["width"] == pytest.approx((2.5 + 1) / 28 * board["width"], abs=1)
-    visitor.keep("completion-brush-1280-light")
-    page.get_by_role("button", name="Rectangle").click()
-    page.locator("#editor").hover(position={"x": 110, "y": 60})
-    expect(ring).to_be_hidden()
-    page.get_by_role("button", name="Draw", exact=True).click()
-    stroke(page, [(8, 5), (20, 5)])
-    expect(page.locator("#completion .draw")).to_have_count(1)  # the example
-    page.get_by_label("Complete after each stroke").check()
-    stroke(page, [(20, 5), (17, 13)])
-    says(page, "#completion .status", "6 completions in")
-    page.locator("#editor").focus()
-    page.keyboard.press("Shift+ArrowRight")
-    expect(page.locator("#completion .draw")).to_have_count(3)  # a stroke of keys is lifted with Shift
-    page.evaluate("document.activeElement.blur()")
-    page.keyboard.press("Control+z")
-    expect(page.get_by_role("button", name="Redo")).to_be_enabled()
-
-
 def test_everything_can_be_done_with_the_keyboard_alone(shipped, visit):
     visitor, page = begin(visit, shipped)
     keys = page.keyboard

@@ -58,28 +58,6 @@ def test_nothing_is_wider_than_the_smallest_screen(shipped, visit):
     page.locator("#race-form").get_by_role("button", name="Stop").click()  # measuring
 
 
-@pytest.mark.parametrize("width", [704, 768, 900, 1280])
-def test_what_belongs_to_a_gallery_follows_it_without_a_hole(shipped, visit, width):
-    page = visit(shipped.url, size=(width, 1024)).ready()
-    says(page, "#samples .status", "16 images in")
-    page.get_by_role("tab", name="Completion").click()
-    says(page, "#completion .status", "An example, completed")
-    page.locator("#options summary").click()
-    page.get_by_label("Complete after each stroke").uncheck()
-    page.locator("#completion-form [name=model]").select_option("mnist-small")
-    stroke(page, TOP_OF_SEVEN)
-    page.get_by_role("button", name="Inverse").click()  # known pixels after the hole: the page warns
-    complete(page, 6)
-    says(page, "#known", "little influence")
-    for panel, below in (("completion", "#known"), ("completion", ".visit"), ("samples", ".visit")):
-        page.get_by_role("tab", name=panel.capitalize()).click()
-        last = page.locator(f"#{panel} .stage .gallery:visible .frame").last.bounding_box()
-        after = page.locator(f"#{panel} {below}").bounding_box()
-        assert last and after
-        if width < 960 or below == "#known":
-            assert 0 <= after["y"] - last["y"] - last["height"] < (120 if panel == "completion" else 50), (panel, below)
-
-
 SMALL = """() => [...document.querySelectorAll('button, a, select, input, summary, label:has([type=checkbox])')]
     .filter(one => one.checkVisibility() && !one.matches('label input[type=checkbox], p a'))
     .map(one => [one.outerHTML.slice(0, 80), one.getBoundingClientRect()])

@@ -1,19 +1,15 @@
 """The race: measured by /v1/compare, and replayed at the measured speeds."""
 
 import re
-import shutil
-import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 from linpix.server.compare.paper import ENGINES
 from tests.browser.conftest import ROOT, says
-from tests.browser.test_page import findings
-from tests.server.conftest import EAGER, eventually, serving
+from tests.server.conftest import eventually, serving
 
 pytestmark = pytest.mark.slow
 
@@ -89,24 +85,6 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
     assert all(pixels == drawn[0] for pixels in drawn) and min(drawn[0][3::4]) == 255, "all end with the same, whole"
 
 
-def test_a_race_says_which_seeds_it_draws_and_begins_at_zero_images(racing, visit):
-    id = begun(racing, 3.0)
-    assert eventually(lambda: told(racing, f"compare/{id}")["status"] == "completed", 60)
-    page = visit(racing.url, panel="race").ready()
-    over = says(page, "#race .status", "The race is over. The lanes show their first image, of seed")
-    seed = int(re.findall(r"seed (\d+)", over)[0])
-    count = next(index for index, (_, words) in enumerate(page.locator(".lane").evaluate_all(LANES))
-                 if words == "1 image")  # the slowest
-    begins, counts = page.evaluate("""async () => {
-        [...document.querySelectorAll('#race button')].find(one => one.innerText === 'Race again').click();
-        await new Promise(requestAnimationFrame);
-        return [document.querySelector('#race .status').innerText,
-                [...document.querySelectorAll('.lane .count')].map(one => one.innerText)];
-    }""")
-    assert begins.startswith(f"Every lane draws the same images, seeds {seed} to {seed + 7}, again and again.")
-    assert counts[count] == "0 images"
-
-
 def test_the_race_begins_at_once_at_the_speeds_of_another_machine_and_corrects_itself(tiny, visit):
     with serving(tiny.parent, "--compare-budget", "5") as server:
         page = visit(server.url, panel="now").ready()
@@ -130,42 +108,6 @@ def test_the_race_begins_at_once_at_the_speeds_of_another_machine_and_corrects_i
             assert ("not measured" in shown) == (one["seconds_per_image"] is None), name
         assert not set(before) & set(page.locator(".lane .time").all_inner_texts())
         assert "not measured here yet" not in page.locator("#headline-more").inner_text()
-
-
-def test_pixels_of_a_lane_appear_when_its_steps_say(racing, visit):
-    """Halfway through the slowest lane's image there are as many pixels as its step times give."""
-    id = begun(racing, 3.0)
-    assert eventually(lambda: told(racing, f"compare/{id}")["status"] == "completed", 60)
-    report = told(racing, f"compare/{id}")["report"]
-    slowest = max((one for one in report["results"] if one["seconds_per_image"]),
-                  key=lambda one: one["seconds_per_image"])
-    page = visit(racing.url, panel="race").ready()
-    says(page, "#race .status", "Measured before, with tiny")
-    page.get_by_role("button", name="Race again").click()
-    seen = page.evaluate("""async name => {
-        const lane = [...document.querySelectorAll('.lane')].find(
-            one => one.querySelector('h3').innerText.replace(/\\s+/g, ' ') === name);
-        const canvas = lane.querySelector('.frame canvas');
-        const clock = document.querySelector('#race .clock');
-        const seen = [];
-        for (let end = performance.now() + 30000; performance.now() < end;) {
-            await new Promise(requestAnimationFrame);
-            const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-            const filled = data.filter((value, at) => at % 4 === 3 && value).length;
-            if (filled) seen.push([parseFloat(clock.innerText), filled]);
-            if (filled === 64) break;
-        }
-        return seen;
-    }""", f"{slowest['backend']} {ENGINES[slowest['engine']]}")
-    positions = np.arange(64)
-    steps = np.interp(positions, [step["position"] for step in slowest["step_seconds"]],
-                      [step["seconds"] for step in slowest["step_seconds"]])
-    ends = np.cumsum(steps) * slowest["seconds_per_image"] / steps.sum()
-    filled = [count for _, count in seen]
-    assert filled == sorted(filled) and filled[-1] == 64
-    for clock, count in seen:  # the clock that is shown has a tenth of a second
-        low, high = np.searchsorted(ends, [clock - 0.06, clock + 0.06], side="right")
-        assert low - 1 <= count <= high + 1, (clock, count)
 
 
 def test_a_row_that_other_work_disturbed_says_so_on_the_page(racing, visit):
@@ -223,22 +165,6 @@ def test_stop_ends_the_measuring_on_the_server_too(tiny, visit):
         assert eventually(lambda: told(server, f"compare/{latest['id']}")["status"] == "cancelled")
 
 
-def test_what_is_stopped_before_the_server_has_answered_ends_there_too(tiny, visit):
-    with serving(tiny.parent, "--compare-budget", "300") as server:
-        page, held = visit(server.url, panel="now").ready(), []
-        page.route("**/v1/compare", lambda route: held.append(route), times=1)
-        page.get_by_role("tab", name="Race").click()
-        while not held:
-            page.wait_for_timeout(50)
-        page.get_by_role("button", name="Stop").and_(page.locator("#race-form button")).click()
-        says(page, "#race .status", r"^Stopped\.$")
-        race(page)  # as on a slow network: the next one waits until the first is out of the way
-        held[0].continue_()
-        says(page, "#race .status", r"^Measuring: \d+ %")
-        assert told(server, "compare/cmp-1")["status"] == "cancelled"
-        assert told(server, "status")["comparison"]["id"] == "cmp-2"
-
-
 def test_a_comparison_that_another_client_stopped_is_measured_and_raced_on_retry(racing, visit):
     page = visit(racing.url, panel="race").ready()
     race(page)
@@ -250,29 +176,6 @@ def test_a_comparison_that_another_client_stopped_is_measured_and_raced_on_retry
     says(page, "#race .status", r"Measuring: \d+ %")
     says(page, "#race .status", RACED)
     assert told(racing, "status")["comparison"]["id"] != id
-
-
-def test_a_stopped_comparison_of_another_client_can_be_tried_again(racing, visit):
-    id = begun(racing, 5.0)
-    page = visit(racing.url, panel="race").ready()
-    says(page, "#race .status", f"Watching {id}, which another visitor started")
-    assert httpx.delete(f"{racing.url}/v1/compare/{id}", timeout=60).status_code == 200
-    says(page, "#race .notice", "This comparison was stopped")
-    page.get_by_role("button", name="Try again").click()
-    says(page, "#race .status", RACED)
-
-
-def test_a_measurement_whose_server_was_killed_begins_again_when_tried_again(slow, visit):
-    with serving(slow, *EAGER, "--compare-budget", "60") as server:
-        page = visit(server.url, panel="race").ready()
-        says(page, "#race .status", r"Measuring: \d+ %")
-        server.stop(signal.SIGKILL)
-        says(page, "#race .notice", "The connection to the server broke off")
-    with serving(slow, *EAGER, "--compare-budget", "5", "--port", server.url.rsplit(":", 1)[1]):
-        expect(page.locator("#page-notice")).to_be_hidden()
-        expect(page.locator("#race .notice")).to_be_hidden()
-        race(page)
-        says(page, "#race .status", RACED)
 
 
 def test_a_comparison_of_another_client_is_watched(tiny, visit):
@@ -308,18 +211,6 @@ def test_a_full_queue_is_waited_for_before_anything_is_measured(tiny, visit):
         expect(page.get_by_role("button", name="Race again")).to_be_enabled()
 
 
-def test_a_race_of_another_model_is_labelled_as_such(tiny, tmp_path, visit):
-    for name in ("first", "second"):
-        shutil.copytree(tiny, tmp_path / name)
-    with serving(tmp_path, "--compare-budget", "5") as server:
-        id = begun(server, 2.0)
-        assert eventually(lambda: told(server, f"compare/{id}")["status"] == "completed", 60)
-        page = visit(server.url, panel="race").ready()
-        says(page, "#race .status", r"The race is over.* Measured before, with first\.")
-        page.locator("#race-form [name=model]").select_option("second")
-        says(page, "#race .status", r"Measured with first\. Measure to see second\.")
-
-
 def chosen(page: Page, panel: str) -> str:
     return page.locator(f"#{panel}-form [name=model]").input_value()
 
@@ -335,64 +226,3 @@ def test_a_model_that_can_be_compared_races_while_a_conditional_one_is_chosen_el
         latest = told(server, "status")["comparison"]
         assert told(server, f"compare/{latest['id']}")["report"]["model"] == "mnist-small"
         assert chosen(page, "samples") == "mnist-conditional"
-
-
-def test_what_the_race_chooses_is_chosen_everywhere_and_conditional_models_leave_its_choice_alone(shipped, visit):
-    page = visit(shipped.url, panel="race").ready()
-    page.locator("#race-form").get_by_role("button", name="Stop").click()
-    for model in ("cifar10-small", "mnist-small"):
-        page.locator("#race-form [name=model]").select_option(model)
-        assert [chosen(page, panel) for panel in ("samples", "completion", "race")] == [model] * 3
-    page.get_by_role("tab", name="Samples").click()
-    for model, racing in (("mnist-conditional", "mnist-small"), ("cifar10-small", "cifar10-small"),
-                          ("mnist-conditional", "mnist-small")):  # of the same shape
-        page.locator("#samples-form [name=model]").select_option(model)
-        assert [chosen(page, panel) for panel in ("samples", "completion", "race")] == [model, model, racing]
-
-
-def test_where_no_model_can_be_compared_the_race_has_them_all_and_offers_no_measurement(shipped, visit):
-    def only_conditional(route) -> None:
-        cards = route.fetch().json()
-        route.fulfill(json=cards | {"data": [card for card in cards["data"] if card["conditional"]]})
-
-    def over() -> bool:
-        comparison = told(shipped, "status")["comparison"]
-        return comparison is None or comparison["status"] != "running"
-
-    assert eventually(over, 60)  # other tests ask this server for comparisons, and stop them
-    visitor = visit(shipped.url, panel="now")
-    visitor.page.route("**/v1/models", only_conditional)
-    visitor.page.reload()
-    page = visitor.ready()
-    assert chosen(page, "race") == "mnist-conditional"
-    page.get_by_role("tab", name="Race").click()
-    says(page, "#race .status", "Every lane draws the same images")
-    says(page, "#headline-more", r"Conditional models cannot be measured, and no other is loaded\.$")
-    expect(page.get_by_role("button", name="Measure and race")).to_be_hidden()
-    visitor.keep("race-conditional-1280-light")
-    page.locator("#race-form").get_by_role("button", name="Stop").click()
-
-
-def test_the_race_of_the_shipped_models_can_be_looked_at(visit):
-    """With screenshots; the figures are this machine's."""
-    with serving(ROOT / "checkpoints", "--compare-budget", "10", "--models", "mnist-small") as server:
-        visitor = visit(server.url, panel="race")
-        page = visitor.ready()
-        says(page, "#race .status", r"Measuring: \d\d %")
-        visitor.keep("race-measuring-1280-light")
-        says(page, "#race .status", "Every lane draws the same images")
-        expect(page.locator("#figures td", has_text="0.970").first).to_be_visible()
-        page.wait_for_timeout(2000)
-        visitor.keep("race-1280-light")
-        page.get_by_role("button", name="Skip to the end").click()
-        says(page, "#race .status", "The race is over")
-        visitor.keep("race-over-1280-light")
-        for size, scheme in (((1280, 800), "dark"), ((390, 844), "light"), ((390, 844), "dark")):
-            other = visit(server.url, panel="race", size=size, scheme=scheme)
-            says(other.ready(), "#race .status", "Measured before")
-            other.page.get_by_role("button", name="Race again").click()
-            says(other.page, "#race .status", "Every lane draws the same images")
-            other.page.wait_for_timeout(1000)
-            other.keep(f"race-{size[0]}-{scheme}")
-            assert findings(other.page) == []
-            assert other.page.evaluate("document.documentElement.scrollWidth") <= size[0]

@@ -91,20 +91,6 @@ def test_the_page_begins_with_the_model_that_has_most_images_of_the_class_asked_
     expect(visitor.ready().locator("#samples-form [name=model]")).to_have_value(chosen)
 
 
-def test_the_grid_is_in_the_middle_of_its_field(shipped, visit):
-    def in_the_middle() -> bool:
-        field, *pictures = (one.bounding_box() for one in page.locator("#samples .field, #samples .picture").all())
-        left = min(box["x"] for box in pictures) - field["x"]
-        right = field["x"] + field["width"] - max(box["x"] + box["width"] for box in pictures)
-        return abs(left - right) <= 1 and left < 0.3 * field["width"]
-
-    page = visit(shipped.url).ready()
-    says(page, "#samples .status", "16 images in")
-    for size in ((1920, 1080), (1280, 800), (768, 1024), PHONE):
-        page.set_viewport_size({"width": size[0], "height": size[1]})
-        assert eventually(in_the_middle, 10), size
-
-
 def test_a_grid_fills_row_by_row_while_the_service_draws(slow, visit):
     with serving(slow, *EAGER) as server:
         visitor = visit(server.url)
@@ -226,43 +212,6 @@ def test_the_keyboard_alone_is_enough(shipped, visit):
     expect(picture).to_be_focused()
 
 
-def test_earlier_draws_come_back_at_a_click(shipped, visit):
-    visitor = visit(shipped.url)
-    page = visitor.ready()
-    says(page, "#samples .status", "16 images in")
-    earlier = page.locator("#samples .draw")
-    expect(earlier).to_have_count(1)
-    choose(page, model="mnist-small", label="7")
-    draw(page, n=3, seed=11)
-    says(page, "#samples .status", "3 images in")
-    expect(earlier).to_have_count(2)
-    first = drawn(page)
-    choose(page, model="cifar10-small")
-    draw(page, n=2, seed=12)
-    says(page, "#samples .status", "2 images in")
-    assert len(rows(page)) == 2
-    page.get_by_role("button", name="mnist-small, class 7, temperature 1, seed 11").click()
-    says(page, "#samples .status", "Drawn before: mnist-small, class 7")
-    assert len(rows(page)) == 3
-    np.testing.assert_array_equal(drawn(page), first)
-    visitor.keep("samples-visit-1280-light")
-
-
-@pytest.mark.slow
-def test_an_earlier_draw_that_is_looked_at_while_drawing_keeps_its_images(slow, visit):
-    with serving(slow, *EAGER) as server:
-        page = visit(f"{server.url}", panel="samples?n=1").ready()
-        says(page, "#samples .status", "1 image in")
-        first = drawn(page)
-        draw(page, n=16)
-        page.get_by_role("button", name="being drawn").first.wait_for()
-        page.locator("#samples .draw").click()
-        assert len(rows(page)) == 1
-        says(page, "#samples .status", "Stopped")
-        np.testing.assert_array_equal(drawn(page), first)
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0)
-
-
 def test_one_of_each_class_is_drawn_named_and_kept_in_one_picture_that_draws_them_again(shipped, visit):
     page = visit(shipped.url).ready()
     says(page, "#samples .status", "16 images in")
@@ -309,57 +258,6 @@ def test_a_link_brings_model_class_seed_and_temperature_back(shipped, visit):
     says(bad, "#samples .notice", "This link cannot be drawn: its n is 0. Value must be greater than or equal to 1.")
 
 
-def test_the_slider_has_the_range_and_the_default_of_the_model(shipped, visit):
-    """As its card says; a card of an older server says nothing."""
-    def told(route) -> None:
-        cards = route.fetch().json()
-        for card in cards["data"]:
-            for name in ("temperature", "temperature_range", "limits", "class_agreement", "board"):
-                card.pop(name, None)
-            if card["id"] == "cifar10-small":
-                card |= {"temperature": 0.88, "temperature_range": [0.6, 1.2], "class_agreement": 0.431,
-                         "limits": "Colours and textures, rarely objects."}
-        route.fulfill(json=cards)
-
-    visitor = visit(shipped.url, panel="completion")
-    visitor.page.route("**/v1/models", told)
-    visitor.page.reload()
-    page = visitor.ready()
-    page.get_by_role("tab", name="Samples").click()
-    slider = page.locator("#samples-form [name=temperature]")
-
-    def shown() -> list[str]:
-        return [str(slider.get_attribute("min")), slider.input_value(), str(slider.get_attribute("max"))]
-
-    assert shown() == ["0.3", "1", "1.5"]
-    expect(page.locator("#samples [data-facts]")).not_to_contain_text("chosen class")
-
-    def asks_for_colours(request) -> bool:  # not the page itself, which draws when the tab is opened
-        return request.url.endswith("/v1/images/generations") and request.post_data_json["model"] == "cifar10-small"
-
-    with page.expect_request(asks_for_colours) as asked_for:
-        choose(page, model="cifar10-small")
-        assert shown() == ["0.6", "0.88", "1.2"]
-        draw(page, n=1)
-    assert asked_for.value.post_data_json["temperature"] == 0.88
-    says(page, "#samples .facts", "draws a chosen class in 43 % of cases Colours and textures, rarely objects.")
-    expect(page.locator("#samples output")).to_have_text("0.88")
-    for word in ("calmer", "wilder"):
-        expect(page.locator("#samples .ends")).to_contain_text(word)
-
-
-@pytest.mark.slow
-def test_drawing_anew_while_drawing_stops_the_earlier_request(slow, visit):
-    with serving(slow, *EAGER, "--slots", "8") as server:
-        page = visit(server.url).ready()  # which draws 16
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 8)
-        draw(page, n=1, seed=5)
-        says(page, "#samples .status", "1 image in .* from seed 5")
-        assert len(rows(page)) == 1
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0)
-        assert server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}') == 1
-
-
 def test_the_grid_shows_whole_pixels_and_fits_its_screen(shipped, visit):
     for size in ((1280, 800), PHONE):
         page = visit(shipped.url, size=size).ready()
@@ -371,12 +269,3 @@ def test_the_grid_shows_whole_pixels_and_fits_its_screen(shipped, visit):
             assert {box["width"] % 28 for box in boxes} == {0}
             assert all(box["left"] >= 0 and box["right"] <= size[0] for box in boxes)
             assert max(box["bottom"] for box in boxes) <= size[1]
-
-
-def test_the_service_is_asked_again_as_soon_as_images_are_drawn(shipped, visit):
-    page = visit(shipped.url).ready()
-    says(page, "#samples .status", "16 images in")
-    page.evaluate("window.setTimeout = () => 0")  # no regular polls
-    page.wait_for_timeout(2500)
-    with page.expect_request("**/v1/status", timeout=20_000):
-        draw(page, n=1)

@@ -38,23 +38,6 @@ def test_a_full_queue_shows_its_wait_and_is_tried_again_after_it(slow, visit):
         assert refusals[-1][0] == 200
 
 
-def test_waiting_for_room_can_be_stopped(slow, visit):
-    with serving(slow, *EAGER, *LASTING, "--slots", "8", "--max-queue", "0") as server, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(lambda: httpx.post(f"{server.url}/v1/images/generations", json={"n": 8}, timeout=120))
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 8)
-        page = visit(server.url, panel="samples?n=1").ready()
-        says(page, "#samples .notice", "The queue is full")
-        page.get_by_role("button", name="Draw", exact=True).click()  # who cannot wait waits on, and sees for how long
-        says(page, "#samples .notice", "The queue is full")
-        page.wait_for_timeout(1000)
-        says(page, "#samples .notice", r"tries again in \d+ s")
-        page.get_by_role("button", name="Stop").and_(page.locator("#samples-form button")).click()
-        expect(page.locator("#samples .notice")).to_be_hidden()
-        says(page, "#samples .status", r"^Stopped\.$")
-        assert asked.result().status_code == 200
-        assert server.metric('linpix_requests_total{endpoint="generations",outcome="completed"}') == 1
-
-
 def test_a_dropped_connection_is_shown_and_the_servers_return_is_noticed(slow, visit):
     with serving(slow, *EAGER, *LASTING) as server:
         visitor = visit(server.url, panel="samples?n=8")
@@ -110,17 +93,6 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_only(tiny, tmp_path, visit):
         page.reload()
         visitor.ready()
         expect(page.locator("#key")).to_be_hidden()
-
-
-def test_a_key_of_a_slow_rate_opens_the_page_all_the_same(tiny, tmp_path, visit):
-    keys = private(tmp_path / "keys", line("visitor", "right", "1/s"))
-    with serving(tiny.parent, "--api-keys", str(keys)) as server:
-        visitor = visit(server.url)
-        says(visitor.page, "#key", "Enter one of its API keys")
-        visitor.page.get_by_label("API key").fill("right")
-        visitor.page.keyboard.press("Enter")
-        visitor.ready()
-        expect(visitor.page.locator("#samples-form [name=model]")).to_have_value("tiny")
 
 
 def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from linpix.model import checkpoint
-from tests.benchmarks.decode import machine
 from tests.fuzz.harness import HEAD, Tally, Target, fuzz
+from tools.benchmarks.decode import machine
 
 TALLIES = pytest.StashKey[list[Tally]]()
 

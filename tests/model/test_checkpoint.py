@@ -127,18 +127,6 @@ def test_a_class_is_found_by_its_name_exactly_or_else_without_case_and_with_acce
     assert [found.class_of(text) for text in asked] == [0, 1, 2, 2, 3, 3, 3, None]
 
 
-def test_a_card_with_bytes_that_are_not_utf8_is_written(tmp_path):
-    save(tmp_path / "here", net_of(1, PRESETS["tiny"]), {"data": "random"}, f"# {os.fsdecode(bytes([0xe9]))}\n")
-    assert (tmp_path / "here" / "README.md").read_text("utf-8") == "# \\udce9\n"
-
-
-def test_class_names_default_to_numbers(folder):
-    change_fields(folder, lambda fields: fields["provenance"].pop("class_names"))
-    assert read(folder).class_names == tuple("0123456789")
-    change_fields(folder, lambda fields: fields["provenance"].update(class_names=PROVENANCE["class_names"]))
-    assert read(folder).class_names == tuple("abcdefghij")
-
-
 def test_a_checkpoint_from_before_a_field_was_added_has_its_default(folder):
     before = load(folder)
 
@@ -232,19 +220,6 @@ def test_a_wrong_configuration_is_refused_with_the_field(change, message, folder
     assert str(folder / "config.json") in str(error.value)
 
 
-@pytest.mark.parametrize("attempts", [1, 3, 16, 0, 17, -1, 2.0, True, None, "3"])
-def test_a_model_that_draws_the_class_first_may_have_up_to_sixteen_attempts(attempts, tmp_path):
-    config = dataclasses.replace(PRESETS["tiny"], patch=4, look_ups=("previous", "row", "column", "class"))
-    checkpoint.save(tmp_path / "first", net_of(0, config), PROVENANCE, "# first\n")
-    assert read(tmp_path / "first").attempts == 1, "where it says nothing"
-    change_fields(tmp_path / "first", lambda fields: fields["provenance"].update(attempts=attempts))
-    if attempts in (1, 3, 16) and attempts is not True:
-        assert read(tmp_path / "first").attempts == attempts
-    else:
-        with pytest.raises(CheckpointError, match=f"attempts must be 1, or up to 16 .*got {attempts!r}"):
-            read(tmp_path / "first")
-
-
 @pytest.mark.parametrize("change", [
     {"height": 2**40}, {"height": 2**20, "width": 2**20}, {"neighbours": [[-1, 0, 0]] * 257},
     {"neighbours": [[0, -2**40, 0]]}, {"layers": 2**20}, {"d_model": 2**20, "d_ff": 2**20, "key_dim": 2**20},
@@ -271,12 +246,6 @@ def test_reading_a_checkpoint_does_not_wait_for_torchs_compiler():
     assert len(shipped) > 3
     ended = subprocess.run([sys.executable, "-c", code, *shipped], capture_output=True, text=True, timeout=120)
     assert ended.stdout == "set()\n", ended.stderr
-
-
-def test_shapes_are_found_without_memory(folder):
-    net = load(folder)
-    assert checkpoint._shapes(folder, net.config, net.state_dict()) == {
-        name: tensor.shape for name, tensor in net.state_dict().items()}
 
 
 def test_names_given_twice_are_refused(folder):
@@ -327,16 +296,6 @@ def test_one_changed_bit_is_found_by_its_digest(name, at, folder):
     with pytest.raises(CheckpointError, match=r"has SHA-256 .*SHA256SUMS says .*restore") as error:
         read(folder)
     assert str(folder / name) in str(error.value)
-
-
-@pytest.mark.parametrize("size", [0, 7, 100, 5000])
-def test_a_truncated_file_of_tensors_is_called_that_file(size, folder):
-    raw = (folder / "model.safetensors").read_bytes()
-    assert size < len(raw)
-    (folder / "model.safetensors").write_bytes(raw[:size])
-    seal(folder)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a safetensors file.*restore"):
-        read(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "SHA256SUMS"])

@@ -26,16 +26,6 @@ def test_the_state_of_a_preset_is_as_large_as_the_design_says(name, kibibytes):
     assert attention_for(PRESETS[name]).state_bytes == kibibytes * 1024
 
 
-def test_softmax_keeps_all_keys_and_values():
-    config = dataclasses.replace(PRESETS["tiny"], attention="softmax", value_dim=5)
-    assert attention_for(config).state_bytes == 2 * 2 * 64 * (8 + 5) * 4  # layers, heads, T, key and value dim, bytes
-
-
-def test_sub_pixels_are_counted_over_channels():
-    assert PRESETS["mnist"].subpixels == 784
-    assert PRESETS["cifar10"].subpixels == PRESETS["cifar10"].length == 3072
-
-
 def test_tokens_are_sub_pixels_or_pixels():
     config = PRESETS["cifar10-conditional"]
     assert (config.subpixels, config.token_size, config.length) == (3072, 3, 1024)

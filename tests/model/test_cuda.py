@@ -12,12 +12,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,17 +28,16 @@ from linpix.model import checkpoint, mixture, ops, packing
 from linpix.model import config as config_module
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS
-from linpix.model.cuda import BUCKETS, OVERLAP, PREFILL_ROWS, GpuPool, StateFormat, record_graph
+from linpix.model.cuda import BUCKETS, OVERLAP, GpuPool, StateFormat, record_graph
 from linpix.model.features import phi
 from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.ops import recurrent_step_reference
-from linpix.model.packing import Choice, choose, gpu_obstacle, pack_tiles, state_scale
-from tests.benchmarks import cuda as benchmark
-from tests.benchmarks.cuda import markdown, measure, state_traffic
+from linpix.model.packing import Choice, choose, gpu_obstacle, state_scale
 from tests.model import test_packing
 from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of, net_of
+from tools.benchmarks.cuda import markdown, measure
 
 pytestmark = pytest.mark.slow
 
@@ -328,16 +325,6 @@ def test_every_number_of_rows_is_recorded_before_the_first_is_decoded(emulated, 
     assert recorder.calls == buckets
 
 
-def test_one_graph_is_recorded_at_a_time_whichever_thread_records(emulated):
-    """A model is loaded, and recorded, while another one decodes, and may record."""
-    recorder = Recorder()
-    pools = [GpuPool(net_of(TINY), 16, device="cpu", operators=emulated.operators, recorder=recorder) for _ in range(4)]
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda pool: pool.record(16), pools))
-    assert recorder.calls == 4 * 5
-    assert recorder.most_under_way == 1
-
-
 def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_log_says_so(
         emulated, monkeypatch, caplog):
     monkeypatch.setenv(OVERLAP, "1")
@@ -362,33 +349,6 @@ def test_what_overlap_is_not_to_blame_for_is_raised(emulated, monkeypatch, error
     assert recorder.calls == calls
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_a_recording_that_fails_leaves_the_streams_as_they_were(monkeypatch, device):
-    """torch leaves its stream the current one then. In its place, since there may be no GPU; the next test asks one."""
-    streams, gpus = ["usual"], [0]
-
-    @contextmanager
-    def on(device: str) -> Iterator[None]:
-        gpus.append(int(device.partition(":")[2] or 0))
-        yield
-        gpus.pop()
-
-    @contextmanager
-    def graph(_: object, stream: str, capture_error_mode: str) -> Iterator[None]:
-        streams[0] = stream
-        yield
-        raise RuntimeError("the graph cannot be recorded")
-
-    for name, made in {"device": on, "graph": graph, "synchronize": lambda: None, "CUDAGraph": lambda: None,
-                       "Stream": lambda: f"recording on {gpus[-1]}", "current_stream": lambda: streams[0],
-                       "set_stream": lambda stream: streams.__setitem__(0, stream)}.items():
-        monkeypatch.setattr(torch.cuda, name, made)
-    seen = []
-    with pytest.raises(RuntimeError, match="cannot be recorded"):
-        record_graph(lambda: seen.append(streams[0]), device)
-    assert streams == ["usual"] and seen == ["usual", f"recording on {int(device == 'cuda:1')}"]
-
-
 @pytest.mark.cuda
 def test_a_recording_that_fails_on_a_gpu_leaves_the_stream_as_it_was():
     if not ops.gpu:
@@ -397,27 +357,6 @@ def test_a_recording_that_fails_on_a_gpu_leaves_the_stream_as_it_was():
     with pytest.raises(RuntimeError):
         record_graph(torch.cuda.synchronize)  # waiting is not allowed while a graph is recorded
     assert torch.cuda.current_stream() == before
-
-
-def test_prefill_takes_a_limited_number_of_rows_at_once(emulated, monkeypatch):
-    """Its buffers grow with rows x tokens; the state is the same, bit for bit."""
-    config, slots, rows = SHAPES["background"], [4, 1, 5, 2, 3], []
-
-    def prefill(*given: Any) -> None:
-        rows.append(len(given[10]))
-        emulated.operators.prefill(*given)
-
-    operators = SimpleNamespace(prefill=prefill, decode_quantum=emulated.operators.decode_quantum)
-    pools = []
-    for limit in (PREFILL_ROWS, 2):
-        monkeypatch.setattr("linpix.model.cuda.PREFILL_ROWS", limit)
-        pools.append(pool := GpuPool(net_of(config), 5, device="cpu", operators=operators))
-        for slot, image in enumerate(images_of(config, 5), 1):
-            pool.put([slot], image, torch.ones(config.subpixels, dtype=torch.bool))
-        pool.prefill(slots, [0] * 5, [1, 30, 64, 17, 50], [START] * 5)
-    assert rows == [5, 2, 2, 1]
-    for one, other in zip(*(pool._parts for pool in pools), strict=True):
-        assert torch.equal(one[1:], other[1:])
 
 
 @pytest.mark.parametrize(("shape", "format_"),
@@ -544,42 +483,6 @@ def test_background_drawn_many_at_a_time_is_that_drawn_one_at_a_time(place, shap
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize(("rows", "taken"), [(3, 1024), (70, 32 * 9)])
-def test_among_many_rows_none_draws_more_than_32_sub_pixels_before_the_next_pass(place, rows, taken):
-    """Here all is known to be background, and there are eight passes. Then they go on, to the end of the image."""
-    config = dataclasses.replace(SHAPES["background"], height=32, width=32, layers=1)
-    pool, slots = GpuPool(net_of(config), rows, **place), list(range(1, rows + 1))
-    assert pool.stride == 8
-    pool.put(slots, torch.full((1024,), config.background, dtype=torch.uint8), torch.ones(1024, dtype=torch.bool))
-    pool.known[1, 600:] = False
-    at, rest = np.zeros(rows, np.int64), ([START] * rows, slots, [1.0] * rows)
-    _, found, passes = pool.decode(slots, at, 1024 - at, *rest, passes=8)
-    assert (found[1:] == taken).all() and not passes[1:].any()
-    while at.min() < 1024:
-        at += pool.decode(slots, at, 1024 - at, *rest, passes=8)[1]
-    alone = GpuPool(net_of(config), 1, **place)
-    alone.put([1], pool.images([2])[0], pool.known[1])
-    decode(alone, [1], [0], [1024], [1])
-    assert torch.equal(alone.images([1]), pool.images([1]))
-
-
-@pytest.mark.parametrize("shape", ["tiny", "no start token", "background", "pixels"])
-def test_an_image_is_the_same_without_log_probabilities(place, shape):
-    config = SHAPES[shape]
-    at, steps = torch.tensor([1, 2], device=place.get("device", "cuda")), config.length
-    found = []
-    for asked in (True, False):
-        pool = GpuPool(net_of(config), 2, **place)
-        pool.put([1], images_of(config, 1)[0], torch.arange(config.subpixels) < 30)
-        log_probs, finite, *counts = pool._operators.decode_quantum(
-            pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, pool.last, pool.tokens,
-            None, at, at * 0, at * 0 + steps, at * 0 + START, at, torch.ones(2, device=pool.device),
-            pool._packed.weights, pool._packed.sizes, pool._packed.eps, steps, steps, 1, math.inf, asked)
-        assert log_probs.shape == (2, config.subpixels if asked else 0)
-        found.append([pool.canvas, pool.S[1:], pool.z[1:], finite, *counts])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
 @pytest.mark.parametrize("format_", FORMATS)
 def test_padding_and_rows_that_are_done_touch_nothing(place, format_):
     pool = GpuPool(net_of(TINY), 6, state=FORMATS[format_], **place)
@@ -625,55 +528,6 @@ def test_what_threads_compute_does_not_depend_on_their_order(emulated):
             found.append((pool.canvas, pool.S, pool.z, pool.pairs))
         emulated.backwards(False)
         assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
-def test_what_a_kernel_reads_before_it_writes_is_not_a_number_in_registers_as_in_shared_memory(tmp_path):
-    """On a GPU it is anything; were it 0 on the host, no test would notice."""
-    (tmp_path / "reads.cpp").write_text("""
-        #include <cstdio>
-        #include "cuda/threads.h"
-        using namespace linpix::gpu;
-        struct Kept { float x; double y; int64_t at; };
-        struct Reads {
-          static constexpr int BLOCK = 64;
-          LINPIX_BODY run(Threads<BLOCK>& threads, const Kept&) {
-            Threads<BLOCK>::Own<Kept> own;
-            const float* shared = (const float*)threads.shared;
-            threads.each([&](int i) {
-              std::printf("%f %f %g %f\\n", own[i].x, own[i].y, (double)own[i].at, shared[i]);
-            });
-          }
-        };
-        int main() { return launch<Reads>(Grid{1}, 64 * sizeof(float), nullptr, false, Kept{}); }
-    """)
-    subprocess.run(["g++", "-std=c++17", f"-I{ROOT / 'csrc'}", "-DLINPIX_EMULATE", "-DLINPIX_ISA=gpu", "-O1",
-                    tmp_path / "reads.cpp", "-o", tmp_path / "reads"], check=True, timeout=120)
-    ended = subprocess.run([tmp_path / "reads"], capture_output=True, text=True, check=True, timeout=60)
-    found = [list(map(float, line.split())) for line in ended.stdout.splitlines()]
-    assert len(found) == 64
-    for x, y, at, shared in found:
-        assert math.isnan(x) and math.isnan(y) and math.isnan(shared)
-        assert at > 2**62
-
-
-def test_s_holds_whole_groups_of_tokens_and_pairs_the_others(place):
-    """S + the pairs that wait = the S that is written at every step, at each length."""
-    config, net = SHAPES["heads of 32"], net_of(SHAPES["heads of 32"])
-    image, known = images_of(config, 1)[0], torch.ones(config.subpixels, dtype=torch.bool)
-    at_once, deferred = (GpuPool(net, 1, precision="fp32", state=format_, **place)
-                         for format_ in (PLAIN, StateFormat(defer=4)))
-    for pool in (at_once, deferred):
-        pool.put([1], image, known)
-    D = config.key_dim
-    for t in range(13):
-        for pool in (at_once, deferred):
-            decode(pool, [1], [t], [1], [0])
-        length = t + 1
-        waiting = deferred.pairs[1, :, :, :length % 4].float()
-        S = deferred.S[1] if length >= 4 else torch.zeros_like(deferred.S[1])
-        S = S + torch.einsum("lhcd,lhcm->lhdm", waiting[..., :D], waiting[..., D:])
-        for found, expected in ((S, at_once.S[1]), (deferred.z[1], at_once.z[1])):  # keys and values were rounded
-            assert float((found - expected).norm() / expected.norm()) < 2**-8
 
 
 def test_the_scale_of_a_head_is_a_power_of_two_that_no_image_can_pass():
@@ -749,16 +603,6 @@ def test_the_limits_that_are_asked_about_are_those_of_the_kernels():
     assert int(chunk) == ops.CHUNK  # else the reference rounds otherwise
     sizes = re.findall(r"key_dim == (\d+)", (CUDA / "attention.cu").read_text())
     assert tuple(map(int, sizes)) == ops.GPU_HEADS
-
-
-def test_packed_tiles_hold_what_each_lane_multiplies():
-    weight = torch.arange(1.0, 1 + 40 * 70).view(40, 70)
-    tiles = pack_tiles(weight, 1, torch.float32).view(8, 3, 32, 8)  # 64 columns, 96 k
-    assert tiles[2, 1, 5, 3] == weight[19, 37]
-    assert tiles[5:].count_nonzero() == 0 and tiles[:, 2, 6:].count_nonzero() == 0
-    fragments = pack_tiles(weight / 4096, 1, torch.bfloat16).view(8, 3, 32, 4, 2)
-    lane, eighth, half = 3 * 4 + 2, 3, 1  # column 3 of the tile; k = 3 * 8 + 2 * 2 + 1
-    assert fragments[2, 1, lane, eighth, half] == (weight / 4096)[19, 32 + 29].to(torch.bfloat16)
 
 
 @pytest.mark.parametrize(("name", "change", "message"), [
@@ -882,38 +726,6 @@ def test_the_gpu_benchmark_runs_in_tiny_form(emulated):
     assert all(result["images_per_second"] > 0 for result in report["results"])
     for overlap in ("on", "off"):
         assert f"| tiny | compiled | fp16 | 8 | {overlap} | 2 |" in markdown(report)
-
-
-def test_the_gpu_benchmark_counts_passes_where_some_sub_pixels_skip_the_layers(emulated, monkeypatch):
-    monkeypatch.setattr(benchmark, "net_of", lambda _: net_of(SHAPES["background"]))
-    *_, report = measure(["mnist-conditional"], [2], repeat=1, emulated=emulated.operators)
-    assert len(report["results"]) == 3 * 2
-    for result in report["results"]:
-        assert 0 < result["passes"] < SHAPES["background"].subpixels
-
-
-def test_the_gpu_benchmark_knows_every_kernel_of_decoding_by_name():
-    sources = [path.read_text() for path in CUDA.glob("*.h") if path.name != "causal.h"]
-    kernel_of = re.compile(r"struct (\w+) {[^}]*?static constexpr int BLOCK")
-    kernels = [name for source in sources for name in kernel_of.findall(source)]
-    assert {"Recall", "MultiplyMany", "NormaliseRows", "RunAhead", "Embed"} <= set(kernels)
-    for kernel in kernels:
-        assert any(name in kernel for name in benchmark.KERNELS), kernel
-
-
-def test_the_gpu_benchmark_measures_no_overlap_where_it_is_forbidden(emulated, monkeypatch):
-    monkeypatch.setenv(OVERLAP, "0")
-    *_, report = measure(["tiny"], [1], repeat=1, emulated=emulated.operators)
-    assert len(report["results"]) == 3 + 1
-    assert not any(result.get("overlap") for result in report["results"])
-
-
-def test_the_bytes_of_a_step_are_those_of_the_limits_in_the_readme():
-    """At 4.3 TB/s."""
-    for preset, form, images in (("mnist", PLAIN, 10_144), ("cifar10", PLAIN, 1_294),
-                                 ("mnist", StateFormat(defer=8), 15_798), ("mnist", HALF, 27_465)):
-        config = PRESETS[preset]
-        assert 4.3e12 / state_traffic(config, form) / config.subpixels == pytest.approx(images, rel=1e-3)
 
 
 # --- what the compiler says ----------------------------------------------------------------------------------------

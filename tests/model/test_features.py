@@ -1,11 +1,8 @@
-from typing import get_args
 
 import numpy as np
-import pytest
 import torch
 
-from linpix.model.config import FeatureMap, ModelConfig
-from linpix.model.features import directions, feature_map, phi, polynomial_features, random_features, relu_features
+from linpix.model.features import directions, phi, polynomial_features, random_features
 from tests.model.attention.test_linear import tokens
 
 
@@ -34,17 +31,3 @@ def test_random_features_are_the_softmax_kernel_in_expectation():
     np.testing.assert_allclose(w[0], expected, rtol=1e-12)
     across = w[:4] @ w[:4].T
     assert abs(across - np.diag(across.diagonal())).max() < 1e-12
-
-
-def test_relu_features_are_never_all_zero():
-    assert float(relu_features(torch.full((3,), -5.0)).sum()) > 0
-
-
-@pytest.mark.parametrize("name", get_args(FeatureMap))
-def test_a_configuration_says_how_many_features_its_map_has(name):
-    config = ModelConfig(key_dim=6, feature_map=name, random_features=11)
-    found = feature_map(config)(torch.randn(2, 3, 6))
-    assert found.shape == (2, 3, config.feature_dim)
-    assert found.dtype == torch.float32
-
-

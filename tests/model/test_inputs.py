@@ -78,23 +78,6 @@ def test_the_start_is_seen_at_position_0_only(inputs):
     assert torch.equal(found[0, 1:], found[1, 1:])
 
 
-def test_no_two_look_ups_share_a_row_of_the_table(inputs):
-    t = torch.arange(T).expand(256, -1)
-    canvas = torch.arange(256, dtype=torch.uint8)[:, None].expand(-1, T).contiguous()
-    found = rows_of(inputs, canvas, t, torch.full((256,), START))
-    blocks = [set(found[..., column].flatten().tolist()) for column in range(found.shape[-1])]
-    assert sum(map(len, blocks)) == len(set().union(*blocks))
-    assert max(map(max, blocks)) == len(inputs.table) - 1
-
-
-def test_similar_values_of_a_colour_begin_with_similar_rows(inputs):
-    for first in inputs.base[0].tolist():
-        rows = inputs.table[first:first + 256].detach()
-        assert float((rows[1:] - rows[:-1]).std()) < 0.3 * float(rows.std())
-        assert float(rows.std()) == pytest.approx(0.5)
-        assert float((rows[0] - rows[255]).std()) > float(rows.std())
-
-
 def test_a_conditional_input_looks_up_the_class_and_what_follows_where_it_is_known():
     torch.manual_seed(0)
     inputs, T = InputEmbedding(CONDITIONAL), CONDITIONAL.subpixels

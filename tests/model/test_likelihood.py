@@ -124,28 +124,6 @@ def test_without_a_class_a_conditional_model_expects_each_as_much_as_what_is_kno
     assert Scoring(net, picture).priors == pytest.approx(np.full(10, -math.log(10)))
 
 
-@pytest.mark.parametrize("name", ["linear", "softmax", "conditional", "pixels", "pixels, conditional"])
-def test_a_hidden_sub_pixel_changes_nothing_before_it(pieces, name):
-    """Not the earlier channels of its pixel either."""
-    net = net_of(name)
-    picture, known = picture_of(net), (np.arange(64) % 3 == 0).repeat(net.config.token_size)
-    for place in (40, 41, 43):
-        changed = picture.copy()
-        changed[place] = 255 - changed[place]
-        before, after = (Scoring(net, image, known).complete().log_probs[0].numpy() for image in (picture, changed))
-        assert np.array_equal(before[:place], after[:place], equal_nan=True)
-        assert not np.array_equal(before[place + 1:], after[place + 1:], equal_nan=True)
-
-
-@pytest.mark.parametrize(("name", "helps"), [("linear", False), ("conditional", True)])
-def test_known_pixels_after_a_hole_help_a_conditional_model_alone(name, helps):
-    net = net_of(name)
-    picture, known = picture_of(net), np.arange(64) >= 32
-    changed = np.where(known, 255 - picture, picture).astype(np.uint8)
-    one, other = (totals(Scoring(net, image, known).complete())[0] for image in (picture, changed))
-    assert (one != other) == helps
-
-
 @pytest.mark.parametrize("name", ["linear", "conditional"])
 def test_only_what_is_hidden_is_counted_and_nothing_after_it_is_computed(name):
     net = net_of(name)
@@ -169,13 +147,6 @@ def test_a_piece_has_a_bounded_number_of_classes_and_sub_pixels(monkeypatch):
         steps += 1
     assert asked == [(4, 0, 32), (4, 32, 64), (4, 0, 32), (4, 32, 64), (2, 0, 32), (2, 32, 64)]
     assert steps == 6
-
-
-def test_the_same_image_always_has_the_same_numbers():
-    net = net_of("linear")
-    picture = picture_of(net)
-    one, other = (Scoring(net, picture, labels=range(10)).complete().log_probs for _ in range(2))
-    assert torch.equal(one, other)
 
 
 def test_without_anything_hidden_there_is_no_likelihood():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from linpix.model.config import ModelConfig, bits_per_dim
 from linpix.model.mixture import draw as draw_token
 from linpix.model.mixture import log_likelihood
 from linpix.model.philox import uniforms
@@ -91,13 +90,6 @@ def test_the_likelihood_equals_its_definition(mixture, dtype):
     torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype), rtol=tolerance, atol=tolerance)
 
 
-def test_bits_per_dim_of_a_nearly_uniform_mixture_is_eight():
-    values = torch.arange(256)
-    every_value = torch.cat([torch.zeros(256), values / 127.5 - 1, torch.full((256,), -7.0)])
-    nats = -log_likelihood(every_value.expand(256, -1), values)
-    assert bits_per_dim(float(nats.sum()), ModelConfig(height=16, width=16)) == pytest.approx(8, abs=1e-4)
-
-
 def test_gradients_are_finite_however_extreme_the_parameters():
     extremes = torch.cartesian_prod(torch.tensor([-1e4, 0.0, 1e4]), torch.tensor([-1e6, -1.0, 0.0, 1e6]),
                                     torch.tensor([-1e4, -7.0, 0.0, 80.0, 95.0, 1e4]))
@@ -146,14 +138,6 @@ def test_draws_have_the_discretised_distribution(name, temperature, scale_transf
     assert shifted > freedom + 50 * math.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-def test_the_distribution_of_draws_is_the_one_that_is_trained(name):
-    """What `distribution` says for temperature 1 and what `log_likelihood` says are written apart."""
-    parameters = parameters_of(MIXTURES[name], torch.float64).expand(256, -1)
-    trained = log_likelihood(parameters, torch.arange(256)).exp().numpy()
-    np.testing.assert_allclose(trained, distribution(MIXTURES[name]), atol=1e-13)
-
-
 def test_temperature_0_takes_the_mean_of_the_most_probable_mixture():
     parameters = parameters_of([(0.1, -0.4, -1.5), (1.1, 0.25, 3.0), (0.3, 0.9, -2.0)]).expand(100, -1)
     u = torch.rand(100, 2, generator=torch.Generator().manual_seed(0))
@@ -166,24 +150,6 @@ def test_a_mean_outside_the_image_is_drawn_as_its_edge():
         assert draw(parameters, torch.full((2, 2), 0.5), torch.full((2,), temperature)).tolist() == [0, 255]
 
 
-def test_every_row_has_its_own_temperature():
-    parameters = parameters_of(MIXTURES["smooth"]).expand(4, -1)
-    u = torch.full((4, 2), 0.9)
-    temperatures = torch.tensor([0.0, 0.5, 1.0, 2.0])
-    together = draw(parameters, u, temperatures)
-    alone = [int(draw(parameters[:1], u[:1], temperatures[row:row + 1])) for row in range(4)]
-    assert together.tolist() == alone
-    assert len(set(alone)) == 4
-
-
-def test_word_0_picks_the_mixture_and_word_1_the_value():
-    parameters = parameters_of([(0.0, -0.5, -7.0), (0.0, 0.5, -7.0)]).expand(4, -1)
-    u = torch.tensor([[0.25, 0.5], [0.75, 0.5], [0.25, 0.9999], [0.75, 0.0001]])
-    low, high, above, below = draw(parameters, u, torch.ones(4)).tolist()
-    assert (low, high) == (64, 191)
-    assert low < above < 70 and 185 < below < high
-
-
 def test_the_first_mixture_whose_sum_passes_is_picked():
     means = [-0.8, -0.2, 0.4, 0.8]
     parameters = parameters_of([(math.log(weight), mean, -7.0)
@@ -191,12 +157,6 @@ def test_the_first_mixture_whose_sum_passes_is_picked():
     edges = torch.tensor([2**-24, 0.124, 0.126, 0.374, 0.376, 0.874, 0.876, 1 - 2**-24])
     values = draw(parameters.expand(8, -1), torch.stack([edges, torch.full((8,), 0.5)], 1), torch.ones(8))
     assert values.tolist() == [round((means[j] + 1) / 2 * 255) for j in (0, 0, 1, 1, 2, 2, 3, 3)]
-
-
-def test_the_last_mixture_is_picked_where_no_sum_passes():
-    """No uniform of ours does that; a product rounded up to the sum would, as 1.0 does here."""
-    parameters = parameters_of([(3.0, -0.5, -7.0), (0.0, 0.1, -7.0), (1.0, 0.6, -7.0)])[None]
-    assert draw(parameters, torch.tensor([[1.0, 0.5]]), torch.ones(1)).tolist() == [round(1.6 / 2 * 255)]
 
 
 # A pixel's parameters by component: logit_prob | means of r, g, b | log_scales | coefficients: g from r, b from r, b

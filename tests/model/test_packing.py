@@ -17,7 +17,7 @@ from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.generate import generate
 from linpix.model.inputs import START
-from linpix.model.packing import PRECISIONS, Packed, choose, pack, pack_bias, pack_matrix, pack_state, quantise
+from linpix.model.packing import PRECISIONS, Packed, choose, pack, quantise
 from linpix.model.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(not ops.compiled, reason=ops.why())
@@ -166,21 +166,6 @@ def test_temperature_0_draws_the_likeliest_components_mean():
     assert float((pool.canvas[1:] == expected).float().mean()) > 0.95
 
 
-@pytest.mark.parametrize("shape", EXACT)
-def test_an_image_is_the_same_without_log_probabilities(shape):
-    config = SHAPES[shape]
-    packed, slots, length = pack(net_of(config), torch.float32), [1, 2, 3], config.length
-    pools = [Pool(config, packed, 3) for _ in range(2)]
-    found = []
-    for pool, asked in zip(pools, (True, False), strict=True):
-        pool.known[1, 30:60] = True
-        found.append(pool.decode(slots, [0] * 3, [length] * 3, slots, log_probs=asked))
-    assert found[0][0].shape == (3, config.subpixels) and found[1][0].shape == (3, 0)
-    assert same(found[0][1:], found[1][1:])
-    assert torch.equal(pools[0].canvas, pools[1].canvas)
-    assert all(same(pools[0].holds(slot), pools[1].holds(slot)) for slot in slots)
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("shape", EXACT)
 def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precision):
@@ -265,16 +250,6 @@ def test_prefill_leaves_what_decoding_leaves_bit_for_bit_whatever_is_beside(shap
     for positions, ends in (([0] * 6, [1, 0, 20, 32, 5, 40]), ([1, 0, 20, 32, 5, 40], lengths)):
         pieces.prefill(list(range(1, 7)), ends, positions)
     assert all(same(pieces.holds(slot), together.holds(slot)) for slot in range(1, 7))
-
-
-@pytest.mark.parametrize("shape", ["wider", "odd sizes"])
-def test_prefill_leaves_what_the_transformers_prefill_leaves(shape):
-    net, images = net_of(SHAPES[shape]), images_of(SHAPES[shape], 3)
-    pool, state = Pool(net.config, pack(net, torch.float32), 3), RecurrentState(net.config, 3)
-    pool.canvas[1:] = images
-    pool.prefill([1, 2, 3], [40, 40, 40])
-    net.prefill(images, 40, torch.full((3,), START), state, torch.tensor([1, 2, 3]))
-    torch.testing.assert_close((pool.S, pool.z), (state.S, state.z), rtol=1e-4, atol=1e-5)
 
 
 READERS = [name for name, config in SHAPES.items() if config.patch]
@@ -371,15 +346,6 @@ def test_every_parameter_that_is_not_finite_is_reported(shape):
         assert finite.tolist() == [False, True]
 
 
-def test_rows_of_the_padding_slot_are_left_out():
-    packed = pack(net_of(TINY), torch.float32)
-    alone, padded = Pool(TINY, packed, 2), Pool(TINY, packed, 2)
-    probs, *_ = alone.decode([2], [0], [64], [9])
-    padded_probs, finite, *_ = padded.decode([0, 2, 0], [0, 0, 0], [64, 64, 64], [1, 9, 2])
-    assert torch.equal(padded.canvas[2], alone.canvas[2]) and torch.equal(padded_probs[1], probs[0])
-    assert not bool(padded_probs[[0, 2]].any()) and not bool(padded.S[0].any()) and bool(finite.all())
-
-
 def test_a_row_that_is_not_finite_is_named_and_the_others_are_as_they_were():
     packed = pack(net_of(TINY), torch.float32)
     clean, sick = Pool(TINY, packed, 20), Pool(TINY, packed, 20)
@@ -390,27 +356,6 @@ def test_a_row_that_is_not_finite_is_named_and_the_others_are_as_they_were():
     assert [slot for slot, fine in zip(slots, finite.tolist(), strict=True) if not fine] == [7]
     others = [slot for slot in slots if slot != 7]
     assert torch.equal(sick.canvas[others], clean.canvas[others]) and torch.equal(sick.S[others], clean.S[others])
-
-
-def test_two_engines_in_two_threads_do_not_disturb_each_other():
-    shapes = [SHAPES["wider"], SHAPES["post-norm"]]
-    packed = [pack(net_of(shape), torch.float32) for shape in shapes]
-
-    def draw(index: int) -> Tensor:
-        pool = Pool(shapes[index], packed[index], 30)
-        for t in range(0, 64, 4):
-            pool.decode(list(range(1, 31)), [t] * 30, [4] * 30, list(range(30)))
-        return pool.canvas
-
-    expected, found = [draw(0), draw(1)], [[], []]
-    threads = [threading.Thread(target=lambda i=i: found[i].extend(draw(i) for _ in range(3))) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for index in range(2):
-        assert len(found[index]) == 3
-        assert all(torch.equal(canvas, expected[index]) for canvas in found[index])
 
 
 def test_decoding_holds_no_lock_of_pythons():
@@ -496,24 +441,6 @@ def test_what_is_not_finite_does_not_vanish_among_bytes(far):
     net.layers[1].up.bias[3] = far  # gelu leaves it in the row that becomes bytes
     _, finite, *_ = Pool(WIDER, pack(net, torch.int8), 1).decode([1], [0], [2], [0])
     assert finite.tolist() == [False]
-
-
-def test_packed_matrices_hold_every_weight_once_and_zeros():
-    weight, bias = torch.arange(1.0, 1 + 3 * 37 * 21).view(3 * 37, 21), torch.arange(1.0, 1 + 3 * 37)
-    for dtype in (torch.float32, torch.float64):
-        packed = pack_matrix(weight, 3, dtype)
-        assert packed.shape == (3 * 48 * 32,)
-        assert sorted(packed[packed != 0].tolist()) == weight.flatten().tolist()
-    assert pack_bias(bias, 3).view(3, 48)[:, :37].flatten().tolist() == bias.tolist()
-
-
-def test_a_packed_state_has_the_numbers_of_each_lane_side_by_side():
-    S = torch.arange(2 * 32 * 32).view(2, 32, 32)
-    packed = pack_state(S).view(2, 4, 32, 8)  # tile, lane
-    for tile, lane in ((0, 0), (1, 7), (3, 30)):
-        column, first = tile * 8 + lane // 4, lane % 4 * 2
-        dims = [first + more + step for step in (0, 8, 16, 24) for more in (0, 1)]
-        assert packed[1, tile, lane].tolist() == S[1, dims, column].tolist()
 
 
 def arguments(shape="tiny", **changes):

@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from linpix.model import mixture, ops
 from linpix.model.attention import attention_for
 from linpix.model.config import ModelConfig
 from linpix.model.generate import draw_class, generate
 from linpix.model.inputs import START
 from linpix.model.likelihood import Scoring
-from linpix.model.packing import pack
 from linpix.model.transformer import Transformer
 
 BOTH = ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=6, d_model=16, d_ff=32, mixtures=2,
@@ -126,17 +124,6 @@ def test_what_is_hidden_leaves_no_trace_before_it_is_drawn(kind):
             torch.testing.assert_close(before.class_scores, after.class_scores, rtol=0, atol=1e-12)
 
 
-def test_sub_pixels_known_later_influence_earlier_ones():
-    net, known = net_of(BOTH), torch.zeros(1, 64, dtype=torch.bool)
-    known[0, 40:] = True
-    canvas = pictures(1, BOTH)
-    changed = canvas.clone()
-    changed[0, 60] ^= 255
-    before, after = (net.predict(net.sequences(image, starts(1), known)) for image in (canvas, changed))
-    assert bool((before.parameters != after.parameters).any(-1)[0, :40].all())
-    assert bool((before.class_scores != after.class_scores).all())
-
-
 def test_with_nothing_known_an_image_is_what_it_is_without_a_condition():
     net, canvas, nothing = net_of(BOTH).float(), pictures(3, BOTH), torch.zeros(3, 64, dtype=torch.bool)
     prediction = net.predict(net.sequences(canvas, starts(3), nothing))
@@ -176,15 +163,6 @@ def test_gradients_flow_through_every_parameter():
     assert [name for name, p in net.named_parameters() if p.grad is None or not bool(p.grad.any())] == []
 
 
-def test_an_image_does_not_depend_on_what_it_is_packed_with():
-    net, canvas, known, start = net_of(BOTH), pictures(6, BOTH), holes(6, BOTH), starts(6)
-    together = net.predict(net.sequences(canvas, start, known)).parameters
-    for image in range(6):
-        row = slice(image, image + 1)
-        alone = net.predict(net.sequences(canvas[row], start[row], known[row])).parameters
-        torch.testing.assert_close(alone[0], together[image], rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("config", [BOTH, PIXELS], ids=["sub-pixels", "pixels"])
 def test_what_is_given_is_kept_and_the_rest_is_drawn_by_its_seed(config):
     net, canvas, known = net_of(config).float(), pictures(6, config), holes(6, config)
@@ -199,42 +177,6 @@ def test_a_class_is_drawn_with_its_probability():
     scores = torch.log(torch.tensor([0.2, 0.5, 0.3])).expand(10_000, -1) + 7.0
     u = (torch.arange(10_000) + 0.5) / 10_000
     assert draw_class(scores, u).bincount().tolist() == [2_000, 5_000, 3_000]
-
-
-@pytest.mark.skipif(not ops.compiled, reason=ops.why())
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_compiled_engine_gives_what_is_hidden_its_probability_given_what_is_known(threads):
-    """What is known is read by torch; what was then drawn is as likely as the transformer says it is."""
-    config = dataclasses.replace(BOTH, background_dim=16, following=((0, 1, 0), (1, 0, 0), (1, 1, 0), (2, -1, 0)))
-    net, canvas, known, start = net_of(config), pictures(6, config), holes(6, config), starts(6)
-    net.float()
-    packed, slots, conditioned = pack(net, torch.float32), torch.arange(6, 0, -1), known.any(1)
-    state = attention_for(config).new_state(6)
-    net.read(canvas[conditioned], known[conditioned], state, slots[conditioned])
-    images = torch.zeros(7, config.subpixels, dtype=torch.uint8)
-    images[slots] = canvas
-    nothing, before = torch.zeros(6, dtype=torch.int64), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        drawn = images.clone()
-        hidden = torch.zeros(7, config.subpixels, dtype=torch.bool)
-        hidden[slots] = known
-        found, finite, _, passes = packed.decode(drawn, hidden, state.S, state.z, slots, nothing,
-                                                 torch.full_like(nothing, config.subpixels), start, torch.arange(6),
-                                                 torch.ones(6), last=state.last, conditioned=conditioned,
-                                                 log_probs=True)
-    finally:
-        torch.set_num_threads(before)
-    assert bool(finite.all())
-    assert torch.equal(drawn[slots][known], canvas[known])
-    assert bool((found[known] == 0).all())
-    # what was drawn is likely as the transformer says: once more by the parallel form, of these images
-    with torch.no_grad():
-        sequences = net.sequences(drawn[slots], start, known)
-        parameters = net.double().predict(sequences).parameters
-        expected = mixture.log_likelihood(parameters, drawn[slots]).masked_fill(known, 0)
-    assert float((found - expected).abs().max()) < 1e-3
-    assert torch.equal(passes, sequences.pixel_image.bincount(minlength=6))
 
 
 def test_a_pixel_known_in_part_is_refused_where_a_pixel_is_one_token():

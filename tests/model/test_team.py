@@ -65,12 +65,6 @@ def test_one_slow_call_is_an_accident_and_a_fast_one_among_slow_ones_too():
     assert run(team, 200, alone_s=1.0, together_s=10.0).count(2) == 2, "the pauses go on where they were"
 
 
-def test_each_size_of_batch_is_decided_for_itself():
-    team = Team()
-    run(team, 100, alone_s=1.0, together_s=10.0, rows=1)
-    assert run(team, 10, alone_s=4.0, together_s=2.0, rows=4)[FIRST:] == [2] * (10 - FIRST)
-
-
 def test_rows_enough_for_every_thread_are_not_measured():
     threads, team = torch.get_num_threads(), Team()
     assert team.choose(SHARED * threads + 1) == (threads, math.inf)
@@ -110,10 +104,6 @@ def test_the_older_version_of_control_groups_limits_cores_too(tmp_path, monkeypa
     assert usable_cores(root) == 2
     group(root, "cpu/box", cpu__cfs_quota_us="-1")
     assert usable_cores(root) == 16
-
-
-def test_a_process_has_no_more_cores_than_its_affinity(tmp_path):
-    assert usable_cores(tmp_path) == usable_cores() == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(("wanted", "left"), [("", 1), ("7", 7)])

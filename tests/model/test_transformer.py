@@ -87,15 +87,6 @@ def test_a_token_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, attenti
     assert not bool(same[:-1].diagonal(1)[first:].any())  # and the very next parameters do change
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_a_sub_pixel_is_remembered_to_the_end(attention):
-    net = net_of(SMALL, **ATTENTIONS[attention])
-    canvas = images(1, SMALL)
-    before = net(canvas)
-    canvas[0, 3] ^= 255
-    assert bool((net(canvas) != before)[0, 4:].any(-1).all())
-
-
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_step_by_step_equals_the_parallel_form_for_every_look_up(attention, inputs):
@@ -167,20 +158,6 @@ def test_without_a_start_token_position_0_has_no_parameters_and_leaves_its_slot_
     assert bool(parameters[:, 0].isnan().all()) and bool(parameters[:, 1:].isfinite().all())
 
 
-def test_a_class_changes_the_parameters_of_every_position():
-    net, canvas = net_of(SMALL), images(1, SMALL)
-    starts = [net(canvas, torch.tensor([net.start_index(label)])) for label in (None, 0, 1)]
-    for first, second in ((0, 1), (0, 2), (1, 2)):
-        assert bool((starts[first] != starts[second]).any(-1).all())
-
-
-def test_parameters_of_images_are_unconditional():
-    net, canvas = net_of(SMALL), images(3, SMALL)
-    found = net.parameters_of(canvas.numpy())
-    assert found.shape == (3, 60, 6) and found.dtype == torch.float32
-    assert torch.equal(found, net(canvas, torch.full((3,), START)))
-
-
 def test_parameters_are_float32_under_bf16_autocast():
     net, canvas = net_of(SMALL), images(1, SMALL)
     with torch.autocast("cpu", torch.bfloat16):
@@ -203,15 +180,6 @@ def test_a_label_that_the_model_does_not_know_is_refused():
             net_of(SMALL).start_index(label)
     with pytest.raises(ValueError, match="has no classes"):
         net_of(IMPORTED).start_index(0)
-
-
-def test_pre_and_post_norm_and_both_activations_are_different_networks():
-    canvas = images(1, SMALL)
-    found = [net_of(SMALL, norm=norm, activation=activation)(canvas)
-             for norm in ("pre", "post") for activation in ("relu", "gelu")]
-    for i in range(4):
-        for j in range(i):
-            assert float((found[i] - found[j]).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -253,9 +221,3 @@ def test_lsh_attention_is_hashed_anew_in_training_and_always_alike_after_it():
 def test_lsh_attention_has_no_step_by_step_form_and_says_so():
     with pytest.raises(ValueError, match="attention lsh has no step-by-step form"):
         attention_for(dataclasses.replace(SMALL, attention="lsh")).new_state(1)
-
-
-@pytest.mark.parametrize(("name", "megabytes"), [("mnist-small", 3), ("mnist-large", 16), ("cifar10-small", 3),
-                                                 ("cifar10-conditional", 6)])
-def test_a_preset_that_is_shipped_is_small_in_bf16(name, megabytes):
-    assert 2 * sum(p.numel() for p in Transformer(PRESETS[name]).parameters()) < megabytes * 1e6

@@ -57,9 +57,3 @@ def test_every_alert_has_a_line_of_the_readme_that_says_what_to_do_and_no_other_
     for name, line in RUNBOOK.items():
         meaning, _, cure = line.partition(" | ")
         assert meaning and cure, name
-
-
-def test_an_alert_says_how_urgent_it_is_and_what_is_wrong():
-    for rule in RULES:
-        assert rule["labels"]["severity"] in ("page", "ticket"), rule["alert"]
-        assert rule["annotations"]["summary"], rule["alert"]

@@ -1,6 +1,5 @@
 """Listening sockets: opened first, printed as clients write them, and robust when no more files can be opened."""
 
-import asyncio
 import os
 import signal
 import socket
@@ -10,7 +9,7 @@ import sys
 import httpx
 import pytest
 
-from linpix.server.listening import listen, url_of
+from linpix.server.listening import listen
 from tests.server.conftest import ROOT, eventually, serving
 
 pytestmark = pytest.mark.slow
@@ -48,40 +47,10 @@ def test_every_interface_means_both_families_on_one_port():
             assert addresses[socket.AF_INET6][0] == "::"
 
 
-def test_answers_are_not_held_back_until_the_client_acknowledges_their_first_piece():
-    """asyncio takes Nagle's algorithm off connections that it knows to be TCP."""
-    async def look() -> int:
-        [listening] = listen("127.0.0.1", 0)
-        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            accepted.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            writer.close()
-
-        async with await asyncio.start_server(connected, sock=listening):
-            _, writer = await asyncio.open_connection(*listening.getsockname())
-            writer.close()
-            return await accepted
-
-    assert asyncio.run(look())
-
-
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
 def test_an_address_that_is_not_this_machines_is_refused_with_a_cure(host):
     with pytest.raises(OSError, match=f"--host {host}.*; give an address or a name of this machine"):
         listen(host, 0)
-
-
-def test_an_ipv6_address_is_printed_in_brackets(tiny):
-    try:
-        [listening] = listen("::1", 0)
-    except OSError:
-        pytest.skip("there is no IPv6 here")
-    with listening:
-        assert url_of(listening) == f"http://[::1]:{listening.getsockname()[1]}"
-    with serving(tiny.parent, "--host", "::1") as server:
-        assert server.url.startswith("http://[::1]:")
-        assert server.get("/healthz").status_code == 200
 
 
 TAKEN_WHEN_IT_READS = """

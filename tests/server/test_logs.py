@@ -262,45 +262,6 @@ def test_logging_does_not_wait_for_a_stopped_reader_and_lost_lines_are_counted(m
     os.close(writing)
 
 
-def test_lines_that_are_lost_at_the_end_are_counted_too(monkeypatch):
-    monkeypatch.setattr(logs, "MAX_LINES", 0)
-    reading, writing = os.pipe()
-    handler = logs.Lines(writing)
-    handler.handle(info("lost"))
-    handler.flush()
-    assert os.read(reading, 100).startswith(b"1 lines of this log are lost")
-    os.close(reading)
-    os.close(writing)
-
-
-def test_the_end_of_logging_which_holds_the_lock_waits_for_the_last_line_alone(monkeypatch):
-    monkeypatch.setattr(logs, "PATIENCE_S", 20.0)
-    reading, writing = os.pipe()
-    handler = logs.Lines(writing)
-    handler.emit(info("the last"))
-    began = time.monotonic()
-    with handler.lock:
-        handler.flush()
-    assert time.monotonic() - began < 10
-    assert os.read(reading, 100) == b"the last\n"
-    os.close(reading)
-    os.close(writing)
-
-
-def test_what_was_logged_before_an_announcement_is_written_before_it(monkeypatch):
-    reading, writing = os.pipe()
-    handler = logs.Lines(writing)
-    handler.setFormatter(logs.Formatter("text"))
-    monkeypatch.setattr(logging.getLogger("linpix"), "handlers", [handler])
-    monkeypatch.setattr(logging.getLogger("linpix"), "level", logging.INFO)
-    logging.getLogger("linpix").warning("model x is slow")
-    logs.announce("LinPix serves x", "text")
-    handler.flush()
-    assert re.fullmatch(rb"\S+ WARNING linpix model x is slow\nLinPix serves x\n", os.read(reading, 100))
-    os.close(reading)
-    os.close(writing)
-
-
 def test_a_closed_pipe_for_the_log_is_not_an_error():
     reading, writing = os.pipe()
     handler = logs.Lines(writing)
@@ -309,18 +270,3 @@ def test_a_closed_pipe_for_the_log_is_not_an_error():
         handler.emit(info("unheard"))
         handler.flush()
     os.close(writing)
-
-
-def test_the_log_goes_on_after_whatever_goes_wrong_in_its_thread(monkeypatch):
-    end, to = os.pipe()
-    lines = logs.Lines(to)
-    monkeypatch.setattr(logs, "WRITE_S", -1)  # which sleep refuses
-    lines.emit(logging.makeLogRecord({"msg": "lost"}))
-    lines.flush()
-    monkeypatch.setattr(logs, "WRITE_S", 0)
-    lines.emit(logging.makeLogRecord({"msg": "there"}))
-    lines.flush()
-    os.set_blocking(end, False)
-    assert os.read(end, 100) == b"there\n"
-    os.close(end)
-    os.close(to)

@@ -2,11 +2,9 @@
 
 import base64
 import dataclasses
-import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,8 +25,9 @@ from linpix.server.compare.backends import BACKENDS
 from linpix.server.pictures import encode
 from linpix.server.settings import Settings
 from linpix.server.web import answers
-from tests.server.conftest import EAGER, eventually, serving
-from tests.server.web.routes.test_images import events_of, occluded
+from tests.linpix.test_main import inside
+from tests.server.conftest import EAGER, eventually, here, serving
+from tests.server.web.routes.test_images import events_of
 from tests.server.web.test_keys import bearer, line, private
 
 
@@ -55,7 +54,7 @@ def test_a_slash_at_the_end_of_a_path_is_too_many_wherever_a_proxy_serves_it(ser
 
 @pytest.mark.parametrize("removed", [False, True], ids=["the proxy keeps the path", "the proxy removes the path"])
 def test_all_is_found_under_the_path_of_a_proxy(tiny, removed):
-    with serving(tiny.parent, "--root-path", "/pix/") as server, server.client() as client:
+    with here(tiny.parent, root_path="/pix/") as server, server.client() as client:
         def ask(url: str) -> httpx.Response:
             assert url.startswith("/pix/"), f"{url} is not under the path"
             return client.get(url.removeprefix("/pix" if removed else ""))
@@ -74,7 +73,7 @@ def test_all_is_found_under_the_path_of_a_proxy(tiny, removed):
 
 def test_a_path_of_a_proxy_does_not_lead_past_the_keys(tiny, tmp_path):
     path = private(tmp_path / "keys", line("alice", "secret"))
-    with serving(tiny.parent, "--root-path", "/pix", "--api-keys", str(path)) as server, server.client() as client:
+    with here(tiny.parent, root_path="/pix", api_keys=path) as server, server.client() as client:
         assert client.get("/pix/v1/models").status_code == 401
         assert client.get("/pix/v1/models", headers=bearer("secret")).status_code == 200
 
@@ -137,16 +136,6 @@ def test_an_engine_that_fails_answers_the_requests_it_ran_and_goes_on(tiny):
         assert 'linpix_state_slots_used{model="tiny"} 0.0' in client.get("/metrics").text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_request_over_its_time_is_504_and_frees_its_slots(slow, stream):
-    with serving(slow, *EAGER, "--request-timeout", "0.3") as server, server.client() as client:
-        answer = client.post("/v1/images/generations", json={"n": 8, "stream": stream})
-        assert answer.status_code == (200 if stream else 504)
-        assert (events_of(answer.text)[-1] if stream else answer.json())["error"]["code"] == "deadline_passed"
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0, 4)
-
-
 @pytest.mark.parametrize("size", ["native", "1024x1024"])
 def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(tiny, monkeypatch, size):
     encoded = encode.encoded
@@ -169,16 +158,6 @@ def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(ti
 
 
 @pytest.mark.slow
-def test_poisoning_freed_slots_changes_no_answer(tiny):
-    with serving(tiny.parent, "--poison", "true", "--slots", "3") as server, ThreadPoolExecutor(8) as pool, \
-            server.client() as client:
-        body = {"n": 2, "seed": 5}
-        answers = list(pool.map(lambda _: client.post("/v1/images/generations", json=body), range(8)))
-    values = {item["b64_json"] for answer in answers for item in answer.json()["data"] if item["seed"] == 5}
-    assert len(values) <= 2  # one image, but for the rounding of another batch size
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
 def test_a_softmax_model_is_served_beside_a_linear_one_whatever_engine_that_is_to_have(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path / "tiny")
@@ -194,24 +173,14 @@ def test_a_softmax_model_is_served_beside_a_linear_one_whatever_engine_that_is_t
 
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
-def test_a_seed_gives_the_same_bytes_over_http_among_twenty_others_and_from_the_command_line(tiny, tmp_path):
-    with serving(tiny.parent, "--slots", "16") as server, ThreadPoolExecutor(21) as pool, server.client() as client:
+def test_a_seed_gives_the_same_bytes_over_http_among_twenty_others_and_from_the_command_line(tiny, server, tmp_path):
+    with ThreadPoolExecutor(21) as pool, server.client() as client:
         bodies = [{"seed": 100 + i, "n": 1 + i % 3, "temperature": 0.5 + i / 20, "label": i % 10} for i in range(20)]
         bodies.insert(11, {"seed": 77, "label": 3})
         answers = list(pool.map(lambda body: client.post("/v1/images/generations", json=body), bodies))
     [served] = answers[11].json()["data"]
-    subprocess.run([sys.executable, "-m", "linpix", "sample", "--model", str(tiny), "--seed", "77", "--label",
-                    "3", "--out", str(tmp_path / "out")], check=True, capture_output=True)
+    assert inside("sample", "--model", tiny, "--seed", 77, "--label", 3, "--out", tmp_path / "out").returncode == 0
     assert base64.b64decode(served["b64_json"]) == (tmp_path / "out/00000-77.png").read_bytes()
-
-
-@pytest.mark.slow
-def test_what_a_save_leaves_beside_checkpoints_is_not_served(tiny, tmp_path):
-    for name in ("tiny", "tiny.old", "tiny.new"):
-        shutil.copytree(tiny, tmp_path / name)
-    (tmp_path / "tiny.new" / "SHA256SUMS").unlink()
-    with serving(tmp_path) as server, server.client() as client:
-        assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["tiny"]
 
 
 def test_the_models_are_listed_with_what_they_are(server):
@@ -228,7 +197,7 @@ def test_the_service_is_alive_and_ready(server):
 
 
 def test_the_status_agrees_with_the_metrics(tiny):
-    with serving(tiny.parent, "--slots", "5", "--max-queue", "0", "--max-n", "9") as server, server.client() as client:
+    with here(tiny.parent, slots=5, max_queue=0, max_n=9) as server, server.client() as client:
         client.post("/v1/images/generations", json={"n": 3})
         client.post("/v1/images/generations", json={"n": "three"})
         client.post("/v1/images/generations", json={"n": 6})
@@ -255,72 +224,6 @@ def test_the_status_agrees_with_the_metrics(tiny):
         assert 0 < status["uptime"] < client.get("/v1/status").json()["uptime"]
 
 
-def test_the_page_and_the_documentation_are_served(server):
-    with server.client() as client:
-        assert 'href="docs"' in client.get("/").text
-        assert "static/swagger-ui-bundle.js" in client.get("/docs").text
-        assert client.get("/openapi.json").json()["info"]["title"] == "LinPix"
-
-
-def test_a_body_over_the_limit_is_refused_by_its_header_and_by_counting(tiny):
-    with serving(tiny.parent, "--max-upload", "2000") as server, server.client() as client:
-        as_json = {"content-type": "application/json"}
-        declared = client.post("/v1/images/generations", content=b" " * 3000, headers=as_json)
-        counted = client.post("/v1/images/generations", content=iter([b" " * 1500] * 2), headers=as_json)
-        upload = client.post("/v1/images/edits", files={"image": b"x" * 3000})
-        for answer in (declared, counted, upload):
-            assert answer.status_code == 413, answer.text
-            assert "2,000" in answer.json()["error"]["message"]
-
-
-def test_sixty_four_requests_at_once_are_all_answered(server):
-    with server.client() as client, ThreadPoolExecutor(64) as pool:
-        answers = list(pool.map(lambda seed: client.post("/v1/images/generations", json={"seed": seed}), range(64)))
-    assert [answer.status_code for answer in answers] == [200] * 64
-    assert [answer.json()["data"][0]["seed"] for answer in answers] == list(range(64))
-
-
-def test_a_request_that_could_never_fit_is_not_told_to_try_again(tiny):
-    with serving(tiny.parent, "--slots", "2", "--max-queue", "1") as server, server.client() as client:
-        answer = client.post("/v1/images/generations", json={"n": 4})
-        assert answer.status_code == 400
-        assert "1..3" in answer.json()["error"]["message"]
-
-
-def test_a_full_queue_is_429_and_says_when_to_come_back(slow):
-    with serving(slow, *EAGER, "--slots", "2", "--max-queue", "1") as server, ThreadPoolExecutor(3) as pool:
-        def ask(n):
-            return httpx.post(server.url + "/v1/images/generations", json={"n": n}, timeout=60)
-
-        running = pool.submit(ask, 2)
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 2)
-        time.sleep(0.3)  # for a first estimate of the speed
-        refused = ask(2)
-        waiting = pool.submit(ask, 1)
-        assert refused.status_code == 429
-        assert refused.json()["error"]["code"] == "queue_full"
-        assert 1 <= int(refused.headers["retry-after"]) <= 60
-        assert running.result().status_code == waiting.result().status_code == 200
-        assert server.metric('linpix_requests_rejected_total{reason="queue_full"}') == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_slots(slow, stream):
-    with serving(slow, *EAGER, "--slots", "4") as server:
-        client = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-        body = json.dumps({"n": 8, "stream": stream}).encode()
-        client.sendall(b"POST /v1/images/generations HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-                       b"content-length: %d\r\n\r\n" % len(body) + body)
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 4)
-        client.close()
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0, 4)
-        assert server.metric("linpix_requests_running") == server.metric("linpix_requests_waiting") == 0
-        assert server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}') == 1
-        assert server.metric('linpix_images_completed_total{backend="linear",model="slow",outcome="cancelled"}') == 8
-        assert httpx.post(server.url + "/v1/images/generations", json={}, timeout=60).status_code == 200
-
-
 def test_sigterm_finishes_what_runs_and_refuses_what_comes(slow):
     with serving(slow, *EAGER) as server, ThreadPoolExecutor(2) as pool, server.client() as client:
         running = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 2}))
@@ -337,30 +240,8 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(slow):
         assert server.process.wait(timeout=20) == 0
 
 
-def test_requests_cut_off_by_the_drain_timeout_get_an_error_that_says_so(slow):
-    with serving(slow, *EAGER, "--drain-timeout", "0.1") as server, ThreadPoolExecutor(2) as pool, \
-            server.client() as client:
-        plain = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 16}))
-        streaming = pool.submit(lambda: client.post("/v1/images/generations", json={"stream": True, "n": 16}))
-        assert eventually(lambda: server.metric("linpix_requests_running") == 2)
-        server.process.send_signal(signal.SIGTERM)
-        assert plain.result().status_code == 503
-        assert plain.result().json()["error"]["code"] == "draining"
-        last = events_of(streaming.result().text)[-1]
-        assert last["error"]["code"] == "draining"
-        assert server.process.wait(timeout=20) == 0
-
-
-def test_requests_with_prefixes_of_every_length_run_beside_each_other(server):
-    with server.client() as client, ThreadPoolExecutor(16) as pool:
-        def ask(rows):
-            return client.post("/v1/images/edits", files={"image": ("p.png", occluded(rows % 9))}, data={"seed": 1})
-
-        assert [answer.status_code for answer in pool.map(ask, range(48))] == [200] * 48
-
-
 def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
-    with serving(tiny.parent) as server, server.client() as client:
+    with here(tiny.parent) as server, server.client() as client:
         begun = client.post("/v1/compare", json={"batch": [1, 2], "budget": 2.0})
         assert begun.status_code == 202
         at = f"/v1/compare/{begun.json()['id']}"
@@ -439,14 +320,13 @@ def test_a_port_that_is_taken_is_said_in_a_line(tiny, server):
                             "--port, or stop the program that listens there\n")
 
 
-@pytest.mark.parametrize("flags", [(), pytest.param(EAGER, marks=pytest.mark.slow)], ids=["auto", "eager"])
-def test_an_image_that_is_not_finite_fails_its_request_and_not_its_neighbours(tiny, tmp_path, flags):
+def test_an_image_that_is_not_finite_fails_its_request_and_not_its_neighbours(tiny, tmp_path):
     """A checkpoint whose start of class 3 is so large that sums overflow, beside images of class 2 in one batch."""
     net = checkpoint.load(tiny)
     with torch.no_grad():
         net.inputs.table[net.inputs.base[..., 0] + 257 + 3] = 3e38
     checkpoint.save(tmp_path / "sick", net, {"data": "random weights", "class_names": list("0123456789")}, "# sick\n")
-    with serving(tmp_path, *flags) as process, process.client() as client, ThreadPoolExecutor(8) as pool:
+    with here(tmp_path) as process, process.client() as client, ThreadPoolExecutor(8) as pool:
         def ask(label: int) -> httpx.Response:
             return client.post("/v1/images/generations", json={"label": label, "n": 2, "seed": 1})
 

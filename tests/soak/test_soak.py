@@ -14,7 +14,7 @@ from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from tests.soak import report
-from tests.soak.checks import accounted, measured, of_histogram
+from tests.soak.checks import accounted, measured
 from tests.soak.client import Ask, Record
 from tests.soak.loads import Plan, Soak, closed_loop
 from tests.soak.phases import PHASES
@@ -97,12 +97,6 @@ def test_the_services_counters_are_held_against_what_its_clients_saw(counted, wo
     ([(0, 5, "a"), (1, 6, "b"), (1, 6, "b")], "lost")])
 def test_an_answer_has_every_image_of_its_request_once(images, outcome):
     assert Record(Ask(5, n=2), 0.0, status=200, images=images).outcome == outcome
-
-
-def test_a_quantile_of_a_histogram_lies_between_its_bounds():
-    change = {'a_bucket{le="1.0"}': 50.0, 'a_bucket{le="2.0"}': 90.0, 'a_bucket{le="+Inf"}': 100.0}
-    assert of_histogram(change, "a") == [1.0, 2.0, 2.0]
-    assert of_histogram({'a_bucket{le="1.0"}': 0.0, 'a_bucket{le="+Inf"}': 0.0}, "a") == []
 
 
 def test_a_server_raises_its_limit_of_open_files_which_are_connections(soak):

@@ -83,18 +83,6 @@ def test_logits_of_values_have_one_factor():
     assert str(found).endswith(f"logits times {found.logit_factor:.3f}.")
 
 
-def test_half_of_the_images_have_known_pixels_which_are_not_predicted(monkeypatch):
-    def upper_half(generator, config, count):
-        return np.arange(config.subpixels) < np.full((count, 1), config.subpixels // 2)
-
-    monkeypatch.setattr(calibration, "known_of", upper_half)
-    config = dataclasses.replace(CONFIGS["known pixels"], background=None)
-    net = drawing(config)
-    _, values = calibration._predictions(net, drawn_by(net), 0)
-    whole = config.subpixels * 300
-    assert 0.7 * whole < values.shape[1] < 0.8 * whole
-
-
 @pytest.mark.slow
 def test_an_export_is_calibrated_on_what_the_run_held_out_and_says_so(tmp_path, capsys, monkeypatch):
     random = np.random.default_rng(0)

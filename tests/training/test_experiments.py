@@ -31,7 +31,6 @@ from linpix.training.experiments.tokens import (
     WordLearner,
     kind_config,
     learn,
-    update_s,
 )
 
 pytestmark = pytest.mark.slow
@@ -104,10 +103,6 @@ def test_only_the_second_half_counts():
     assert float(net.score(tokens)[0]) == pytest.approx(math.log(6))
 
 
-def test_a_perfect_model_loses_the_first_half_over_all_tokens():
-    assert Duplication(word=63, symbols=10).floor == pytest.approx(63 * math.log(10) / 127)
-
-
 @pytest.mark.parametrize("kind", ["linear", "softmax", "full"])
 def test_what_is_said_next_is_a_function_of_what_was_said_before(kind):
     torch.manual_seed(0)
@@ -144,12 +139,6 @@ def test_weights_are_the_same_whatever_they_are_evaluated_with_and_more_rounds_c
     assert 0 < abs(losses["lsh-32"] - losses["full"]) < abs(losses["lsh-1"] - losses["full"])
 
 
-def test_lsh_has_as_many_buckets_as_make_a_chunk_two_of_them():
-    config = kind_config("lsh-4", Duplication(word=63, symbols=10), chunk=16, layers=1, heads=2, key_dim=4,
-                         value_dim=4, d_model=8, d_ff=8)
-    assert (config.lsh_rounds, config.lsh_buckets, config.lsh_chunk) == (4, 16, 16)
-
-
 def test_softmax_that_keeps_its_matrix_is_softmax():
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 33, 8) for _ in range(3))
@@ -164,42 +153,6 @@ def test_an_exponent_is_the_slope_of_the_last_two_doublings():
     assert scaling.exponent(curve) == "2.00 (N = 4,096 to 16,384)"
     assert scaling.exponent([(512, 1.0), (1024, 2.0)]) == "1.00 (N = 512 to 1,024)"
     assert scaling.exponent([(512, 1.0)]) == "-"
-
-
-def test_softmax_that_keeps_its_matrix_needs_three_or_four_of_them_and_the_fused_one_not_even_one():
-    """Measured in processes of their own: beside this one's heap."""
-    settings = dataclasses.replace(SCALING, heads=4)
-    experiment = scaling.Study(settings, Record(Path("unused"), "scaling", settings, scaling.Study.tables))
-
-    def matrices(kind: str) -> float:
-        """Growth of the peak in N x N matrices of all heads: what does not grow is also of libraries' pages."""
-        short, long = (experiment._measured(kind, length, 1, Sitting())[1] for length in (512, 1536))
-        return (long - short) / (4 * 4 * (1536**2 - 512**2))
-
-    assert 2.5 < matrices("softmax-matrix") < 5
-    assert matrices("softmax") < 1
-
-
-def test_linear_attention_keeps_some_vectors_a_token_and_no_matrix():
-    """D x M numbers a token would be 16 KiB for each head; q, k, v, the result and their gradients are 2."""
-    settings = dataclasses.replace(SCALING, heads=4, key_dim=64)
-    experiment = scaling.Study(settings, Record(Path("unused"), "scaling", settings, scaling.Study.tables))
-    short, long = (experiment._measured("linear", length, 1, Sitting())[1] for length in (512, 2560))
-    assert (long - short) / (4 * (2560 - 512)) < 4 * 2**10
-
-
-def test_compilation_at_the_beginning_and_after_a_resume_is_not_the_time_of_an_update():
-    curve = [{"update": update, "seconds": seconds} for update, seconds in
-             ((50, 40.0), (100, 50.0), (150, 60.0), (200, 95.0), (225, 100.0))]
-    assert update_s(curve) == pytest.approx(0.2)
-
-
-def test_the_end_weighs_updates_alike():
-    settings = dataclasses.replace(COPY, updates=60)
-    experiment = copying.Study(settings, Record(Path("unused"), "copy", settings, copying.Study.tables))
-    for update, loss in ((50, 1.0), (60, 7.0)):
-        experiment.record.add("learning", kind="linear", update=update, seconds=1.0, loss=loss, accuracy=0.5)
-    assert experiment.end("linear") == pytest.approx(2.0)
 
 
 def test_a_batch_shrinks_with_the_length_and_stops_where_memory_does(monkeypatch):
@@ -294,15 +247,6 @@ def test_scaling_goes_on_with_the_points_that_are_missing(tmp_path):
     assert (tmp_path / "out" / "results.csv").read_text().startswith(measured)
     assert [(row["kind"], row["length"]) for row in rows(tmp_path / "out", "results")] == [
         ("linear", "64"), ("linear", "128")] * 2
-
-
-def test_points_of_long_calls_are_not_measured_oftener():
-    settings = dataclasses.replace(SCALING, kinds=("linear",), oftener=2)
-    experiment = scaling.Study(settings, Record(Path("unused"), "scaling", settings, scaling.Study.tables))
-    for length, seconds in ((64, 0.12), (128, 0.13), (64, 9.0), (128, None)):
-        experiment.record.add("results", round=0, kind="linear", length=length, batch=4, seconds=seconds, bytes=1)
-    assert experiment.quick("linear", 64)       # 0.48 s a call; the first process decides
-    assert not experiment.quick("linear", 128)  # 0.52
 
 
 def test_a_compiled_model_learns_what_the_plain_one_does(tmp_path):
@@ -422,11 +366,3 @@ def test_flags_are_settings_and_lists_are_comma_separated(tmp_path):
     assert kept["settings"] == json.loads(json.dumps(dataclasses.asdict(
         copying.Settings(kinds=("linear", "lsh-2"), batch=3, compile=False))))
     assert kept["sittings"][0]["command"].startswith("linpix experiment copy --out")
-
-
-def test_what_the_user_can_mend_is_one_line(tmp_path, capsys):
-    (tmp_path / "letter.txt").write_text("dear")
-    for arguments, words in ((["--out", str(tmp_path / "letter.txt")], "give a folder"), (["--batch", "0"], "got 0")):
-        assert main(["experiment", "copy", *arguments]) == 2
-        printed = capsys.readouterr().err
-        assert words in printed and len(printed.strip().splitlines()) == 1

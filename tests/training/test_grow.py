@@ -33,14 +33,6 @@ def test_a_deeper_network_begins_with_the_same_predictions(config, more):
     assert difference < (1e-6 if config.norm == "pre" or not more else 0.05)
 
 
-def test_every_new_weight_but_those_behind_zeros_learns_from_the_first_step():
-    net, images, start = case(CONFIGS[2])
-    deeper = grown(net, 4, lambda net: net(images, start))
-    deeper(images, start).square().mean().backward()
-    for layer in deeper.layers:
-        assert all(bool(linear.weight.grad.any()) for linear in (layer.out, layer.down))
-
-
 def test_layers_are_not_taken_away_and_reversible_ones_do_not_grow():
     net, images, start = case(TINY)
     with pytest.raises(ValueError, match="2 plain layers cannot start a network of 1"):

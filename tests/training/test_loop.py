@@ -21,14 +21,12 @@ from linpix.model.config import PRESETS, AttentionKind, FeatureMap
 from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
-from linpix.training import loop
 from linpix.training.batches import Batches
 from linpix.training.datasets import Dataset
 from linpix.training.evaluate import evaluate
 from linpix.training.export import export
 from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
-from tests.benchmarks import training as benchmark
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = PRESETS["tiny"]
@@ -58,13 +56,6 @@ def test_averaged_weights_forget_the_random_beginning_within_few_steps():
         run.averaged.update_parameters(run.net)
     averaged = torch.cat([parameter.detach().flatten() for parameter in run.exported.parameters()])
     torch.testing.assert_close(averaged, beginning + 1, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("attention", get_args(AttentionKind))
-def test_every_attention_kind_trains_with_the_same_call(stripes, tmp_path, attention):
-    config = dataclasses.replace(TINY, attention=attention)
-    train(Run(config, dataclasses.replace(SETTINGS, images=80)), stripes, tmp_path / "run", command="test")
-    assert checkpoint.load(tmp_path / "run").config == config
 
 
 @pytest.mark.slow
@@ -121,18 +112,6 @@ def test_a_conditional_model_trains_on_pictures_without_labels(stripes, tmp_path
     images = torch.from_numpy(stripes.images[:2])
     drawn = generate(net, [0, 1], known=images, given=told)
     assert torch.equal(drawn[told], images[told])
-
-
-def test_the_training_benchmark_runs_in_tiny_form_and_its_ways_compute_the_same():
-    random = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 70, 8, generator=random) for _ in range(3))
-    net = Run(TINY, SETTINGS).net
-    expected = net.attention.parallel(0, q, k, v)
-    for way in (benchmark.chunked, benchmark.definition):
-        torch.testing.assert_close(way(0, q, k, v), expected, rtol=1e-5, atol=1e-5)
-    results = benchmark.measure("tiny", 2, 1, compiled=(False,))
-    assert [one["way"] for one in results] == ["operator", "chunked", "definition"]
-    assert all(one["images_per_second"] > 0 and one["ratio"] > 0 for one in results)
 
 
 LSH = dataclasses.replace(TINY, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=16)
@@ -221,13 +200,6 @@ def test_the_log_and_the_sample_grids_are_written(stripes, tmp_path):
     assert {"images", "bits/dim", "in training", "pictures held out"} <= told
     source = checkpoint.read(tmp_path / "run").provenance
     assert (source["images"], source["steps"], source["data"], source["command"]) == (1600, 200, "stripes", "test")
-
-
-def test_the_log_has_a_line_a_minute_of_slow_steps(stripes, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "LOG_S", 0.0)
-    train(Run(TINY, dataclasses.replace(SETTINGS, images=40, batch=8)), stripes, tmp_path / "run", command="test")
-    rows = list(csv.DictReader((tmp_path / "run.training" / "log.csv").open()))
-    assert [row["step"] for row in rows if row["train"]] == ["1", "2", "3", "4", "5"]
 
 
 def test_a_resumed_run_keeps_its_settings_but_for_those_given_anew(stripes, tmp_path):
@@ -330,13 +302,6 @@ def test_with_minutes_the_learning_rate_follows_the_clock_and_ends_with_it():
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == pytest.approx(1.0, abs=1e-3) and shares[-1] == pytest.approx(0.1)
     assert not config.complete(200, 9.99) and config.complete(200, 10.0) and config.complete(100_000, 0.0)
-
-
-def test_a_run_of_so_many_minutes_ends_with_them(stripes, tmp_path):
-    run = Run(TINY, dataclasses.replace(SETTINGS, images=10**9, minutes=0.02))
-    assert train(run, stripes, tmp_path / "run", command="test")
-    assert run.minutes >= 0.02
-    assert 0 < run.images < 10**9
 
 
 def test_the_checkpoint_keeps_the_weights_that_were_best_on_held_out_pictures(stripes, tmp_path, capsys):

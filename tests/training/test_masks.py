@@ -29,20 +29,6 @@ def test_the_channels_of_a_pixel_are_known_together():
     assert (known[..., 0] == known[..., 1]).all() and (known[..., 0] == known[..., 2]).all()
 
 
-def test_halves_are_cut_at_all_four_sides():
-    known = known_of(np.random.default_rng(2), MNIST, 200, "half").reshape(200, 28, 28)
-    corners = {(bool(one[0, 0]), bool(one[0, 27]), bool(one[27, 0]), bool(one[27, 27])) for one in known}
-    assert corners == {(False, False, True, True), (True, True, False, False),
-                       (False, True, False, True), (True, False, True, False)}
-
-
-def test_last_rows_are_a_prefix_and_scattered_pixels_have_every_density():
-    random = np.random.default_rng(3)
-    assert (np.diff(known_of(random, MNIST, 50, "rows").astype(int), axis=1) <= 0).all()
-    shares = known_of(random, MNIST, 200, "scattered").mean(1)
-    assert shares.min() < 0.05 and shares.max() > 0.95 and 0.4 < shares.mean() < 0.6
-
-
 def test_masks_are_a_function_of_the_generator():
     first, again = (known_of(np.random.default_rng(4), MNIST, 64) for _ in range(2))
     assert (first == again).all()

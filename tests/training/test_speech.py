@@ -14,18 +14,14 @@ from torch import nn
 from linpix.__main__ import main
 from linpix.training.experiments import speech as speaking
 from linpix.training.experiments.lengths import in_a_process
-from linpix.training.experiments.speech import BothWays, Listener, Recogniser, Speech, halvings
+from linpix.training.experiments.speech import BothWays, Listener, Recogniser, Speech
 from linpix.training.experiments.tokens import Recipe
 from linpix.training.experiments.utterances import (
     BANDS,
-    HOP,
     OTHER_VOICES,
     RATE,
     VOICES,
     edits,
-    features,
-    mel_bands,
-    sentence,
     spoken,
     utterance,
     utterances,
@@ -41,12 +37,6 @@ TINY = speaking.Settings(kinds=("linear", "lstm"), recordings=12, held_out=4, ep
 
 
 # recordings
-
-def test_a_sentence_has_one_to_three_clauses_of_the_grammar():
-    texts = [sentence(np.random.default_rng(seed)) for seed in range(200)]
-    assert len(set(texts)) == 200
-    assert 5 <= min(len(text.split()) for text in texts) < 10 < max(len(text.split()) for text in texts) < 45
-
 
 @speaks
 def test_phonemes_are_those_spoken_without_marks_of_stress_and_length():
@@ -67,20 +57,6 @@ def test_a_recording_is_a_function_of_its_key_and_voices_differ():
     many = utterances(3, 7, 0, voices=VOICES)
     assert torch.equal(utterance(7, 0, 2, voices=VOICES)[0], many[2][0])
     assert len({tuple(said) for _, said in many}) == 3
-
-
-def test_a_tone_is_in_the_band_of_its_frequency_every_ten_milliseconds():
-    high = torch.arange(RATE) > RATE // 2
-    frequency = torch.where(high, 3_000.0, 500.0)
-    tone = torch.sin(2 * torch.pi * torch.arange(RATE) * frequency / RATE)
-    frames = features(tone + 1e-3 * torch.randn(RATE)).float()
-    assert frames.shape == (RATE // HOP + 1, BANDS)
-    assert abs(HOP / RATE - 0.01) < 1e-4
-    torch.testing.assert_close(frames.mean(0), torch.zeros(BANDS), rtol=0, atol=1e-2)
-    bands = [int(mel_bands()[round(f / RATE * 1024)].argmax()) for f in (500, 3_000)]
-    assert bands[0] < bands[1]
-    for band, second_half in zip(bands, (False, True), strict=True):
-        assert (frames[60:, band].mean() > frames[:40, band].mean() + 1) == second_half
 
 
 def test_error_rates_count_the_fewest_edits():
@@ -224,11 +200,6 @@ def test_the_learning_rate_is_halved_and_falls_to_zero_at_the_end(kind, of_adam)
     for learner.update in (0, 17, 18, 26, 27):
         rates.append(learner.learning_rate)
     assert rates == pytest.approx([of_adam * rate for rate in (0.25, 0.25, 0.25, 0.25 / 9, 0)])
-
-
-def test_errors_that_do_not_fall_halve_the_learning_rate_once_half_of_the_phonemes_are_right():
-    errors = [0.9, 1.0, 0.6, 0.7, 0.4, 0.3, 0.35, 0.3, 0.2]
-    assert [halvings(errors[:count]) for count in range(10)] == [0, 0, 0, 0, 0, 0, 0, 1, 2, 2]
 
 
 @speaks

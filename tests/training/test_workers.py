@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import numpy as np
@@ -53,13 +52,6 @@ def test_a_batch_is_shared_by_as_many_processes_as_there_are_threads_and_images_
 def test_a_number_of_processes_that_cannot_be_is_refused(batch, wanted, device, accumulate, message):
     with pytest.raises(ValueError, match=message):
         count_for(batch, wanted, device, accumulate)
-
-
-def test_parts_of_a_batch_are_shared_too(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    assert count_for(16, None, "cpu", 4) == 1
-    assert count_for(64, None, "cpu", 4) == 4
-    assert count_for(16, 2, "cpu", 4) == 2
 
 
 def weights(run: Run) -> torch.Tensor:
@@ -159,27 +151,6 @@ def ranks(first: subprocess.Popen[str]) -> dict[int, int]:
         variables = Path(f"/proc/{child}/environ").read_bytes().decode().split("\0")
         found |= {int(one.removeprefix("RANK=")): int(child) for one in variables if one.startswith("RANK=")}
     return found
-
-
-@pytest.mark.slow
-def test_a_signal_that_comes_while_the_others_start_is_not_lost(monkeypatch):
-    received: list[int] = []
-    start, stopping = SpawnProcess.start, (signal.SIGTERM, signal.SIGINT)
-
-    def interrupted(process: SpawnProcess) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        start(process)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(SpawnProcess, "start", interrupted)
-    before = [signal.signal(number, lambda number, _: received.append(number)) for number in stopping]
-    try:
-        with workers.together(2, id) as shared:
-            assert shared.count == 2
-    finally:
-        for number, handler in zip(stopping, before, strict=True):
-            signal.signal(number, handler)
-    assert sorted(received) == sorted(stopping)
 
 
 @pytest.mark.slow

@@ -70,12 +70,6 @@ def test_an_image_that_is_drawn_again_loses_no_row_and_adds_no_frame():
     assert [moment.tolist() for moment in film.moments] == [[0, 0], [4, 8], [5, 8], [6, 8], [8, 8]]
 
 
-def test_images_that_are_whole_from_the_start_have_one_frame():
-    film = Film(2, 8, 8)
-    film.advance([])
-    assert len(film.moments) == 1 and (film.moments[0] == 8).all()
-
-
 # --- the animation ---
 
 def stages(images, config) -> list[np.ndarray]:
@@ -112,14 +106,6 @@ def test_colours_of_a_gif_are_near_and_stay_what_they_are_while_the_rest_is_draw
         assert np.abs(shown[top:2 * 33, 2:-2] - UNDRAWN).max(initial=0) < 8
 
 
-@pytest.mark.parametrize("frames", [1, 2, 9, 29, 33, MAX_FRAMES])
-def test_the_last_frame_is_held_and_the_others_pass_in_a_few_seconds(frames):
-    milliseconds = animation.durations(frames)
-    assert len(milliseconds) == frames and milliseconds[-1] == 2000
-    assert sum(milliseconds[:-1]) <= 2400
-    assert all(20 <= each <= 120 and each % 10 == 0 for each in milliseconds[:-1])  # browsers slow down below 20
-
-
 @pytest.mark.parametrize(("count", "config"), [(1, DIGITS), (4, DIGITS), (10, DIGITS), (64, DIGITS), (1, COLOURS),
                                                (16, COLOURS), (3, TINY)])
 def test_an_animation_is_enlarged_to_a_width_that_one_sees(count, config):
@@ -133,16 +119,3 @@ def test_an_animation_of_too_many_pixels_is_refused_with_the_cure(count, factor)
     assert animation.enlargement(1, DIGITS, 64) == 64
     with pytest.raises(ValueError, match="draw fewer images" + ", or give a smaller --scale" * bool(factor)):
         animation.enlargement(count, DIGITS, factor)
-
-
-def test_the_size_of_a_sheet_is_known_before_it_is_there():
-    for count in (1, 9, 10, 11, 25, 64):
-        sheet = animation.grid(noise(count, TINY), TINY)
-        assert animation.sheet_size(count, TINY) == sheet.shape[::-1]
-
-
-@pytest.mark.parametrize(("count", "columns"),
-                         [(1, 1), (7, 7), (10, 10), (12, 6), (13, 7), (16, 8), (64, 8), (100, 10)])
-def test_a_grid_has_up_to_ten_columns_and_as_few_empty_places_as_can_be(count, columns):
-    images = noise(count, TINY)
-    assert np.array_equal(animation.grid(images, TINY), animation.grid(images, TINY, columns=columns))

@@ -17,11 +17,9 @@ import torch
 import webdataset
 
 from linpix.__main__ import main
-from linpix.cli import bulk
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
-from tests.linpix.cli.test_commands import on_terminal
 
 KERNELS = pytest.mark.skipif(not ops.compiled, reason="there are no kernels")
 ENGINES = [pytest.param("compiled", marks=KERNELS), "eager"]
@@ -199,34 +197,6 @@ def test_a_second_command_goes_on_with_images_that_are_drawn_again(succeeds, ski
         assert json.loads(tar.extractfile("000000003.json").read())["seed"] == 10
 
 
-def test_a_folder_from_before_there_were_attempts_goes_on_with_one(succeeds, refuses, skipping, tmp_path):
-    asked = ("sample", "--model", skipping, "--count", 4, "--shards", 2, "--seed", 1, "--out", tmp_path)
-    succeeds(*asked)
-    unbroken = contents(tmp_path)
-    settings = json.loads(unbroken["linpix.json"])
-    assert settings.pop("attempts") == 1
-    (tmp_path / "linpix.json").write_text(json.dumps(settings))
-    (tmp_path / "shard-00001.tar").unlink()
-    assert "attempts 1, now 3; use the settings of the first call" in refuses(*asked, "--attempts", 3)
-    assert succeeds(*asked, "--attempts", 1)["drawn"] == 2
-    assert contents(tmp_path) | {"linpix.json": b""} == unbroken | {"linpix.json": b""}
-
-
-def test_the_bar_of_images_that_are_drawn_again_ends_at_their_number(succeeds, skipping, tmp_path, monkeypatch):
-    bars = []
-
-    class Bar(bulk.tqdm):
-        def __init__(self, **options) -> None:
-            super().__init__(**options | {"disable": False})
-            bars.append(self)
-
-    monkeypatch.setattr(bulk, "tqdm", Bar)
-    succeeds("sample", "--model", skipping, "--count", 5, "--shards", 2, "--attempts", 4, "--batch", 2, "--out",
-             tmp_path)
-    [bar] = bars
-    assert bar.n == pytest.approx(bar.total) and bar.total == 5
-
-
 def test_two_commands_at_once_in_one_folder_are_refused(refuses, tiny, tmp_path):
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -247,8 +217,3 @@ def test_two_commands_at_once_in_one_folder_are_refused(refuses, tiny, tmp_path)
 def test_what_shards_cannot_be_is_refused_before_the_model_is_read(refuses, tmp_path, flags, words):
     assert words in refuses("sample", "--model", "missing", *(word.replace("OUT", f"{tmp_path}/out") for word in flags))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_terminal_shows_how_many_images_a_second_and_the_time_left(tiny, tmp_path):
-    written, _ = on_terminal("sample", "--model", tiny, "--count", 300, "--shards", 3, "--out", tmp_path / "out")
-    assert " images/s]" in written and "300/300 images [" in written and "<00:0" in written

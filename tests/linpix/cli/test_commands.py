@@ -98,21 +98,6 @@ def test_an_animation_in_colours_is_exact_as_webp(succeeds, colourful, tmp_path)
     assert np.abs(gif[-1][0].astype(int) - png).mean() < 4  # 130 colours, and a palette of 256
 
 
-def test_the_same_animation_comes_again(succeeds, tiny, tmp_path):
-    for name in ("a.webp", "b.webp"):
-        succeeds("sample", "--model", tiny, "--count", 5, "--batch", 2, "--seed", 1, "--out", tmp_path / name)
-    assert (tmp_path / "a.webp").read_bytes() == (tmp_path / "b.webp").read_bytes()
-
-
-def test_many_batches_make_sixty_frames_at_most(succeeds, tiny, tmp_path):
-    printed = json.loads(succeeds("sample", "--model", tiny, "--count", 12, "--batch", 1, "--seed", 1, "--json",
-                                  "--out", tmp_path / "out.gif")[0])
-    frames = frames_of((tmp_path / "out.gif").read_bytes(), "L")
-    assert printed["frames"] == len(frames) == 60  # of 12 * 8 + 1 moments
-    drawn = [(shown != UNDRAWN).sum() for shown, _ in frames]
-    assert drawn == sorted(drawn)
-
-
 def test_complete_animates_from_what_is_known(succeeds, tiny, tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
@@ -215,13 +200,6 @@ def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total_and_the_film_wit
     assert (moments[-1] == 8).all() and (np.diff(moments, axis=0) >= 0).all()
 
 
-def test_an_animation_of_images_that_are_drawn_again_ends_as_the_png(succeeds, class_first, tmp_path):
-    asked = ("sample", "--model", class_first, "--count", 3, "--seed", 7, "--attempts", 3, "--scale", 1, "--out")
-    succeeds(*asked, tmp_path / "out.webp")
-    succeeds(*asked, tmp_path / "out.png")
-    assert np.array_equal(frames_of((tmp_path / "out.webp").read_bytes(), "L")[-1][0], pixels(tmp_path / "out.png"))
-
-
 def test_candidates_that_cannot_be_are_refused(linpix, tiny, tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "picture.png")
     for given, words in (((4, "--candidates", 3), "must be at least 4, got 3"),
@@ -229,15 +207,6 @@ def test_candidates_that_cannot_be_are_refused(linpix, tiny, tmp_path):
         status, _, said = linpix("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--out",
                                  f"{tmp_path}/", "--count", *given)
         assert status and words in said
-
-
-def test_a_picture_without_holes_makes_an_animation_of_one_frame(succeeds, tiny, tmp_path):
-    picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
-    Image.fromarray(picture).save(tmp_path / "picture.png")
-    succeeds("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 8, "--out", tmp_path / "out.gif")
-    with Image.open(tmp_path / "out.gif") as shown:
-        assert getattr(shown, "n_frames", 1) == 1
-        assert np.array_equal(np.asarray(shown.convert("L"))[56::56, 56::56][:8, :8], picture)
 
 
 def test_scale_enlarges_pngs_too(succeeds, tiny, tmp_path):
@@ -323,13 +292,6 @@ def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(slow, tm
     assert written.count("\x1b[") > 100 and "A\r" in written  # it was drawn over itself
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
-def test_a_terminal_that_cannot_has_the_bar_alone(tiny, tmp_path, environment):
-    written, _ = on_terminal("sample", "--model", tiny, "--out", tmp_path / "out.png", **environment)
-    assert "▀" not in written and "\x1b[3" not in written and "1/1 images: 100%" in written
-
-
 def test_json_on_standard_output_is_alone_and_without_a_preview(tiny, tmp_path):
     written, printed = on_terminal("sample", "--model", tiny, "--json", "--out", tmp_path / "out.png",
                                    stdout_too=False)
@@ -351,13 +313,6 @@ def test_complete_lays_a_photographed_digit_back(succeeds, tmp_path):
     assert told["prepared"]["inverted"] and told["crop"][0] > 100
     laid = np.asarray(Image.open(tmp_path / "laid/00000-1.png"))
     assert laid.shape == (200, 300) and np.array_equal(laid[:80], paper[:80])
-
-
-def test_one_image_in_a_file_is_the_image_without_a_frame(succeeds, tiny, tmp_path):
-    asked = ("sample", "--model", tiny, "--count", 1, "--seed", 3, "--out")
-    succeeds(*asked, f"{tmp_path}/folder/")
-    succeeds(*asked, tmp_path / "alone.png")
-    assert np.array_equal(pixels(tmp_path / "alone.png"), pixels(tmp_path / "folder/00000-3.png"))
 
 
 def test_what_the_api_warns_of_the_commands_say_too(succeeds, tiny, tmp_path):

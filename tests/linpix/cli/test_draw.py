@@ -33,13 +33,6 @@ def test_errors_about_a_picture_name_options(tiny, picture, capsys, arguments, w
     assert "send" not in told and "`" not in told
 
 
-def test_scoring_names_options_too(tiny, picture, capsys):
-    holes = str(picture.with_name("holes.png"))
-    assert main(["score", holes, "--model", str(tiny), "--keep-rows", "3"]) == 2
-    told = capsys.readouterr().err
-    assert "keep_rows and the transparent parts of the picture both say what to fill in; use one of them" in told
-
-
 @pytest.mark.parametrize(("scale", "terminal", "factor"), [
     ((), False, 1), ((), True, 29), (("--scale", "auto"), False, 29), (("--scale", "2"), True, 2)])
 def test_a_grid_is_enlarged_where_it_is_to_be_seen(tiny, tmp_path, capsys, monkeypatch, scale, terminal, factor):
@@ -49,11 +42,6 @@ def test_a_grid_is_enlarged_where_it_is_to_be_seen(tiny, tmp_path, capsys, monke
     capsys.readouterr()
     with Image.open(tmp_path / "grid.png") as grid:
         assert grid.width == factor * animation.sheet_size(2, PRESETS["tiny"])[0]
-
-
-def test_one_image_is_one(tiny, tmp_path, capsys):
-    assert main(["sample", "--model", str(tiny), "--out", str(tmp_path / "one"), "--seed", "1"]) == 0
-    assert capsys.readouterr().out.startswith("1 image in ")
 
 
 def test_the_version_is_printed(capsys):

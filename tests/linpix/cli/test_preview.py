@@ -57,11 +57,6 @@ def test_half_blocks_of_256_colours_are_the_nearest():
     assert np.array_equal(read_half_blocks(preview.half_blocks(cube, 256)), cube)
 
 
-def test_equal_neighbours_share_their_escape_code():
-    [line] = preview.half_blocks(np.zeros((2, 50), np.uint8), TRUE_COLOURS)
-    assert line.count("\x1b") == 2 and "▀" * 50 in line
-
-
 class Stream(io.TextIOWrapper):
     def __init__(self, terminal: bool, encoding: str = "utf-8") -> None:
         super().__init__(io.BytesIO(), encoding=encoding)
@@ -128,12 +123,3 @@ def test_a_preview_is_drawn_over_itself_and_leaves_what_is_around_it():
     screen.cursor.y = 0
     screen.delete_lines(1)
     assert np.array_equal(screen_pixels(screen, 5, 19), second)
-
-
-def test_a_large_sheet_is_reduced_by_means():
-    stream = io.StringIO()
-    preview = Preview(stream, 1, TINY, TRUE_COLOURS, os.terminal_size((6, 24)))
-    sheet = noise(1, TINY).reshape(8, 8).repeat(2, axis=0).repeat(2, axis=1)[:10, :10]
-    preview.draw(sheet)
-    read = read_half_blocks(stream.getvalue().splitlines())
-    assert np.array_equal(read[:5, :, 0], sheet[::2, ::2])

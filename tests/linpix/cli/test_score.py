@@ -64,13 +64,6 @@ def test_the_map_is_the_services(linpix, tiny, server, tmp_path, picture):
         tmp_path / "map.png", io.BytesIO(answer.content))))
 
 
-def test_classes_are_listed_with_the_most_probable_first(linpix, tiny, picture):
-    lines = linpix(picture, "--model", tiny, "--labels", "all")[1].splitlines()
-    shares = [float(line.split()[0]) for line in lines[1:]]
-    assert "of any class" in lines[0] and len(shares) == 10
-    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1, abs=1e-3)
-
-
 @pytest.mark.parametrize(("flags", "words"), [
     (("--label", "ten"), "label must be a class of tiny"), (("--keep-rows", "8"), "keep_rows hides nothing"),
     (("--out", "map.gif"), "give NAME.png"), (("--out", "nowhere/map.png"), "in an existing folder")])

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from linpix.model import ops
 from linpix.model.attention import PADDING_SLOT, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.attention.softmax import KeyValueState
@@ -52,11 +51,6 @@ def test_a_slot_is_as_large_as_its_attention_says(kind):
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_a_new_slot_is_clear(attention):
-    assert not any(bool(x.any()) for x in memory(attention_for(config_of(attention)).new_state(SLOTS)))
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_taken_slot_starts_empty_whatever_it_held(attention):
     net, slots = net_of(attention), torch.tensor([4])
     fresh = decode(net, images(1), attention_for(net.config).new_state(SLOTS), slots)
@@ -67,13 +61,6 @@ def test_a_taken_slot_starts_empty_whatever_it_held(attention):
     state.fill_with_nan(4)
     state.clear(4)
     assert torch.equal(decode(net, images(1), state, slots), fresh)
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_reading_a_slot_that_was_not_cleared_gives_poison(attention):
-    net, state = net_of(attention), attention_for(config_of(attention)).new_state(SLOTS)
-    state.fill_with_nan(4)
-    assert bool(decode(net, images(1), state, torch.tensor([4]), 5, 6).isnan().all())
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -174,16 +161,6 @@ def test_a_step_in_place_is_that_of_slots_apart(attention, positions):
     torch.testing.assert_close(*parameters)
 
 
-@pytest.mark.skipif(not ops.compiled, reason=ops.why())
-def test_torch_alone_does_without_the_operator():
-    config = config_of("linear")
-    assert RecurrentState(config, SLOTS).operator and not RecurrentState(config, SLOTS, operator=False).operator
-    assert not operators_of(step_at("linear", 2, [3, 4, 5], [20, 20, 20]))["linpix::recurrent_step"]
-    state = RecurrentState(config, SLOTS)
-    called = operators_of(lambda: decode(net_of("linear"), images(1), state, torch.tensor([4]), 3, 4))
-    assert called["linpix::recurrent_step"] == config.layers
-
-
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_copies_of_a_slot_go_on_like_the_original_and_apart(attention):
     net, canvas = net_of(attention), images(1).expand(3, -1).clone()
@@ -209,9 +186,3 @@ def test_prefill_leaves_the_memory_that_steps_leave(attention):
     decode(net, canvas, stepped, slots, 0, 41)
     for ours, theirs in zip(memory(prefilled), memory(stepped), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_the_recurrent_state_is_float32_by_default():
-    config = config_of("linear")
-    assert {x.dtype for x in memory(attention_for(config).new_state(1))} == {torch.float32}
-    assert {x.dtype for x in memory(attention_for(config).new_state(1, torch.float64))} == {torch.float64}

@@ -166,18 +166,6 @@ def test_images_that_are_drawn_again_are_those_of_the_plain_server(class_first):
     assert called == [3] * 3 + [5] * 3 + [0] * 3 + [1] * 3, "the last is refused by the front"
 
 
-def test_a_call_whose_replica_dies_has_the_same_attempts_when_it_runs_again(class_first):
-    async def again() -> None:
-        async with fronted(class_first) as front:
-            near, client = front.near, front.client
-            whole = facts(await client.post("/v1/images/generations", json={"seed": 7, "n": 2}))
-            near.lost_after = [0]
-            assert facts(await client.post("/v1/images/generations", json={"seed": 7, "n": 2})) == whole
-            assert [image["attempts"] for image in whole[1]["data"]] == [3, 3] and len(near.calls) == 3
-
-    asyncio.run(again())
-
-
 def test_a_request_whose_replica_dies_runs_again_and_has_the_same_image(tiny):
     async def again() -> None:
         async with fronted(tiny) as front:
@@ -337,21 +325,6 @@ def test_without_a_replica_requests_wait_until_their_deadline(tiny):
             assert (await client.post("/v1/images/generations", json={})).json()["error"]["code"] == "draining"
 
     asyncio.run(waits())
-
-
-def test_a_client_that_leaves_ends_its_call(tiny):
-    async def leaves() -> None:
-        async with fronted(tiny, faults="slow:every=1:ms=20") as front:
-            asked = asyncio.ensure_future(front.client.post("/v1/images/generations", json={"n": 16}))
-            while not front.busy:
-                await asyncio.sleep(0.005)
-            asked.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asked
-            await asyncio.sleep(0.1)
-            assert not front.busy
-
-    asyncio.run(leaves())
 
 
 def test_a_client_that_leaves_a_stream_that_no_replica_has_admitted_holds_nothing(tiny):

@@ -2,10 +2,6 @@
 
 import dataclasses
 import json
-import os
-import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,15 +11,14 @@ import torch
 
 from linpix.model import checkpoint as checkpoints
 from linpix.model import ops
-from linpix.model.attention import attention_for, softmax
+from linpix.model.attention import attention_for
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
 from linpix.model.generate import generate, noise_of
 from linpix.model.packing import choose
 from linpix.model.transformer import Transformer
-from linpix.server.compare import backends
 from linpix.server.compare import comparison as compare
-from linpix.server.compare.backends import BACKENDS, Backend, CompiledBackend
+from linpix.server.compare.backends import Backend, CompiledBackend
 from linpix.server.compare.checkpoints import find_twins
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
 from linpix.server.compare.measure import integrate
@@ -94,61 +89,15 @@ def test_a_report_has_a_line_for_every_backend_and_batch():
         assert result["images_per_second"] == pytest.approx(rate, rel=1e-3)
 
 
-def test_step_times_reach_into_the_first_and_the_last_tenth():
-    for result in finished(Comparison(make(), (), plan(), **ticking()))["results"]:
-        positions = [step["position"] for step in result["step_seconds"]]
-        assert len(positions) >= 5 and positions[0] < 2 and positions[-1] >= 18
-
-
 def test_the_softmax_forms_agree():
     report = finished(Comparison(make(), (), plan(backends=("softmax", "stateful-softmax")), **ticking()))
     assert 0 < report["largest_logit_difference"] < 1e-5
-
-
-def test_a_softmax_form_that_is_wrong_shows(monkeypatch):
-    monkeypatch.setattr(softmax.SoftmaxAttention, "parallel", lambda self, layer, q, k, v: v)
-    report = finished(Comparison(make(), (), plan(backends=("softmax", "stateful-softmax")), **ticking()))
-    assert report["largest_logit_difference"] > 1e-3
 
 
 def test_with_time_enough_whole_images_are_decoded():
     report = finished(Comparison(make(), (), plan(), **ticking()))
     assert not any(result["estimated"] for result in report["results"])
     assert all(result["positions"] is None for result in report["results"])
-
-
-def test_a_hiccup_in_one_decode_of_a_short_image_is_not_its_time():
-    class Hiccups(Ticks):
-        asked = 0
-
-        def __call__(self) -> float:
-            self.asked += any(cell.decodes for cell in comparison.cells)
-            if 10 < self.asked <= 20:  # in the first cell's second decode
-                self.now += 1.0
-            return super().__call__()
-
-    clock = Hiccups()
-    comparison = Comparison(make(), (), plan(), **ticking(clock))
-    disturbed = finished(comparison)
-    assert max(max(cell.decodes) for cell in comparison.cells) > 1.0
-    usual = finished(Comparison(make(), (), plan(), **ticking()))
-    for one, other in zip(disturbed["results"], usual["results"], strict=True):
-        assert one["seconds_per_image"] == pytest.approx(other["seconds_per_image"], rel=0.2)
-
-
-def test_fast_backends_report_the_median_of_several_decodes():
-    class Slowing(Ticks):
-        """A machine on which every decode takes longer than the one before."""
-
-        def __call__(self) -> float:
-            self.tick = TICK * (1 + 0.05 * max(len(cell.decodes) for cell in comparison.cells))
-            return super().__call__()
-
-    comparison = Comparison(make(), (), plan(), **ticking(Slowing()))
-    report = finished(comparison)
-    for cell, result in zip(comparison.cells, report["results"], strict=True):
-        assert result["seconds_per_image"] == pytest.approx(statistics.median(cell.decodes), rel=1e-4)
-    assert len(comparison.cells[0].decodes) == compare.DECODES
 
 
 @pytest.mark.parametrize("kind", [("linear", "compiled"), ("linear", "eager"), ("softmax", "eager")], ids="-".join)
@@ -181,23 +130,6 @@ def test_a_row_that_other_work_disturbed_says_so_itself(kind, monkeypatch):
             assert result["note"] == "other work used its processor for 40% of the time"
     [note] = [note for note in report["notes"] if "other work" in note]
     assert note.count("at batch") == 2
-
-
-def test_programs_that_take_the_processor_show_in_a_report(monkeypatch):
-    monkeypatch.setattr(compare, "ROUNDS", 10_000)  # until the budget ends
-    programs = 3 * len(os.sched_getaffinity(0))
-    busy = [subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
-            for _ in range(programs)]
-    try:
-        for one in busy:
-            assert one.stdout.readline()  # it has begun
-        report = finished(Comparison(make(), (), plan(backends=("linear", "stateful-softmax"), budget_s=1.5)))
-    finally:
-        for one in busy:
-            one.kill()
-            one.communicate()
-    measured = [result for result in report["results"] if result["images_per_second"]]
-    assert any(result["disturbed"] for result in measured)  # how long which of them waits is the system's to say
 
 
 def test_a_decode_that_took_longer_than_its_steps_add_up_to_is_disturbed():
@@ -294,14 +226,6 @@ def test_units_are_short():
         before = clock.now
 
 
-def test_progress_grows_to_one():
-    comparison = Comparison(make(), (), plan(budget_s=1.0), **ticking())
-    seen = [comparison.progress]
-    for _ in comparison.run():
-        seen.append(comparison.progress)
-    assert seen == sorted(seen) and seen[0] == 0 and comparison.progress == 1
-
-
 def test_a_report_on_the_way_lacks_figures_and_not_keys():
     comparison = Comparison(make(), (), plan(budget_s=1.0), **ticking())
     first = comparison.report
@@ -325,14 +249,6 @@ def test_states_that_do_not_fit_in_memory_are_refused(monkeypatch):
     assert missing == [("stateful-softmax", 3)]
 
 
-def test_a_large_batch_is_recomputed_in_groups_of_rows(monkeypatch):
-    monkeypatch.setattr(backends, "PASS_SIZE", 2 * 20 * CONFIG.d_model)  # two rows at the last position
-    report = finished(Comparison(make(), (), plan(batches=(5,), backends=("softmax",)), **ticking()))
-    last = next(r for r in report["results"] if r["batch"] == 5)["step_seconds"][-1]["seconds"]
-    first = next(r for r in report["results"] if r["batch"] == 1)["step_seconds"][-1]["seconds"]
-    assert last == pytest.approx(first * 5 / 2, rel=1e-3)  # by this clock a pass is a pass
-
-
 def test_bits_per_dim_are_the_twins_and_those_of_the_most_test_images():
     twin = make("softmax", "small-softmax", twin_of="small")
     twin.provenance["bits_per_dim"] = {"validation": 4.0, "test_10000": 0.5}
@@ -340,21 +256,6 @@ def test_bits_per_dim_are_the_twins_and_those_of_the_most_test_images():
     assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
         ("linear", "small", 1.0), ("softmax", "small-softmax", 0.5),
         ("stateful-softmax", "small-softmax", 0.5), ("lsh-1", None, None), ("lsh-4", None, None)}
-
-
-def test_without_a_twin_the_weights_are_random_and_bits_per_dim_unknown():
-    report = Comparison(make("softmax"), (), plan()).report
-    assert {(r["backend"], r["weights"], r["bits_per_dim"]) for r in report["results"]} == {
-        ("linear", None, None), ("softmax", "small", 1.0), ("stateful-softmax", "small", 1.0),
-        ("lsh-1", None, None), ("lsh-4", None, None)}
-    assert any("linear, lsh-1 and lsh-4 used random weights" in note for note in report["notes"])
-
-
-def test_a_model_without_a_start_token_is_compared_too():
-    marginal = {"classes": 0, "first_marginal": (1.0,) + 255 * (0.0,)}
-    report = finished(Comparison(make(**marginal), (), plan(), **ticking()))
-    assert report["largest_logit_difference"] < 1e-5
-    assert all(result["images_per_second"] for result in report["results"])
 
 
 @pytest.mark.parametrize("theirs, message", [
@@ -416,26 +317,6 @@ def test_a_linear_twin_takes_the_place_of_the_model_so_that_bits_per_dim_are_of_
                for note in Comparison(make(), [linear, softmax], plan()).report["notes"])
 
 
-def test_a_twin_with_another_feature_map_replaces_no_backend(tmp_path):
-    for one in (make(), make("linear", "small-relu", twin_of="small", feature_map="relu")):
-        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
-    for asked, engines in (("small", {"eager", "compiled"} if ops.compiled else {"eager"}), ("small-relu", {"eager"})):
-        checkpoint = checkpoints.read(tmp_path / asked)
-        report = Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan()).report
-        linear = [result for result in report["results"] if result["backend"] == "linear"]
-        assert {result["weights"] for result in linear} == {asked}
-        assert {result["engine"] for result in linear} == engines
-
-
-def test_a_twin_that_replaces_no_backend_does_not_displace_the_model(tmp_path):
-    relu = make("linear", "small-relu", twin_of="small", feature_map="relu")
-    for one in (make(), relu, make("softmax", "small-softmax", twin_of="small")):
-        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
-    checkpoint = checkpoints.read(tmp_path / "small-softmax")
-    comparison = Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan(backends=("linear",)))
-    assert {result["weights"] for result in comparison.report["results"]} == {"small"}
-
-
 def test_each_number_of_rounds_has_a_twin_of_its_own_found_from_every_side(tmp_path):
     family = [make(), *(make("lsh", f"small-lsh-{rounds}", twin_of="small", lsh_rounds=rounds) for rounds in (1, 4)),
               make("lsh", "small-lsh-8", twin_of="small", lsh_rounds=8),
@@ -451,13 +332,6 @@ def test_each_number_of_rounds_has_a_twin_of_its_own_found_from_every_side(tmp_p
         assert report["twins"] == sorted({"small", "small-lsh-1", "small-lsh-4"} - {asked})
     with pytest.raises(ValueError, match="lsh attention of 8 rounds, which cannot be compared"):
         Comparison(family[3], (), plan())
-
-
-def test_an_lsh_model_is_compared_as_any_other():
-    report = finished(Comparison(make("lsh", lsh_rounds=4), (), plan(batches=(1,)), **ticking()))
-    assert {(result["backend"], result["weights"]) for result in report["results"]} == {
-        *((backend, None) for backend in BACKENDS if backend != "lsh-4"), ("lsh-4", "small")}
-    assert all(result["images_per_second"] and not result["estimated"] for result in report["results"])
 
 
 def test_bits_per_dim_of_lsh_come_with_the_reason_why_they_are_not_strictly_autoregressive():
@@ -480,27 +354,6 @@ def test_lsh_attention_of_a_prefix_sees_nothing_later_and_is_always_hashed_alike
             list(backend.step(canvas, t, noise[:, t]))
         drawn.append(canvas)
     assert torch.equal(*drawn) and len(drawn[0].unique()) > 2
-
-
-def test_the_first_figures_are_of_the_cheapest_backends():
-    """With a budget that ends within the survey, those that recompute with hashing are what is missing."""
-    report = finished(Comparison(make(), (), plan(budget_s=TICK * 600), **ticking()))
-    known = [result["images_per_second"] is not None for result in report["results"]
-             if result["backend"] in ("linear", "stateful-softmax")]
-    assert all(known)
-    assert not all(result["images_per_second"] for result in report["results"] if result["backend"] == "lsh-4")
-
-
-@pytest.mark.parametrize("cost", [lambda t: 2.0, lambda t: 1.0 + 3.0 * t], ids=["constant", "linear"])
-def test_the_integral_of_a_straight_line_is_exact(cost: Callable[[float], float]):
-    assert integrate({t: cost(t) for t in (0, 7, 30, 99)}, 100) == pytest.approx(sum(map(cost, range(100))))
-
-
-def test_backends_are_those_of_the_plan():
-    report = finished(Comparison(make(), (), plan(backends=("linear",)), **ticking()))
-    assert {result["backend"] for result in report["results"]} == {"linear"}
-    assert report["largest_logit_difference"] is None
-    assert set(BACKENDS) == {"linear", "softmax", "stateful-softmax", "lsh-1", "lsh-4"}
 
 
 def test_a_comparison_leaves_the_checkpoint_and_the_random_numbers_alone(tmp_path: Path):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -155,27 +154,6 @@ def test_of_an_ended_comparison_numbers_stay_and_no_network_does(family):
     asyncio.run(scenario())
 
 
-def test_twins_are_read_once_and_again_when_they_are_others(family, monkeypatch):
-    reads: list[str] = []
-    read = checkpoints.read
-
-    def counting(folder: Path):
-        reads.append(folder.name)
-        return read(folder)
-
-    async def scenario():
-        async with beginning(family) as (_, begin):
-            monkeypatch.setattr(checkpoints, "read", counting)
-            for change in (None, None, make("softmax", "small-softmax", twin_of="small", eps=1e-5), None):
-                if change is not None:
-                    checkpoints.save(family / change.name, change.net, change.provenance, "# card\n")
-                job = begin(PLAN)
-                await until(lambda job=job: job.status == "completed")
-            assert reads == ["small-softmax", "small-softmax"]
-
-    asyncio.run(scenario())
-
-
 def test_an_error_about_a_twin_does_not_reveal_the_folder_of_checkpoints(family):
     with (family / "small-softmax" / "model.safetensors").open("ab") as file:
         file.write(b"x")
@@ -186,18 +164,3 @@ def test_an_error_about_a_twin_does_not_reveal_the_folder_of_checkpoints(family)
         assert error.startswith("CheckpointError: small-softmax/model.safetensors has SHA-256")
         assert str(family) not in error
         assert eventually(lambda: any(f"{family}/small-softmax" in line for line in process.printed))
-
-
-@pytest.mark.slow
-def test_begin_and_cancel_over_http_is_paced(family):
-    with serving(family, "--models", "small") as process, process.client() as client:
-        codes, until_then = [], time.monotonic() + 2.5
-        while time.monotonic() < until_then:
-            answer = client.post("/v1/compare", json={"batch": [1], "budget": 30})
-            codes.append(answer.status_code)
-            if answer.status_code == 202:
-                client.delete(f"/v1/compare/{answer.json()['id']}").raise_for_status()
-            else:
-                assert answer.json()["error"]["code"] == "just_cancelled"
-                assert 1 <= int(answer.headers["retry-after-ms"]) <= 1000 and answer.headers["retry-after"] == "1"
-        assert codes[:2] == [202, 409] and codes.count(202) <= 3

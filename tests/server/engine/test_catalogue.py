@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -183,46 +182,6 @@ def test_a_model_that_is_removed_finishes_what_it_began_and_gives_its_memory_bac
         assert 'linpix_state_slots_used{model="leaving"}' not in process.get("/metrics").text
 
 
-def test_a_connection_that_stays_does_not_keep_a_removed_model(folder):
-    draw(folder / "leaving", 1)
-    with left_quiet(folder, "--slots", "400000") as process, process.client() as idle:
-        assert idle.post(GENERATIONS, json={"model": "leaving"}).status_code == 200
-        both = mapped(process)
-        shutil.rmtree(folder / "leaving")
-        assert reload(process, 2) == {"unchanged": 1, "removed": 1}
-        assert eventually(lambda: mapped(process) <= both - 0.75 * 400_000 * 1152, seconds=30.0)
-
-
-def test_clients_that_leave_a_removed_model_free_it_too(folder):
-    draw(folder / "leaving", 1)
-    with left_quiet(folder, "--slots", "2", "--faults", SLOW) as process:
-        with process.connect() as running, process.connect() as waiting:
-            for connection in (running, waiting):
-                body = json.dumps({"model": "leaving", "n": 2, "stream": True}).encode()
-                connection.sendall(b"POST /v1/images/generations HTTP/1.1\r\nhost: localhost\r\n"
-                                   b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-            assert eventually(lambda: process.metric("linpix_requests_running") == 1
-                              and process.metric("linpix_requests_waiting") == 1)
-            shutil.rmtree(folder / "leaving")
-            assert reload(process, 2) == {"unchanged": 1, "removed": 1}
-            assert slots(process) == {"leaving": 2, "tiny": 2}
-        assert eventually(lambda: slots(process) == {"tiny": 2})
-
-
-def test_the_limit_per_client_tells_when_images_of_replaced_weights_will_be_done(folder):
-    with left_quiet(folder, "--slots", "1", "--client-images", "4", "--faults", SLOW) as process, \
-            ThreadPoolExecutor(1) as pool:
-        alone(process, n=2)  # its pace is known then
-        asked = pool.submit(alone, process, n=4)
-        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
-        draw(folder / "tiny", 1)
-        assert reload(process) == {"replaced": 1}
-        refused = httpx.post(process.url + GENERATIONS, json={"n": 4}, timeout=60)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "client_limit")
-        assert int(refused.headers["retry-after"]) > 1
-        assert len(asked.result()) == 4
-
-
 def test_the_last_model_is_not_removed(folder):
     with left_quiet(folder) as process:
         before = served(process)
@@ -359,38 +318,6 @@ def test_a_link_is_served_by_its_own_name_whatever_it_names(folder, flags):
         assert list(served(process)) == ["tiny"]
 
 
-def test_models_that_were_named_are_looked_for_by_name(folder):
-    draw(folder / "other", 1)
-    draw(folder / "unnamed", 2)
-    with left_quiet(folder, "--models", "tiny,other") as process:
-        assert list(served(process)) == ["tiny", "other"]
-        shutil.move(folder / "other", folder.parent / "away")
-        assert reload(process, 2) == {"unchanged": 1, "removed": 1}
-        assert list(served(process)) == ["tiny"]
-        shutil.move(folder.parent / "away", folder / "other")
-        assert reload(process, 2) == {"unchanged": 1, "added": 1}
-        assert list(served(process)) == ["tiny", "other"]
-
-
-def test_a_model_that_turns_into_one_that_draws_no_images_stays_what_it_was(folder):
-    with left_quiet(folder) as process:
-        before = served(process)
-        draw(folder / "tiny", 1, attention="lsh")
-        assert reload(process) == {"refused": 1}
-        assert served(process) == before
-
-
-def test_a_softmax_model_takes_the_place_of_a_linear_one_under_its_name(folder):
-    with left_quiet(folder) as process:
-        drawn = alone(process)
-        draw(folder / "tiny", 1, attention="softmax")
-        assert reload(process) == {"replaced": 1}
-        assert process.get("/v1/models/tiny").json()["attention"] == "softmax"
-        assert alone(process) != drawn
-        assert process.metric('linpix_images_completed_total{backend="stateful-softmax",model="tiny",'
-                              'outcome="completed"}') == 1
-
-
 def test_a_comparison_goes_on_with_the_weights_that_it_was_asked_about(folder):
     draw(folder / "compared", 1)
     with left_quiet(folder) as process, process.client() as client:
@@ -408,16 +335,6 @@ def test_a_comparison_goes_on_with_the_weights_that_it_was_asked_about(folder):
         assert client.post("/v1/compare", json={"model": "compared"}).status_code == 404
 
 
-def test_many_hangups_at_once_end_with_what_the_folders_hold(folder):
-    with left_quiet(folder) as process:
-        for seed in range(20):
-            last = draw(folder / "tiny", seed)
-            process.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: served(process)["tiny"] == last, 60)
-        assert process.process.poll() is None
-        assert outcomes(process)["removed"] == 0
-
-
 def test_a_hangup_while_it_starts_is_answered_once_it_serves(folder):
     """By default it would end the process."""
     digests: list[str] = []
@@ -432,24 +349,3 @@ def test_a_hangup_while_it_starts_is_answered_once_it_serves(folder):
     with serving(folder, begun=hang_up) as process:
         assert eventually(lambda: sum(outcomes(process).values()) > 0)
         assert served(process) == {"tiny": digests[0]}
-
-
-def test_a_service_that_drains_reads_nothing_again(folder):
-    with serving(folder, "--faults", SLOW) as process, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(alone, process, n=2)
-        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
-        process.process.send_signal(signal.SIGTERM)
-        assert eventually(lambda: process.get("/readyz").status_code == 503)
-        draw(folder / "fresh", 1)
-        process.process.send_signal(signal.SIGHUP)
-        assert len(asked.result()) == 2
-        assert process.process.wait(timeout=60) == 0
-        assert not any("fresh" in line for line in process.printed)
-
-
-def test_it_serves_where_there_is_no_such_signal(tiny):
-    program = ("import signal; del signal.SIGHUP, signal.pthread_sigmask, signal.SIG_BLOCK, signal.SIG_UNBLOCK\n"
-               "import sys; from linpix.__main__ import main; sys.exit(main())")
-    with serving(tiny.parent, program=("-c", program)) as process:
-        assert alone(process)
-        assert process.stop() == 0

@@ -12,8 +12,7 @@ from linpix.server.engine.decode import compiled
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.engine import Engine
-from linpix.server.engine.decode.faults import Faults, with_faults
-from linpix.server.engine.image import Report, State
+from linpix.server.engine.image import State
 from linpix.server.engine.job import Job
 from tests.server.engine import images, submit
 
@@ -105,14 +104,6 @@ def test_an_image_is_the_same_in_any_company_and_however_many_share_a_reading(de
         assert np.array_equal(found, expected) or decoder(1).name != "compiled"
 
 
-def test_images_that_share_a_reading_have_classes_of_their_own(decoder):
-    some = decoder(32)
-    some.take(list(range(1, 33)), images(edits(*range(32))))
-    some.read([[*range(1, 33)]])
-    assert len(set(some.start[1:].tolist())) > 3
-    assert (some.start[1:] > 256).all()
-
-
 def test_nothing_known_draws_as_without_a_picture_and_all_known_draws_nothing(decoder, monkeypatch):
     nothing = edits(1, 2, known=np.zeros(64, np.bool_))
     found = drawn(Engine(decoder(4)), a=nothing, b=[Job(seed=1), Job(seed=2)])
@@ -120,24 +111,6 @@ def test_nothing_known_draws_as_without_a_picture_and_all_known_draws_nothing(de
     whole = Engine(decoder(1))
     monkeypatch.setattr(whole.decoder, "read", None)
     assert np.array_equal(drawn(whole, a=edits(1, known=np.ones(64, np.bool_)))["a"][0], PICTURE)
-
-
-def test_a_request_that_leaves_before_its_reading_frees_its_slots(decoder):
-    engine = Engine(decoder(2))
-    submit(engine, "gone", edits(1, 2))
-    engine._join(Report())
-    engine.cancel("gone")
-    found = drawn(engine, a=[Job(seed=7)])["a"]
-    assert np.array_equal(found, drawn(Engine(decoder(2)), a=[Job(seed=7)])["a"])
-
-
-@pytest.mark.parametrize("picture", [PICTURE, DARK], ids=["noise", "dark"])
-def test_a_quantum_that_throws_half_way_is_put_back_to_what_was_read(decoder, picture):
-    clean = drawn(Engine(decoder(3)), a=edits(1, 2, picture=picture), b=[Job(seed=3)])
-    broken = Engine(with_faults(decoder(3), Faults("glitch:every=2")))
-    again = drawn(broken, a=edits(1, 2, picture=picture), b=[Job(seed=3)])
-    assert all((again[name] == images).mean() > 0.9 for name, images in clean.items())
-    assert broken.decoder.name != "compiled" or all(np.array_equal(again[name], clean[name]) for name in clean)
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from linpix.model import checkpoint, mixture
+from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.generate import generate
 from linpix.model.packing import choose
@@ -121,44 +121,8 @@ def test_what_is_left_is_counted_in_pixels(engines):
         assert np.array_equal(canvas[:row * 24], image.canvas[:row * 24])
 
 
-def test_a_fault_in_a_quantum_changes_no_image(engines):
-    """Its images are put back to where they were, and drawn again."""
-    engine = engines(3)
-    own, thrown = engine.decoder.quantum, []
-
-    def faulty(slots, positions, steps):
-        done = own(slots, positions, steps)
-        if max(positions) > 40 and not thrown:
-            thrown.append(True)
-            raise RuntimeError("a fault")
-        return done
-
-    engine.decoder.quantum = faulty
-    [found] = drawn(engine, completions(1, 2, 3))
-    assert thrown
-    assert (found == drawn(engines(3), completions(1, 2, 3))[0]).mean() > 0.9
-
-
 def test_a_pixel_of_which_only_some_channels_are_known_is_refused(engines):
     known = SCATTERED.repeat(3)
     known[0] = False
     with pytest.raises(ValueError, match="either all channels or none must be known"):
         engines(1).decoder.take([1], images([Job(seed=0, canvas=PICTURE, known=known)]))
-
-
-@pytest.mark.slow
-def test_drawn_pixels_are_as_surprising_as_the_model_says():
-    """The loop feeds each drawn pixel back: otherwise images would be less likely than their entropy says."""
-    net = source_of("linear").net
-    count = 60
-    images = generate(net, list(range(count)))
-    parameters = net.parameters_of(images).double()
-    surprise = -mixture.log_likelihood(parameters, images)
-    every = torch.arange(256).expand(count, 64, 256)
-    for channel in range(3):
-        values = images.view(count, 64, 1, 3).expand(-1, -1, 256, -1).clone().long()
-        values[..., channel] = every
-        log_p = mixture.log_likelihood(parameters[:, :, None].expand(-1, -1, 256, -1), values.flatten(-2))
-        log_p = log_p.view(count, 64, 256, 3)[..., channel]
-        excess = surprise.view(count, 64, 3)[..., channel] + (log_p.exp() * log_p).sum(-1)
-        assert abs(float(excess.mean())) < 5 * float(excess.std()) / excess.numel() ** 0.5

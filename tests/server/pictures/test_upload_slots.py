@@ -78,21 +78,3 @@ def test_who_leaves_the_line_takes_no_place_and_who_leaves_while_it_is_decoded_k
         await asyncio.gather(*(slots.run("b", lambda: None) for _ in range(5)))  # every place is there again
 
     asyncio.run(leaving())
-
-
-def test_a_picture_that_fails_after_its_client_left_is_no_line_of_the_log(caplog):
-    async def leave() -> None:
-        go = threading.Event()
-
-        def damaged() -> None:
-            go.wait(10)
-            raise ValueError("truncated")
-
-        task = asyncio.ensure_future(UploadSlots().run("a", damaged))
-        await asyncio.sleep(0.02)
-        task.cancel()
-        go.set()
-        await asyncio.sleep(0.1)
-
-    asyncio.run(leave())
-    assert caplog.records == []

@@ -8,7 +8,6 @@ import json
 import os
 import select
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tests.server.conftest import EAGER, Process, eventually, serving
+from tests.server.conftest import Process, eventually, serving
 from tests.server.web.routes.test_images import events_of, occluded
 
 pytestmark = pytest.mark.slow
@@ -230,15 +229,6 @@ def test_a_body_that_comes_byte_by_byte_ends_with_408(tiny):
         assert "the request body took longer than 3 s" in error["message"]
 
 
-def test_a_client_that_declares_more_than_it_sends_and_leaves_holds_nothing(tiny):
-    with service(tiny.parent, "--slots", "1", "--max-queue", "8") as process:
-        with Raw(process, EDIT, "content-length: 900000", body=b"--boun"):
-            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 1)
-        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
-        assert generate(process).status_code == 200
-        assert rejected(process, "invalid") == 0
-
-
 # --- what waits is small ---
 
 def resident(process: Process) -> float:
@@ -304,19 +294,6 @@ def test_uploads_that_wait_to_be_decoded_are_not_in_memory(tiny):
 
         alone = max(peak(slow) for _ in range(2))
         assert peak(slow + large) - alone < 80  # of the 140 that they have together
-
-
-def test_a_deadline_passes_while_a_picture_waits_to_be_decoded(tiny):
-    """Pictures are decoded two at a time: one that waited for its turn would be answered with most of 16 others."""
-    buffer = io.BytesIO()
-    Image.new("RGBA", (3000, 3000)).save(buffer, "PNG")
-    with service(tiny.parent) as process, process.client() as client, ThreadPoolExecutor(16) as pool:
-        slow = [pool.submit(client.post, EDIT, files={"image": buffer.getvalue()}) for _ in range(16)]
-        assert eventually(lambda: any(answer.done() for answer in slow))
-        late = client.post(EDIT, files={"image": occluded(4, np.zeros((8, 8), np.uint8))},
-                           headers={"x-request-timeout": "0.1"})
-        assert sum(answer.done() for answer in slow) < 8
-        assert (late.status_code, error_of(late)["code"]) == (504, "deadline_passed")
 
 
 def test_large_pictures_are_written_while_others_are_answered(tiny):
@@ -443,14 +420,6 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_one_that_can_is_me
         assert process.metric("linpix_queue_wait_seconds_count") == 2
 
 
-def test_what_is_known_of_a_picture_counts_in_whether_it_can_be_done_in_time(tiny):
-    with service(tiny.parent, *PACED) as process:
-        assert complete(process, 6).status_code == 200
-        assert complete(process, 6, timeout=3.5).status_code == 200  # 16 steps, 0.96 s
-        for answer in (complete(process, 0, timeout=3.5), generate(process, timeout=3.5)):
-            assert error_of(answer)["code"] == "deadline_unreachable"
-
-
 def test_a_deadline_that_passes_in_the_queue_or_in_a_slot_ends_the_request_there(tiny):
     with service(tiny.parent, *FROZEN, "--slots", "1") as process, ThreadPoolExecutor(3) as pool:
         running = pool.submit(generate, process, {"x-request-timeout": "8"})
@@ -491,54 +460,7 @@ def test_an_invalid_deadline_is_refused_before_the_body_is_read(server, text):
     assert f"seconds greater than 0, got '{text}'" in error["message"]
 
 
-@pytest.mark.parametrize(("headers", "fields", "param"), [
-    ({"x-request-timeout": "5"}, {"timeout": 7}, "timeout"), ({}, {"timeout": 0}, "timeout"),
-    ({}, {"timeout": -1}, "timeout"), ({}, {"timeout": "soon"}, "timeout"),
-    ({}, {"priority": "urgent"}, "priority")])
-@pytest.mark.parametrize("path", [EDIT, GENERATE])
-def test_contradictions_and_unknown_classes_are_400_in_both_routes(server, path, headers, fields, param):
-    body = {"json": fields} if path == GENERATE else {"files": {"image": occluded()}, "data": fields}
-    answer = httpx.post(server.url + path, headers=headers, timeout=60, **body)
-    assert answer.status_code == 400
-    assert error_of(answer)["param"] == param
-
-
-def test_the_documentation_has_the_fields_the_header_and_an_example_of_each_refusal(server):
-    schema = httpx.get(server.url + "/openapi.json").json()
-    for path in (EDIT, GENERATE):
-        operation = schema["paths"][path]["post"]
-        [header] = [parameter for parameter in operation["parameters"] if parameter["in"] == "header"]
-        assert (header["name"], header["required"]) == ("X-Request-Timeout", False)
-        found = {code: example["value"]["error"] for answer in operation["responses"].values()
-                 for code, example in answer["content"]["application/json"].get("examples", {}).items()}
-        assert found.keys() >= {"body_timeout", "queue_full", "client_limit", "too_many_bodies",
-                                "deadline_unreachable", "deadline_passed"}
-        assert all(error["message"] and error["code"] == code.split(",")[0] for code, error in found.items())
-        assert "Retry-After" in operation["responses"]["429"]["headers"]
-    fields = schema["components"]["schemas"]["GenerateBody"]["properties"]
-    assert "interactive (the default): drawn first" in json.dumps(fields["priority"])
-
-
 # --- classes ---
-
-def test_interactive_requests_go_first_and_bulk_ones_get_their_slots_all_the_same(tiny):
-    over: list[str] = []
-    with service(tiny.parent, *PACED, "--slots", "1") as process, ThreadPoolExecutor(8) as pool:
-        def ask(name: str, priority: str, rows: int) -> int:
-            answer = complete(process, rows, priority=priority)
-            over.append(name)
-            return answer.status_code
-
-        asked = [pool.submit(ask, "first", "bulk", 0)]
-        assert eventually(lambda: slots_used(process) == 1)
-        for kind, count in (("bulk", 2), ("interactive", 4)):
-            for number in range(count):
-                asked.append(pool.submit(ask, f"{kind} {number}", kind, 7))  # 8 steps, half a second
-                assert eventually(lambda kind=kind, number=number: waiting(process, kind) == number + 1)
-        assert "first" not in over, "all were to be there before the slot is free"
-        assert [future.result() for future in asked] == [200] * 7
-    assert over == ["first", "interactive 0", "interactive 1", "interactive 2", "bulk 0", "interactive 3", "bulk 1"]
-
 
 def test_bulk_that_fills_its_part_of_the_queue_does_not_shut_others_out(tiny):
     with service(tiny.parent, *PACED, "--slots", "1", "--max-queue", "4") as process, ThreadPoolExecutor(5) as pool:
@@ -599,22 +521,3 @@ def test_retry_after_tells_the_truth_within_a_factor_of_two_at_a_known_pace(tiny
         for asked in (3, 6):
             told_s, true_s, _ = told_and_true(process, "tiny", clients=6, n=1, asked=asked, rows=0)
             assert true_s / 2 <= told_s <= 2 * true_s, f"{asked} images: told {told_s} s, it was {true_s:.2f} s"
-
-
-def test_retry_after_tells_the_truth_within_a_factor_of_two_at_the_engines_own_pace(slow):
-    """The median of three, so that one stall of the machine does not count as an untruth.
-
-    Where the machine's pace changed by more than two fifths between the question and the room, what was told is not
-    judged at all.
-    """
-    with service(slow, *EAGER, "--slots", "4", "--max-queue", "20") as process:
-        told_over_true: list[float] = []
-        for _ in range(12):
-            told_s, true_s, change = told_and_true(process, "slow", clients=6, n=4, asked=12, rows=21,
-                                                   side=28)
-            if 1 / 1.4 <= change <= 1.4:
-                told_over_true.append(told_s / (true_s * change))  # at the pace that it was told at
-            if len(told_over_true) == 3:
-                assert 1 / 2 <= statistics.median(told_over_true) <= 2, told_over_true
-                return
-        pytest.fail("the machine's pace never stayed the same for the length of a measurement")

@@ -15,7 +15,7 @@ from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
-from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, generate, images_of, pixels
+from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, generate, images_of
 
 CLASS_FIRST = replace(PRESETS["tiny"], patch=4, following=((0, 1, 0), (1, 0, 0)),
                       look_ups=("previous", "row", "column", "class"))
@@ -70,13 +70,6 @@ def test_an_answer_has_its_attempts_and_how_sure_the_model_is_of_it(client, fold
         assert route == "generations" or np.array_equal(image[:4], PICTURE[:4])
 
 
-@pytest.mark.parametrize("route", ["generations", "edits"])
-def test_more_attempts_never_make_an_answer_less_sure(client, route):
-    sure = [[item["confidence"] for item in ask(client, route, model="once", seed=3, n=4, **fields).json()["data"]]
-            for fields in ({"attempts": 2}, {"attempts": 16})]
-    assert all(few <= many for few, many in zip(*sure, strict=True)) and sure[0] != sure[1]
-
-
 def test_the_seed_of_an_answer_draws_the_same_bytes_alone_with_as_many_attempts(client):
     every = generate(client, model="once", seed=3, n=3, attempts=3).json()["data"]
     for item in every:
@@ -93,19 +86,6 @@ def test_a_png_answer_has_the_attempts_in_its_headers(client):
     array = client.post("/v1/images/generations", json={"model": "once", "seed": 5, "n": 2, "attempts": 3},
                         headers={"accept": "application/x-npy"})
     assert array.headers["x-linpix-attempts"] == "3,3"
-
-
-def test_fields_and_headers_of_attempts_are_documented_where_they_are(client):
-    document = client.get("/openapi.json").json()
-    for route in ("edits", "generations"):
-        headers = document["paths"][f"/v1/images/{route}"]["post"]["responses"]["200"]["headers"]
-        assert headers["X-LinPix-Attempts"]["schema"]["type"] == "integer"
-        assert headers["X-LinPix-Confidence"]["schema"]["type"] == "number"
-    schemas = document["components"]["schemas"]
-    asked = str(schemas["GenerateBody"]["properties"]["attempts"])
-    assert "'minimum': 1" in asked and "'maximum': 16" in asked and "until the model recognises" in asked
-    for name in ("ImageData", "ModelCard"):
-        assert schemas[name]["properties"]["attempts"]["type"] == "integer"
 
 
 # --- streams ---
@@ -127,21 +107,6 @@ def test_a_stream_has_the_partial_images_of_every_attempt_and_then_the_answer(cl
         assert len(set(zip(numbers, shown, strict=True))) == len(set(numbers)), "a number stands for one row"
         assert all("confidence" not in event and "attempts" not in event for event in parts)
     assert {event["type"].rsplit(".", 1)[1] for event in events[-1:]} == {"completed"}
-
-
-def test_partial_images_of_the_attempt_that_is_the_answer_are_parts_of_it(client):
-    """With a class, and seeds of which the first attempt is not the surest."""
-    asked, whole = {"model": "once", "label": 4, "attempts": 3}, set()
-    for seed in range(4):
-        *parts, last = events_of(generate(client, **asked, seed=seed, stream=True, partial_images=1).text)
-        halves = [_top_half(event) for event in parts]
-        assert len(halves) == 3 and _top_half(last) in halves
-        whole.add(halves.index(_top_half(last)))
-    assert len(whole) > 1
-
-
-def _top_half(event) -> bytes:
-    return pixels(base64.b64decode(event["b64_json"]))[:4].tobytes()
 
 
 # --- what is asked for ---
@@ -185,11 +150,6 @@ def test_a_comparison_that_names_no_model_is_of_the_first_that_can_be_compared(c
     assert begun.status_code == 202, begun.text
     assert begun.json()["model"] == "plain" != client.get("/v1/models").json()["data"][0]["id"]
     client.delete(f"/v1/compare/{begun.json()['id']}")
-
-
-def test_models_list_their_attempts(client):
-    assert {card["id"]: card["attempts"] for card in client.get("/v1/models").json()["data"]} \
-        == {"once": 1, "thrice": 3, "plain": 1}
 
 
 @pytest.mark.parametrize(("fields", "again"), [

@@ -1,8 +1,6 @@
 """Requests that answer the best of several candidates, over HTTP, against a real server process."""
 
 import base64
-import io
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +15,7 @@ from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
 from linpix.server.engine.attempts import best_of as best
-from tests.server.conftest import serving
+from tests.server.conftest import here
 from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, images_of
 
 BAND = np.full((8, 8), 255, np.uint8)
@@ -43,7 +41,7 @@ def others(tmp_path_factory):
                 net.class_head.weight.data[3] = 3e38
             names = [str(i) for i in range(net.config.classes)]
             checkpoint.save(folder / name, net, {"class_names": names}, f"# {name}")
-    with serving(folder, "--precision", "fp32") as process:  # as what it is compared with
+    with here(folder, precision="fp32") as process:  # as what it is compared with
         process.folder = folder
         yield process
 
@@ -55,37 +53,6 @@ def test_a_candidate_without_a_score_ends_its_request_alone(others):
         assert (failed.status_code, failed.json()["error"]["code"]) == (500, "engine_failed")
     assert others.quiet("broken")
     assert others.metric('linpix_images_waiting{model="broken",priority="interactive"}') == 0
-
-
-def test_the_same_bytes_in_any_company(others):
-    with others.client() as client:
-        def ask() -> list[dict]:
-            return edit(client, HOLE, model="conditional", seed=11, n=2, candidates=6).json()["data"]
-
-        expected = ask()
-        with ThreadPoolExecutor(8) as pool:
-            answers = [pool.submit(ask) for _ in range(6)]
-            beside = [pool.submit(edit, client, HOLE, model="conditional", seed=seed, n=4) for seed in range(6)]
-            scored = [pool.submit(client.post, "/v1/images/likelihoods", files={"image": HOLE},
-                                  data={"model": "conditional"}) for _ in range(6)]
-            assert all(answer.result() == expected for answer in answers)
-            assert all(other.result().status_code == 200 for other in beside + scored)
-
-
-def test_they_are_laid_back_and_come_as_an_array_too(others):
-    large = np.stack([PICTURE, BAND], -1).repeat(3, 0).repeat(3, 1)
-    asked = {"model": "conditional", "seed": 5, "n": 2, "candidates": 4}
-    with others.client() as client:
-        laid, plain = (edit(client, encode(large), **asked, lay_back=given) for given in (True, False))
-        array = client.post("/v1/images/edits", files={"image": encode(large)}, data=asked,
-                            headers={"accept": "application/x-npy"})
-    assert laid.json()["size"] == "24x24"
-    seeds, sure = ([item[name] for item in plain.json()["data"]] for name in ("seed", "confidence"))
-    assert [item["seed"] for item in laid.json()["data"]] == seeds
-    assert all(np.array_equal(image[:6], large[:6, :, 0]) for image in images_of(laid))
-    assert np.array_equal(np.load(io.BytesIO(array.content)), images_of(plain))
-    for name, values in (("seed", seeds), ("confidence", sure)):
-        assert [float(text) for text in array.headers[f"x-linpix-{name}"].split(",")] == values
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), [
@@ -177,13 +144,3 @@ def test_a_stream_and_a_png_of_generations_have_the_recognised_ones(others):
         assert item.items() <= event.items() and event["candidates"] == 8
     assert png.content == base64.b64decode(data[0]["b64_json"])
     assert float(png.headers["x-linpix-confidence"]) == data[0]["confidence"]
-
-
-def test_with_nothing_to_draw_the_confidence_is_of_what_the_picture_is_taken_for(others):
-    whole = encode(np.stack([PICTURE, np.full((8, 8), 255, np.uint8)], -1))
-    net = checkpoint.load(others.folder / "conditional")
-    with others.client() as client:
-        answer = edit(client, whole, model="conditional", seed=3, n=1, candidates=2)
-    assert np.array_equal(images_of(answer)[0], PICTURE)
-    expected = np.exp(class_log_probs_of(net, PICTURE.reshape(-1)).max())
-    assert answer.json()["data"][0]["confidence"] == pytest.approx(expected, rel=1e-4)

@@ -1,6 +1,5 @@
 """A colour model that draws pixels and uses every known one, over HTTP: any hole, any picture."""
 
-import base64
 import io
 from dataclasses import replace
 
@@ -12,8 +11,8 @@ from PIL import Image
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
-from tests.server.conftest import serving
-from tests.server.web.routes.test_images import edit, encode, events_of, generate, images_of, pixels
+from tests.server.conftest import here
+from tests.server.web.routes.test_images import edit, encode, images_of
 
 RANDOM = np.random.default_rng(0)
 PICTURE = RANDOM.integers(0, 256, (8, 8, 3), dtype=np.uint8)
@@ -33,7 +32,7 @@ def server(tmp_path_factory):
         for parameter in net.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
     checkpoint.save(folder / "colours", net, {"class_names": [*"0123456789"]}, "# colours")
-    with serving(folder) as process:
+    with here(folder) as process:
         yield process
 
 
@@ -62,11 +61,6 @@ def test_any_hole_is_filled_and_what_is_known_stays(client, name):
     repainted = PICTURE.copy()
     repainted[~known] = 255 - PICTURE[~known]
     assert edit(client, holed(HOLES[name], repainted)[0], n=3, seed=7).json()["data"] == told["data"]
-
-
-def test_nothing_hidden_comes_back_as_it_was(client):
-    answer = edit(client, holed(np.s_[:0])[0], n=2, seed=1)
-    assert answer.json()["known"] == 192 and all(np.array_equal(one, PICTURE) for one in images_of(answer))
 
 
 def test_a_palette_a_larger_mask_a_portrait_and_a_panorama(client):
@@ -99,42 +93,3 @@ def encode_palette(picture: Image.Image, transparent: int) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", transparency=transparent)
     return buffer.getvalue()
-
-
-def test_candidates_are_those_whose_class_it_recognises_and_a_stream_has_their_rows(client):
-    image, known = holed(np.s_[2:5, 1:6])
-    best = edit(client, image, seed=3, n=2, candidates=5).json()["data"]
-    assert best[0]["seed"] != best[1]["seed"] and all(0 < item["confidence"] <= 1 for item in best)
-    for item in best:
-        [alone] = edit(client, image, seed=item["seed"]).json()["data"]
-        assert alone["b64_json"] == item["b64_json"]
-    assert all(0 < item["confidence"] <= 1 for item in generate(client, seed=1, n=2, candidates=3).json()["data"])
-    events = events_of(edit(client, image, seed=3, stream=True, partial_images=3).text)
-    assert [event["rows"] for event in events[:-1]] == sorted(event["rows"] for event in events[:-1])
-    whole = pixels(base64.b64decode(events[-1]["b64_json"]))
-    assert np.array_equal(whole[known], PICTURE[known])
-
-
-def test_likelihoods_have_three_numbers_a_pixel(client):
-    image, known = holed(np.s_[2:5, 1:6])
-    found = client.post("/v1/images/likelihoods", files={"image": image}, data={"labels": "all"}).json()
-    assert (found["conditioning"], found["counted"]) == ("full", 45)
-    bits = np.array(found["map"], dtype=np.float64)
-    assert bits.shape == (8, 8, 3) and np.array_equal(np.isnan(bits), np.stack([known] * 3, -1))
-    assert np.nansum(bits) * np.log(2) == pytest.approx(-found["log_likelihood"], rel=1e-5)
-    assert sum(one["posterior"] for one in found["labels"]) == pytest.approx(1)
-
-
-def test_what_makes_no_sense_in_colour_is_refused(client):
-    answer = edit(client, holed(np.s_[2:5])[0], prepare="mnist")
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prepare"
-    assert "8x8 with 3 channels" in answer.json()["error"]["message"]
-
-
-def test_readings_are_counted_once_a_request(client, server):
-    name = 'linpix_prefill_seconds_count{model="colours"}'
-    before = server.metric(name)
-    edit(client, holed(np.s_[2:5])[0], n=4)
-    edit(client, holed(np.s_[:])[0])  # nothing to read
-    edit(client, holed(np.s_[:0])[0])  # nothing to draw
-    assert server.metric(name) == before + 1

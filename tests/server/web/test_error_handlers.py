@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from linpix.server.web.service import preferred
-from tests.server.conftest import serving
+from tests.server.conftest import here
 
 JSON = {"content-type": "application/json"}
 LONE = "\\ud800"  # as JSON writes half of a pair; no UTF-8 can
@@ -90,7 +90,7 @@ def test_an_origin_that_is_not_an_address_is_a_foreign_one(server, origin):
 def test_a_model_of_any_name_answers_with_a_png(tiny, tmp_path):
     name = "gr\u00f6\u00dfe \u6570"
     shutil.copytree(tiny, tmp_path / name)
-    with serving(tmp_path) as server, server.client() as client:
+    with here(tmp_path) as server, server.client() as client:
         answer = client.post("/v1/images/generations", json={"model": name, "seed": 1}, headers={"accept": "image/png"})
     assert answer.status_code == 200 and answer.content.startswith(b"\x89PNG")
     assert answer.headers["x-linpix-model"] == "gr%C3%B6%C3%9Fe%20%E6%95%B0"

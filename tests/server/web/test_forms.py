@@ -131,6 +131,7 @@ def test_of_unknown_fields_little_is_kept():
     assert len(kept) == MAX_FIELDS and sum(len(name) + len(value) for name, value in kept) < 100 * MAX_FIELDS
 
 
+@pytest.mark.slow
 def test_errors_of_a_form_are_not_logged_as_warnings(tiny):
     with serving(tiny.parent) as process, process.client() as client:
         for body in (b"nothing", b"--boundary\r\n\0: \x00\r\n\r\n", IMAGE + b"--boundaryx",
@@ -140,6 +141,7 @@ def test_errors_of_a_form_are_not_logged_as_warnings(tiny):
         assert not [line for line in process.printed if "WARNING" in line or "ERROR" in line]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_as_the_servers_failure_and_logged(tiny):
     def small_files(process: int) -> None:
         resource.prlimit(process, resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -158,6 +160,7 @@ def test_a_full_disk_is_reported_as_the_servers_failure_and_logged(tiny):
         assert eventually(lambda: process.quiet("tiny"))
 
 
+@pytest.mark.slow
 def test_memory_that_is_short_is_not_the_fault_of_the_picture():
     program = """
 import io, resource, sys

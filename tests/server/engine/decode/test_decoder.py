@@ -1,7 +1,6 @@
 """Slots and quanta: an image depends neither on how its steps are divided nor on its slot or its neighbours."""
 
 import dataclasses
-import functools
 import sys
 import time
 from typing import Any
@@ -221,36 +220,6 @@ def test_completions_of_one_picture_prefill_once_by_pieces_while_others_decode(t
         assert equal.mean() > 0.9 if tiny.engine == "eager" else equal.all()  # another size of batch rounds otherwise
 
 
-def test_beside_images_that_are_drawn_prefills_get_half_of_the_time(tiny, monkeypatch):
-    """By a clock that only prefills (10 ms) and quanta (15 ms) move: three of the one for two of the other."""
-    model, clock = Engine(tiny(9, tiny.larger)), [0.0]
-    calls = prefilled_slowly(model, monkeypatch, seconds=0)
-    prefill, quantum = model.decoder.prefill, model.decoder.quantum
-
-    def taking(seconds, function):
-        def slow(*numbers):
-            clock[0] += seconds
-            return function(*numbers)
-        return slow
-
-    def now():
-        clock[0] += 1e-6
-        return clock[0]
-
-    monkeypatch.setattr(model.decoder, "prefill", taking(0.010, prefill))
-    monkeypatch.setattr(model.decoder, "quantum", taking(0.015, quantum))
-    monkeypatch.setattr(time, "perf_counter", now)
-    ask(model, "draw", [Job(seed=9)])
-    model.run_quantum()
-    calls.clear()
-    for index in range(8):
-        ask(model, f"complete {index}", completions([index], prefix=20))
-    for _ in range(4):
-        model.run_quantum()
-    assert ["quantum" if len(call) == 1 else "prefill" for call in calls] == (
-        ["prefill", "prefill", "quantum", "prefill", "quantum"] * 2)
-
-
 def test_a_request_that_leaves_in_the_middle_of_its_prefill_frees_its_slots(tiny, monkeypatch):
     model = Engine(tiny(2, tiny.larger))
     calls = prefilled_slowly(model, monkeypatch)
@@ -300,19 +269,6 @@ def test_a_picture_without_a_hole_is_not_prefilled(tiny, monkeypatch):
     assert calls == []
 
 
-def test_a_wait_for_a_slot_does_not_include_the_images_own_prefill(monkeypatch):
-    model = Engine(EagerDecoder(loaded(side=16), 1))
-    prefill, begun = model.decoder.prefill, []
-
-    def noted(*given):
-        begun.append(time.monotonic())
-        prefill(*given)
-
-    monkeypatch.setattr(model.decoder, "prefill", noted)
-    ask(model, "complete", completions([1]))
-    assert model.run_quantum().joined_at <= begun[0]
-
-
 def test_bulk_work_makes_every_image_whatever_the_number_of_slots(tiny):
     for slots in (2, 7, 20):
         produced = produce(Engine(tiny(slots)), Job(seed=SEEDS[0], images=7))
@@ -345,18 +301,6 @@ def test_a_quantum_that_threw_half_way_is_put_back_and_run_again_in_parts(tiny):
         assert not engine.quantum(slots, [27] * 7, [37] * 7).not_finite
         images.append(np.stack([engine.image(slot) for slot in slots]))
     assert np.array_equal(*images)
-
-
-def test_a_first_quantum_that_threw_is_put_back_to_the_start(tiny):
-    engine = tiny(3)
-    for slot in (1, 2, 3):
-        engine.take([slot], images([Job(seed=slot)]))
-    engine.keep([1, 2, 3])
-    engine.quantum([1, 2, 3], [0] * 3, [5] * 3)
-    engine.restore([1, 2, 3], [0] * 3)
-    assert not engine.quantum([1, 2, 3], [0] * 3, [64] * 3).not_finite
-    assert np.array_equal(np.stack([engine.image(slot) for slot in (1, 2, 3)]),
-                          decode(tiny(3), [Job(seed=seed) for seed in (1, 2, 3)]))
 
 
 def finish(model: Engine, requests: dict[str, list[int]]) -> tuple[dict[int, Any], dict[str, Exception], int]:
@@ -425,25 +369,6 @@ def test_after_an_internal_error_every_slot_is_free_and_waiting_images_still_wai
     assert drawn_by(model).keys() == {("c", 0)}
 
 
-def test_an_image_whose_parameters_are_not_finite_is_reported_and_no_other_changes(tiny):
-    specs_ = specs()
-    clean = decode(tiny(len(specs_)), specs_)
-    engine = tiny(len(specs_))
-    slots = list(range(1, len(specs_) + 1))
-    for slot, spec in zip(slots, specs_, strict=True):
-        engine.take([slot], images([spec]))
-    at = [spec.prefix for spec in specs_]
-    order = sorted(range(len(specs_)), key=lambda i: at[i])
-    done = engine.quantum([slots[i] for i in order], [at[i] for i in order], [min(8, 64 - at[i]) for i in order])
-    assert not done.not_finite
-    engine.pool.fill_with_nan(slots[order[0]])
-    at = [done.positions[order.index(i)] for i in range(len(order))]
-    lost = engine.quantum([slots[i] for i in order], [at[i] for i in order], [64 - at[i] for i in order]).not_finite
-    assert lost == [slots[order[0]]]
-    for i in order[1:]:
-        assert np.mean(engine.image(slots[i]) == clean[i]) > 0.9  # bit for bit in the compiled engines
-
-
 def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
     model = Engine(tiny(4))
     for request, seeds in (("good", [1, 2]), ("bad", [3, 4]), ("later", [5])):
@@ -470,23 +395,6 @@ def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
 def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(options, message):
     with pytest.raises(ValueError, match=message):
         new_decoder(loaded(), 1, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["linear", "background"])
-def test_an_modelon_a_gpu_records_its_graphs_when_it_is_loaded(emulated, monkeypatch, kind):
-    recorded = []
-    pool = functools.partial(GpuPool, device="cpu", operators=emulated.operators,
-                             recorder=lambda work: recorded.append(work) or work)
-    monkeypatch.setattr(ops, "gpu", True)
-    monkeypatch.setattr("linpix.server.engine.decode.choice.GpuPool", pool)
-    engine = new_decoder(loaded(kind), 5, device="cuda")
-    assert len(recorded) == 4  # 1, 2, 4 and 8 rows
-    for rows in range(1, 6):
-        slots = list(range(1, rows + 1))
-        engine.take(slots, images([Job(seed=seed) for seed in slots]))
-        engine.quantum(slots, [0] * rows, [8] * rows)
-    assert len(recorded) == 4
 
 
 @pytest.mark.slow

@@ -112,22 +112,6 @@ def test_the_answer_is_what_the_seed_of_its_surest_attempt_draws_alone(decoder, 
     assert chosen != {0}, "else this test would not see whether anything is drawn again"
 
 
-def test_an_image_of_nothing_keeps_its_class_and_a_completion_draws_its_own_again(best):
-    for asked, kept in (({}, True), (ASKED["a picture of which nothing is known"], True), (ASKED["a picture"], False)):
-        engine, labels = Engine(best(1)), []
-        judge = engine.decoder.judge
-        engine.decoder.judge = lambda slots, judge=judge, labels=labels: [
-            labels.append(one.label) or one for one in judge(slots)]
-        drawn(engine, a=[Job(seed=5, attempts=16, **asked)])
-        assert len(labels) == 16 and (len(set(labels)) == 1) == kept
-
-
-def test_a_picture_of_which_nothing_is_known_is_drawn_again_as_no_picture_is(best):
-    plain = drawn(Engine(best(4)), a=[Job(seed=seed, attempts=3) for seed in range(4)])["a"]
-    given = ASKED["a picture of which nothing is known"]
-    assert_same(drawn(Engine(best(4)), a=[Job(seed=seed, attempts=3, **given) for seed in range(4)])["a"], plain)
-
-
 def test_an_image_is_the_same_in_any_company_of_images_that_are_drawn_again(decoder):
     company = {"edits": [Job(seed=seed, attempts=3, **ASKED["a picture"]) for seed in range(2)],
                "others": [Job(seed=seed, attempts=2) for seed in range(2)], "once": [Job(seed=0)],
@@ -151,19 +135,6 @@ def test_recognition_alone_changes_no_byte_and_is_not_run_without_attempts(best)
     assert [image.label for image in unseen] == [image.label for image in seen]
     assert [image.recognised for image in unseen] == [None, None]
     assert [image.recognised.attempts for image in seen] == [1, 1]
-
-
-def test_an_image_that_is_recognised_at_once_is_that_of_one_attempt(best, recognised):
-    recognised(1e-9)
-    engine = Engine(best(4))
-    submit(engine, "a", [Job(seed=seed, attempts=9) for seed in range(4)])
-    reports = ran(engine)
-    assert sum(report.again for report in reports) == 0
-    found = finished(reports, "a")
-    assert [image.recognised.attempts for image in found] == [1] * 4
-    once = drawn(Engine(best(4)), a=[Job(seed=seed) for seed in range(4)])["a"]
-    assert np.array_equal([image.canvas for image in found], [image.canvas for image in once])
-    assert [image.label for image in found] == [image.label for image in once]
 
 
 def test_the_first_attempt_that_is_recognised_ends_it_and_none_is_drawn_after_it(best, recognised):
@@ -225,17 +196,6 @@ def test_what_leaves_frees_its_slot_and_the_next_image_there_knows_nothing_of_it
     assert {image.request for report in reports for image in report.finished} == {"next"}
     assert_same(finished(reports, "next"), drawn(Engine(best(1)), a=[Job(seed=7, attempts=then)])["a"])
     assert not engine.scheduler.running
-
-
-@pytest.mark.parametrize("left", ["before it is judged", "between attempts"])
-def test_an_engine_that_lost_its_batch_goes_on_with_empty_slots(best, left):
-    engine = Engine(best(2))
-    submit(engine, "lost", [Job(seed=1, attempts=9)])
-    until(engine, lambda quantum: quantum.again == 1 if left == "between attempts" else
-          engine.scheduler.running[1].state is State.CHECKING)
-    assert engine.abandon() == ["lost"] and not engine.busy
-    specs = [Job(seed=7), Job(seed=8)]
-    assert_same(drawn(engine, a=specs)["a"], drawn(Engine(best(2)), a=specs)["a"])
 
 
 @pytest.mark.parametrize("times", [1, 2])

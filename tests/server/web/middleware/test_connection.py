@@ -16,7 +16,6 @@ from linpix.server.web.middleware.connection import HEAD_BYTES, READ_BYTES, conn
 from linpix.server.web.middleware.headers import SECURITY_HEADERS
 from tests.server.conftest import Process, eventually, serving
 from tests.server.web.middleware.test_stack import probes_of
-from tests.server.web.test_keys import line, private
 from tests.server.web.test_leaving import GENERATIONS, SLOW, head, post, rest_of
 
 HOST = b"host: localhost\r\n"
@@ -54,29 +53,6 @@ def test_a_client_that_leaves_is_noticed_whatever_it_sent_ahead_of_the_answer(pr
             time.sleep(0.1)
         leave(leaving, how)
         assert eventually(lambda: process.quiet("tiny"), 8)
-
-
-@pytest.mark.slow
-def test_a_client_that_asks_for_another_protocol_and_leaves_is_noticed(process):
-    body = json.dumps({"n": 16}).encode()
-    with process.connect() as leaving:
-        leaving.sendall(head(GENERATIONS, len(body))[:-2] + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n" + body)
-        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
-        leaving.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        time.sleep(0.1)
-        leaving.close()
-        assert eventually(lambda: process.quiet("tiny"), 8)
-
-
-@pytest.mark.slow
-def test_requests_that_are_sent_ahead_are_answered_one_after_the_other(process):
-    with process.connect() as connection:
-        last = b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n"
-        connection.sendall(post(stream=True) + post(n=2) + last)
-        received = rest_of(connection)
-    places = [received.index(words) for words in (b"image_generation.completed", b'"data":[{"b64', b'"object":"list"')]
-    assert places == sorted(places)
-    assert received.count(b"HTTP/1.1 200 OK\r\n") == 3
 
 
 UPGRADE = b"upgrade: h2c\r\n"  # in a body, where it is no header
@@ -136,20 +112,6 @@ def test_headers_after_a_body_have_a_limit(process):
     assert eventually(lambda: process.quiet("tiny"), 15)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_a_line_break_after_the_last_request_spoils_nothing(process, version):
-    """As clients of old send it."""
-    with process.connect() as connection:
-        connection.sendall(f"POST {GENERATIONS} HTTP/".encode() + version + b"\r\n" + HOST + b"connection: close\r\n"
-                           b"content-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
-        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
-        connection.sendall(b"\r\n")
-        received = rest_of(connection)
-    assert received.startswith(b"HTTP/1.1 200 OK\r\n") and received.count(b"HTTP/1.1") == 1
-    assert len(json.loads(received.split(b"\r\n\r\n", 1)[1])["data"]) == 1
-
-
 NO_HTTP = {
     "a length and chunks": (head(GENERATIONS, 2)[:-2] + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
                             "Transfer-Encoding can't be present with Content-Length"),
@@ -197,48 +159,6 @@ def test_bytes_after_a_body_of_two_lengths_are_not_read_as_a_request(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 5000])
-def test_a_body_in_chunks_is_read_however_small_they_are(process, size):
-    """At a route that reads none, too, since it is thrown away for a while."""
-    chunks = (b"%x\r\n" % size + b" " * size + b"\r\n") * (20_000 // size)
-    for path in (GENERATIONS, "/nothing"):
-        with process.connect() as connection:
-            connection.sendall(head(path, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
-                               + chunks + b"2\r\n{}\r\n0\r\n\r\n"
-                               + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
-            received = rest_of(connection)
-        assert received.startswith(b"HTTP/1.1 200" if path == GENERATIONS else b"HTTP/1.1 404")
-        assert (b'"object":"list"' in received) == (path == GENERATIONS)
-
-
-@pytest.mark.slow
-def test_a_client_without_a_key_is_disconnected_at_once_though_it_still_sends_chunks(tiny, tmp_path):
-    """Others may go on for a while, so that they do not lose their answers."""
-    keys = private(tmp_path / "keys", line("alice", "secret"))
-    with serving(tiny.parent, "--api-keys", str(keys)) as process:
-        def open_for(*headers: bytes) -> float:
-            with process.connect() as connection:
-                connection.sendall(head("/v1/nothing", 0).replace(b"content-length: 0\r\n\r\n", b"\r\n".join(
-                    [b"transfer-encoding: chunked", *headers, b"", b"2\r\n{}\r\n"])))
-                status = connection.recv(12)
-                began = time.monotonic()
-                rest_of(connection)
-                assert status == (b"HTTP/1.1 404" if headers else b"HTTP/1.1 401")
-                return time.monotonic() - began
-
-        assert min(open_for() for _ in range(3)) < open_for(b"authorization: Bearer secret") / 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("before", [b"", b"\r\n", b"\r\n\r\n", b"\n"])
-def test_empty_lines_before_a_request_are_passed_over(process, before):
-    with process.connect() as connection:
-        connection.sendall(before)
-        connection.sendall(before + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
-        assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
-
-
-@pytest.mark.slow
 def test_connections_are_read_in_small_pieces_so_that_others_are_served_in_between():
     seen: list[int] = []
 
@@ -276,32 +196,6 @@ def test_a_target_with_a_host_is_that_of_its_path_and_the_host_counts(process, t
     with process.connect() as connection:
         connection.sendall(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
         assert rest_of(connection).startswith(b"HTTP/1.1 " + status)
-
-
-@pytest.mark.slow
-def test_a_body_that_turns_out_to_be_malformed_ends_its_answer_and_nothing_else(process):
-    said = len(process.printed)
-    with process.connect() as connection:
-        connection.sendall(b"POST /v1/nothing HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n")
-        received = connection.recv(65536)
-        assert received.startswith(b"HTTP/1.1 404 ")
-        connection.sendall(b"size\r\n")
-        assert rest_of(connection).count(b"HTTP/1.1") == 0
-    assert eventually(lambda: any("404" in line for line in process.printed[said:]))
-    assert not any("Fatal error" in line or "Traceback" in line for line in process.printed[said:])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
-def test_requests_for_another_protocol_are_ignored_and_not_logged_as_warnings(process, protocol):
-    said = len(process.printed)
-    with process.connect() as connection:
-        connection.sendall(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: upgrade, close\r\n"
-                           b"upgrade: " + protocol.encode() + b"\r\nsec-websocket-version: 13\r\n"
-                           b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
-        assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
-    assert eventually(lambda: any("/v1/models 200" in line for line in process.printed[said:]))
-    assert not any("WARNING" in line for line in process.printed[said:])
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from linpix.server.settings import Settings
-from tests.server.conftest import EAGER, Process, eventually, serving
+from tests.server.conftest import EAGER, Process, eventually, here, serving
 from tests.server.web.routes.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
 
@@ -108,8 +108,8 @@ def test_by_default_no_other_address_of_this_machine_is_listened_on(server):
 def test_a_listed_origin_may_use_the_service_and_reads_its_errors_too(tiny, tmp_path):
     path = private(tmp_path / "keys", line("page", "first"))
     origin = "https://app.example.com"
-    with serving(tiny.parent, "--allowed-origins", f"{origin},http://localhost:5173", "--api-keys", str(path),
-                 "--allowed-hosts", "pix.example") as server, server.client() as client:
+    with here(tiny.parent, allowed_origins=f"{origin},http://localhost:5173", api_keys=path,
+              allowed_hosts="pix.example,localhost") as server, server.client() as client:
         asked = client.options("/v1/images/generations", headers={
             "origin": origin, "access-control-request-method": "POST", "sec-fetch-site": "cross-site",
             "access-control-request-headers": "authorization,content-type,x-stainless-os"})
@@ -133,14 +133,6 @@ def test_a_listed_origin_may_use_the_service_and_reads_its_errors_too(tiny, tmp_
 
 
 # --- a real browser ---
-
-def browse(folder: Path, url: str, *flags: str, seconds: float = 90) -> tuple[str, str]:
-    """What a page became, and what the browser's console said."""
-    shown = subprocess.run([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-                            f"--user-data-dir={folder}", "--enable-logging=stderr", "--virtual-time-budget=20000",
-                            *flags, "--dump-dom", url], capture_output=True, text=True, timeout=seconds, check=False)
-    return shown.stdout, shown.stderr
-
 
 ATTACK = """<!DOCTYPE html><title>attack</title><body><script>
 const target = TARGET, frame = name => { const f = document.createElement("iframe"); f.name = name;
@@ -266,38 +258,6 @@ def test_a_page_of_another_origin_in_a_real_browser_makes_nothing_work_for_it(br
         assert httpx.get(server.url + "/v1/compare/cmp-1").status_code == 404, "no comparison was begun"
 
 
-@pytest.mark.slow
-def test_a_page_of_a_listed_origin_in_a_real_browser_gets_its_images(browser, tiny, tmp_path):
-    page = """<!DOCTYPE html><script>(async () => {
-      const answer = await fetch(TARGET + "/v1/images/generations", {method: "POST", body: "{}", headers:
-        {"content-type": "application/json", authorization: "Bearer first"}});
-      await fetch("/told", {method: "POST", body: JSON.stringify(
-        {status: answer.status, id: answer.headers.get("x-request-id"), images: (await answer.json()).data.length})});
-    })()</script>"""
-    keys = private(tmp_path / "keys", line("page", "first"))
-    with Site("") as site, serving(tiny.parent, "--allowed-origins", site.url, "--api-keys", str(keys)) as server:
-        site.page = page.replace("TARGET", json.dumps(server.url)).encode()
-        told = visit(site, tmp_path / "profile")
-        assert (told["status"], told["images"]) == (200, 1)
-        assert re.fullmatch("[0-9a-f]{16}", told["id"])
-        assert drawn(server) == 1
-
-
-@pytest.mark.slow
-def test_a_name_rebound_to_this_machine_shows_a_real_browser_nothing(browser, server, tmp_path):
-    port = server.url.rsplit(":", 1)[1]
-    page, _ = browse(tmp_path, f"http://rebound.example:{port}/", "--host-resolver-rules=MAP rebound.example 127.0.0.1")
-    assert "foreign_host" in page and "LinPix draws" not in page
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("path", "shown"), [("/", "LinPix draws"), ("/docs", "/v1/images/generations")])
-def test_our_pages_work_under_their_policy_in_a_real_browser(browser, server, tmp_path, path, shown):
-    page, console = browse(tmp_path, server.url + path)
-    assert shown in page
-    assert "Content Security Policy" not in console, console
-
-
 # --- headers ---
 
 def test_every_answer_has_the_security_headers(tiny, tmp_path):
@@ -366,9 +326,3 @@ def test_the_port_of_the_probes_answers_until_the_last_image_is_drawn(slow):
         assert httpx.get(there + "/healthz").status_code == 200
         assert len(running.result().json()["data"]) == 2
         assert server.process.wait(timeout=60) == 0
-
-
-def test_a_port_of_the_probes_that_is_taken_is_said(tiny, server):
-    with pytest.raises(RuntimeError, match=r"--metrics-port \d+: address already in use; choose"), \
-            serving(tiny.parent, "--metrics-port", server.url.rsplit(":", 1)[1]):
-        pass

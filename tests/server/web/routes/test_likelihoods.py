@@ -4,7 +4,6 @@ import base64
 import dataclasses
 import io
 import math
-import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -18,7 +17,7 @@ from linpix.model.config import PRESETS
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 from linpix.training.evaluate import bits_of
-from tests.server.conftest import eventually, serving
+from tests.server.conftest import eventually, here, serving
 from tests.server.web.routes.test_images import PICTURE, encode, occluded
 
 PATH = "/v1/images/likelihoods"
@@ -120,12 +119,6 @@ def test_what_transparent_pixels_show_beneath_is_what_is_scored(client):
     assert told(client, image=encode(opaque))["counted"] == 64
 
 
-def test_a_larger_picture_is_scored_as_the_means_of_its_blocks(client):
-    hidden = np.arange(8)[:, None].repeat(8, 1) >= 4
-    large = PICTURE.repeat(3, 0).repeat(3, 1)
-    assert told(client, image=encode(large), mask=masked(hidden))["map"] == told(client, mask=masked(hidden))["map"]
-
-
 def test_all_labels_give_the_posterior_with_the_most_probable_first(client):
     answer = told(client, labels="all")
     shares = [entry["posterior"] for entry in answer["labels"]]
@@ -151,21 +144,6 @@ def test_without_a_label_all_labels_together_are_a_mixture(client):
     assert map_of(one) == pytest.approx(map_of(told(client, label="7")), abs=1e-4)
 
 
-def test_fields_that_draw_are_ignored_with_a_warning(client):
-    assert told(client, n="2", seed="1", stream="true")["warnings"] == ["ignored: n, seed, stream"]
-
-
-def test_the_same_request_gives_the_same_numbers(client):
-    one, other = (told(client, labels="all") for _ in range(2))
-    assert one | {"created": 0} == other | {"created": 0}
-
-
-def test_an_upload_larger_than_other_bodies_is_scored(client):
-    noise = np.random.default_rng(0).integers(0, 256, (512, 512), dtype=np.uint8)
-    assert len(encode(noise)) > 2**17
-    assert told(client, image=encode(noise))["counted"] == 64
-
-
 # --- other models ---
 
 @pytest.fixture(scope="module")
@@ -187,7 +165,7 @@ def others(tmp_path_factory):
                 net.head.bias.data[0] = 1e38  # times any weight: not finite
                 net.head.weight.data[:] = 1e38
             checkpoint.save(folder / name, net, {"class_names": [str(i) for i in range(config.classes)]}, f"# {name}")
-    with serving(folder) as process:
+    with here(folder) as process:
         yield process
 
 
@@ -310,12 +288,3 @@ def test_a_request_takes_the_place_of_one_image_in_queue_and_limits(slow, flags,
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
         assert process.metric(COUNTED % "completed") == 2
         assert process.quiet("slow")
-
-
-def test_a_service_that_drains_answers_what_it_has_admitted(slow):
-    with serving(slow) as process, process.client() as client, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, client, LARGE, labels="all")
-        assert eventually(lambda: process.metric("linpix_requests_waiting") == 1)
-        process.process.send_signal(signal.SIGTERM)
-        assert asked.result().status_code == 200
-        assert process.process.wait(timeout=60) == 0

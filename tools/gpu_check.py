@@ -92,7 +92,7 @@ def commands(python: str, out: Path, data: Path) -> dict[str, Command]:
         "decoding": decoding,
         "eager": training(python, "mnist", "cuda", data, data / "eager", "--no-compile"),
         "compiled": training(python, "mnist", "cuda", data, data / "compiled"),
-        "benchmark": [python, "-m", "tests.benchmarks.cuda", "--json", str(out / "benchmarks.json"), "--markdown",
+        "benchmark": [python, "-m", "tools.benchmarks.cuda", "--json", str(out / "benchmarks.json"), "--markdown",
                       str(out / "benchmarks.md")],
         "sanitizer": [sanitizer, python, "-c", "import torch; torch.ones(1, device='cuda').sum().item()"],
         "memory": [sanitizer, "--error-exitcode=9", *decoding, "-k", SANITIZED],

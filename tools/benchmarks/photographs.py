@@ -1,6 +1,6 @@
 """Photographs tried as a new user would: five of handwritten digits and three in colour, with holes, over HTTP.
 
-    python -m tests.benchmarks.photographs --digits DIR --colours DIR [--out build/photographs]
+    python -m tools.benchmarks.photographs --digits DIR --colours DIR [--out build/photographs]
                                            [--models mnist-conditional,cifar10-conditional] [--checkpoints DIR]
                                            [--pictures FILE,FILE,FILE] [--no-judge]
 
@@ -12,7 +12,7 @@ of 8 are laid back.
 
 In the folder --out are afterwards, for each: the JPEG and its mask, what the model saw, four completions laid back, and
 digits.png and colours.png with all of it side by side. The output says what came back, and of digits, how many of the
-four a CNN (tests/benchmarks/quality.py) takes for the class that was written; --no-judge does without.
+four a CNN (tools/benchmarks/quality.py) takes for the class that was written; --no-judge does without.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from PIL import Image, ImageDraw, ImageFilter
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.training import datasets
-from tests.benchmarks.occlusion import HOLE
-from tests.benchmarks.quality import judged, trained_judge
 from tests.server.conftest import ROOT, serving
+from tools.benchmarks.occlusion import HOLE
+from tools.benchmarks.quality import judged, trained_judge
 
 WAYS, CANDIDATES = 4, 8
 Box = tuple[float, float, float, float]  # left, top, right, bottom

@@ -1,6 +1,6 @@
 """How soon the page can be used: from navigation to its mark `ready`, in chromium on the same machine.
 
-    python -m tests.benchmarks.page [--repeat 9]
+    python -m tools.benchmarks.page [--repeat 9]
 
 Each load is that of a browser without a past, so that nothing comes from its cache.
 """

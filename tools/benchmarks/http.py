@@ -1,6 +1,6 @@
 """What HTTP costs: images/s of 64 clients at once, as a share of what the engine draws in the same time alone.
 
-    python -m tests.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--n 1,8] [--seconds 5]
+    python -m tools.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--n 1,8] [--seconds 5]
                                     [--repeat 3] [--other CHECKOUT] [--accept TYPE] [--python]
 
 The engine alone, in this process, keeps `--batch` images in flight: a loop over the quanta that `linpix sample` runs.
@@ -41,8 +41,8 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job
-from tests.benchmarks.decode import machine
 from tests.server.conftest import Process, serving
+from tools.benchmarks.decode import machine
 
 Load = Callable[[str, int, int, float, str], tuple[float, int]]
 STEADY_S = 1  # after which the first requests, which came at once, have spread

@@ -1,6 +1,6 @@
 """The CUDA engine against the traffic that bounds it, and against the eager engine on the same GPU.
 
-    python -m tests.benchmarks.cuda [--preset mnist,cifar10,mnist-conditional] [--batch 1,64,1024,4096]
+    python -m tools.benchmarks.cuda [--preset mnist,cifar10,mnist-conditional] [--batch 1,64,1024,4096]
                                       [--json FILE] [--markdown FILE]
 
 First come this GPU's copy bandwidth (bytes read and written) and matrix product. Presets have random weights, which
@@ -259,7 +259,7 @@ def described(preset: str, engine: str, form: StateFormat, batch: int, seconds: 
 
 def markdown(report: dict[str, Any]) -> str:
     lines = [f"{report['device']}, driver {report.get('driver', 'none')}, torch {report['torch']}, commit "
-             f"`{report['commit'][:7]}`, `python -m tests.benchmarks.cuda`: copy "
+             f"`{report['commit'][:7]}`, `python -m tools.benchmarks.cuda`: copy "
              f"{report['copy_bytes_per_second'] / 1e12:.2f} TB/s, bf16 product "
              f"{report['matrix_product_flops'] / 1e12:.0f} TFLOP/s", "",
              "| preset | engine | state | defer | overlap | batch | images/s | seconds a batch | share of the limit |",

@@ -1,6 +1,6 @@
 """How long completions take over HTTP, by what is hidden and n, beside plain samples; and what they cost others.
 
-    python -m tests.benchmarks.latency [--model mnist-conditional] [--clients 1,16,64] [--n 1,4] [--seconds 3]
+    python -m tools.benchmarks.latency [--model mnist-conditional] [--clients 1,16,64] [--n 1,4] [--seconds 3]
                                        [--rounds 3]
 
 A client asks again as soon as it has its answer; what is completed are digits that the model drew itself. Cells of the
@@ -19,11 +19,11 @@ from collections.abc import Callable
 import numpy as np
 
 from linpix.model import checkpoint, ops
-from tests.benchmarks.decode import machine
-from tests.benchmarks.occlusion import Asked, masks, upload
 from tests.server.conftest import ROOT, Process, serving
 from tests.soak.client import Ask, Connection, Picture
 from tests.soak.loads import EVERYBODY
+from tools.benchmarks.decode import machine
+from tools.benchmarks.occlusion import Asked, masks, upload
 
 PICTURES, HALF = 20, 8
 PLAIN = "plain sample"

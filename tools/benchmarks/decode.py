@@ -1,6 +1,6 @@
 """The compiled engine against the eager one, and both against what the machine can do: a ledger of limits.
 
-    python -m tests.benchmarks.decode [--preset mnist,cifar10] [--batch 1,16,64] [--precision bf16,fp32,int8]
+    python -m tools.benchmarks.decode [--preset mnist,cifar10] [--batch 1,16,64] [--precision bf16,fp32,int8]
                                       [--without-eager] [--processor-time] [--json FILE]
 
 Presets have random weights, which does not change their speed; --model takes a checkpoint instead. First come this

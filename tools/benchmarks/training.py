@@ -1,6 +1,6 @@
 """Steps of training with linear attention computed in three ways, side by side.
 
-    python -m tests.benchmarks.training [--preset mnist] [--batch 16] [--rounds 5] [--json FILE]
+    python -m tools.benchmarks.training [--preset mnist] [--batch 16] [--rounds 5] [--json FILE]
 
     operator    causal_attention of csrc, as `linpix train` has it
     chunked     its reference in torch: quadratic inside a chunk, cumulative sums of the state between chunks

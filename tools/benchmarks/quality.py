@@ -1,7 +1,7 @@
 """How good a model's images and completions are, over HTTP: digits by a CNN that is trained here on real MNIST, other
 pictures by what needs no judge.
 
-    python -m tests.benchmarks.quality --data DIR [--models mnist-small,mnist-conditional] [--count 500]
+    python -m tools.benchmarks.quality --data DIR [--models mnist-small,mnist-conditional] [--count 500]
                                        [--url http://127.0.0.1:8000] [--checkpoints DIR] [--sheets docs/completions]
 
 Digits. Labels: images of every class; how many the CNN gives the class that was asked for. Unconditional images: how
@@ -36,8 +36,8 @@ from linpix.model.config import PRESETS
 from linpix.model.likelihood import Scoring
 from linpix.model.transformer import Transformer
 from linpix.training import datasets
-from tests.benchmarks.occlusion import Asked, Images, error, from_first_hole_on, masks, seam, write_sheets
 from tests.server.conftest import ROOT, serving
+from tools.benchmarks.occlusion import Asked, Images, error, from_first_hole_on, masks, seam, write_sheets
 
 SIDE, SURE, WAYS, FEW = 28, 0.9, 16, 50
 

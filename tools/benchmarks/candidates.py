@@ -1,13 +1,13 @@
 """What `candidates` bring: images and completions, one against the chosen one.
 
-    python -m tests.benchmarks.candidates --data DIR [--models mnist-conditional] [--count 200]
+    python -m tools.benchmarks.candidates --data DIR [--models mnist-conditional] [--count 200]
                                           [--checkpoints DIR]
 
 The models draw the class first. Those of digits are asked for --count images of every class in turn, and for as many of
 any class; an image keeps its class if a CNN gives it the one asked for. Each picture is asked for once over HTTP, with
 n and candidates of --candidates: the first image of the answer is the best, and the mean over all is what one drawn at
 random would have been. A completion keeps its class if the CNN gives it that of the original, and is sure at a
-probability above 0.9. The CNN is that of tests/benchmarks/quality.py. Images are taken from the test set after the
+probability above 0.9. The CNN is that of tools/benchmarks/quality.py. Images are taken from the test set after the
 first 200.
 
 Models of other pictures (cifar10-conditional) have no judge: completions have the error and the seam of quality.py,
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from linpix.model import checkpoint
 from linpix.training import datasets
-from tests.benchmarks.occlusion import Asked, Images, error, masks, seam
-from tests.benchmarks.quality import SIDE, SURE, judged, trained_judge
 from tests.server.conftest import ROOT, serving
+from tools.benchmarks.occlusion import Asked, Images, error, masks, seam
+from tools.benchmarks.quality import SIDE, SURE, judged, trained_judge
 
 SEEN = 200
 

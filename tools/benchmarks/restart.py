@@ -1,6 +1,6 @@
 """How soon a service is ready again after SIGKILL: from the new process's start until /readyz answers 200.
 
-    python -m tests.benchmarks.restart [--rounds 5] [--models NAMES] [--checkpoints DIR] [--slots N] [--limit SECONDS]
+    python -m tools.benchmarks.restart [--rounds 5] [--models NAMES] [--checkpoints DIR] [--slots N] [--limit SECONDS]
 
 Each round asks for images in a stream, kills the server in the middle of them, and starts it again on the same port.
 Without --models all shipped checkpoints are served. With --limit the exit status is 1 if a round took longer. The

@@ -1,6 +1,6 @@
 """Five minutes of training on 300 drawn pictures, from mnist-conditional's digits: do its samples show the shapes?
 
-    python -m tests.benchmarks.own [--minutes 5] [--out build/own] [--plain]
+    python -m tools.benchmarks.own [--minutes 5] [--out build/own] [--plain]
 
 300 pictures of circles, squares and stars are drawn, thick and thin, anywhere and of any size; `linpix train --preset
 auto` trains on them, or with --plain without the head start. A CNN that is trained on the same 300 looks at 60 samples,

@@ -1,7 +1,7 @@
 """Peak memory of a training step: reversible layers, chunked feed-forward, both, and neither.
 
-    python -m tests.benchmarks.training_memory [--preset mnist] [--layers 8,16,32] [--batch 4] [--chunks 8] [--compile]
-    python -m tests.benchmarks.training_memory --layers 8 --batch 1 --lengths 512,1024,2048,4096,8192,16384
+    python -m tools.benchmarks.training_memory [--preset mnist] [--layers 8,16,32] [--batch 4] [--chunks 8] [--compile]
+    python -m tools.benchmarks.training_memory --layers 8 --batch 1 --lengths 512,1024,2048,4096,8192,16384
 
 Forward and backward with random weights, each point in a process of its own: the most resident memory that it has
 during a step, over what it has before. So that is activations, what operations borrow, and the weights' gradients,
@@ -33,7 +33,7 @@ from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 from linpix.training.loop import loss_function
 from linpix.training.run import TrainConfig
-from tests.benchmarks.decode import machine
+from tools.benchmarks.decode import machine
 
 FORMS: dict[str, tuple[Literal["plain", "reversible"], bool]] = {
     "plain": ("plain", False), "chunked": ("plain", True), "reversible": ("reversible", False),
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def in_a_process(point: str, **environment: str) -> dict[str, float]:
-    words = [sys.executable, "-m", "tests.benchmarks.training_memory", *sys.argv[1:], "--point", point]
+    words = [sys.executable, "-m", "tools.benchmarks.training_memory", *sys.argv[1:], "--point", point]
     ended = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
     result: dict[str, float] = json.loads(ended.stdout)
     return result
