@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from . import fields
 
@@ -12,6 +12,10 @@ class PictureFields(BaseModel):
     """The fields of every route that answers with pictures, or about one."""
 
     model_config = ConfigDict(extra="allow")
+
+    _absent = model_validator(mode="before")(lambda cls, given: {  # an empty text is an absent field, as in forms
+        name: value for name, value in given.items() if value != "" or name not in cls.model_fields
+    } if isinstance(given, dict) else given)
 
     model: fields.Model = None
     prompt: fields.Prompt = None
@@ -81,6 +85,7 @@ def names_of(form: type[UploadFields]) -> frozenset[str]:
 
 
 FORM_LISTS = ("image[]",)  # fields of forms that may be sent more than once
+FILES = ("image", "image[]", "mask")
 FORM_FIELDS = names_of(EditForm) | names_of(LikelihoodForm)  # of any form; a route ignores the fields of others
 
 GENERATE: dict[str, Any] = {  # example bodies, by what they show

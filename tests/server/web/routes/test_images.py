@@ -147,7 +147,7 @@ def test_temperature_zero_does_not_depend_on_the_seed(client):
     ({"label": "cat"}, "label", "got 'cat'"),
     ({"label": 7.5}, "label", "valid integer or a valid string, got 7.5"),
     ({"label": 3, "prompt": "4"}, "label", "contradicts"),
-    ({"size": "9x9"}, "size", "16x16"),
+    ({"size": "7x9"}, "size", "from 8x8 to 2048x2048"),
     ({"response_format": "png"}, "response_format", "b64_json or url"),
     ({"partial_images": -1}, "partial_images", "got -1"),
     ({"stream": "yes"}, "stream", "got 'yes'"),
