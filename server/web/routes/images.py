@@ -28,8 +28,9 @@ _GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16,
                                links={"generate": {"model": "model", "seed": "data/0/seed"}})
 _FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # /docs then sends no part without a picture
 _EDITS = image_responses(EditEvent,
-                         InvalidRequest("it is not clear what to fill in: use an image or a mask with transparent "
-                                        "pixels, or keep_rows", param="image"),
+                         InvalidRequest("it is not clear what to fill in: erase that part of the picture (save it "
+                                        "as a PNG with transparent pixels), or use a mask or keep_rows",
+                                        param="image"),
                          ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
                          UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
                                           "b'hello'", param="image"))
