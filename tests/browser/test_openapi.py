@@ -32,8 +32,8 @@ def opened(chromium, process):
 
 
 @pytest.mark.parametrize("operations", [
-    {"images-generate": 200}, {"images-edit": 200}, {"models-model": 200},
-    {"compare-begin_comparison_v1_compare_post": 202, "compare-comparison": 200, "compare-cancel_comparison": 200}])
+    {"images-generate": 200}, {"images-edit": 200}, {"models-describe_model": 200},
+    {"compare-begin_comparison": 202, "compare-watch_comparison": 200, "compare-cancel_comparison": 200}])
 def test_a_request_works_with_what_it_must_have(docs, operations):
     for operation, status in operations.items():
         shown = docs.locator(f"#operations-{operation}")

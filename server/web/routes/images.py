@@ -24,8 +24,7 @@ from ..uploads import FormRoute, decoded, facts_of, files_of
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
 _GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16, got 17", param="n"),
-                               ModelNotFound("mnist-large", ["mnist-small"]), NotJson("text/plain"),
-                               links={"generate": {"model": "model", "seed": "data/0/seed"}})
+                               ModelNotFound("mnist-large", ["mnist-small"]), NotJson("text/plain"))
 _FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # /docs then sends no part without a picture
 _EDITS = image_responses(EditEvent,
                          InvalidRequest("it is not clear what to fill in: erase that part of the picture (save it "

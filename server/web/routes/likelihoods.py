@@ -102,12 +102,12 @@ _RESPONSES = _OK | error_responses(
     UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'", param="image"))
 
 
-@router.post("/likelihoods", response_model=Likelihoods, operation_id="likelihoods", responses=_RESPONSES,
+@router.post("/likelihoods", response_model=Likelihoods, responses=_RESPONSES,
              summary="Compute how probable a picture is",
              openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
                  "content": {"multipart/form-data": _FORM}, "description": "A picture, and which part of it is hidden. "
                  "Unknown fields are ignored and listed in the answer's warnings."}})
-async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
+async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
     asked = Asked(http, form)
     http.state.images = 1  # for the log

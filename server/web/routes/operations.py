@@ -85,14 +85,14 @@ class Health(BaseModel):
 
 @probes.get("/metrics", summary="Metrics for Prometheus", response_class=Response,
             responses=ok_response("all metrics", content=_TEXT))
-async def metrics(service: ServiceDep) -> Response:
+async def show_metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
     return Response(service.requests.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/v1/status", summary="State of the service", tags=["operations"],
             responses=ok_response("counters, queue, slots and limits"))
-async def status(service: ServiceDep) -> Status:
+async def show_status(service: ServiceDep) -> Status:
     """Counters, queue, slots and the kernel in use, as in /metrics, and the limits of requests."""
     requests, settings = service.requests, service.settings
     latest = service.comparisons and service.comparisons.latest()
@@ -124,7 +124,7 @@ def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> Mod
 
 
 @probes.get("/healthz", summary="Whether the process is alive", responses=ok_response("the process is alive"))
-async def healthz() -> Health:
+async def check_alive() -> Health:
     """The process is alive."""
     return Health(status="alive")
 
@@ -132,7 +132,7 @@ async def healthz() -> Health:
 @probes.get("/readyz", summary="Whether requests are accepted",
             responses=ok_response("requests are accepted", example={"status": "ready"})
             | error_responses(*LEAVING, Starting()))
-async def readyz(service: ServiceDep) -> Health:
+async def check_ready(service: ServiceDep) -> Health:
     """The weights are loaded, the engine runs, and the service is not draining."""
     service.requests.check_open()
     if not service.requests.ready:
