@@ -45,7 +45,7 @@ class ModelStatus(BaseModel):
     step_seconds_sum: float = Field(description="sum, over all quanta, of the mean seconds per step", examples=[0.35])
 
 
-class ComparisonStatus(BaseModel):
+class LatestComparison(BaseModel):
     id: fields.ComparisonId
     model: fields.Name
     status: fields.Phase
@@ -73,7 +73,7 @@ class Status(BaseModel):
                                                           "reason", examples=[{"queue_full": 0, "invalid": 2}])
     rows_sum: int = Field(description="sum, over all quanta, of the number of images", examples=[690])
     models: list[ModelStatus] = Field(description="one entry per model, the default one first")
-    comparison: ComparisonStatus | None = Field(description="the latest comparison; null if there was none")
+    comparison: LatestComparison | None = Field(description="the latest comparison; null if there was none")
     limits: Limits = Field(description="limits of requests")
 
 
@@ -106,7 +106,7 @@ async def show_status(service: ServiceDep) -> Status:
         requests_waiting=int(values["linpix_requests_waiting",]),
         requests_rejected={labels[0]: int(x) for (name, *labels), x in values.items() if name == _REJECTED},
         rows_sum=int(values[_ROWS,]), models=[_status_of(served, values) for served in requests.models.values()],
-        comparison=latest and ComparisonStatus(id=latest.id, model=latest.model, status=latest.status),
+        comparison=latest and LatestComparison(id=latest.id, model=latest.model, status=latest.status),
         limits=Limits(max_n=service.max_images(*requests.models.values()), max_queue=settings.max_queue,
                       max_upload=settings.max_upload, compare_budget=settings.compare_budget))
 

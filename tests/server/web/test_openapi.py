@@ -161,7 +161,7 @@ def bodies(openapi):
             properties = resolved(openapi, content["schema"])["properties"]
             every = {field: schema["examples"][0] for field, schema in properties.items()}
             if media != "application/json":
-                every |= {"mask": "", "image[]": []}  # /docs leaves it to people to choose files
+                every |= {"mask": ""}  # /docs leaves it to people to choose files
             every.pop("candidates", None)  # the model served here does not draw the class first
             headers = {parameter["name"]: str(parameter["example"]) for parameter in operation.get("parameters", [])}
             for title, body in (examples(content) | {"all fields": every}).items():
