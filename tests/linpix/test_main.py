@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from linpix.__main__ import main
+from linpix.__main__ import _parser, main
 from linpix.model import checkpoint, ops
 
 ENGINE = "compiled" if ops.compiled else "eager"  # of --engine auto
@@ -56,6 +56,8 @@ def test_lists_of_a_flag_that_is_given_twice_add_up():
     for words in (["--models", "nowhere,", "--models", "mnist-small"], ["--models", "mnist-small", "--models=nowhere"]):
         ended = linpix("serve", "--port", "0", *words)
         assert ended.returncode == 2 and "no model 'nowhere'" in ended.stderr
+    parsed = _parser(["experiment"]).parse_args(["experiment", "copy", "--kinds", "lsh-1,lsh-4", "--kinds", "linear"])
+    assert parsed.kinds == ["lsh-1", "lsh-4", "linear"]
     told = linpix("compare", "--model", "mnist-small", "--backends", "nothing", "--backends", "linear").stderr
     assert "nothing" in told
 
