@@ -408,13 +408,14 @@ def _experiment_flags(parser: argparse.ArgumentParser) -> None:
         sub.add_argument("--max-minutes", type=_number(float, 0), default=math.inf,
                          help="stop after this many minutes; the same command continues")
         for field in dataclasses.fields(kind.settings_type):
-            action: dict[str, Any] = {"type": type(field.default)}
+            action: dict[str, Any] = {"type": type(field.default), "default": field.default}
+            text = field.metadata["help"]
             if isinstance(field.default, bool):
-                action = {"action": argparse.BooleanOptionalAction}
+                action = {"action": argparse.BooleanOptionalAction, "default": field.default}
             elif isinstance(field.default, tuple):
-                action = {"type": lambda text: tuple(text.split(","))}
-            sub.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, **action,
-                             help=field.metadata["help"])
+                action = {"type": lambda text: text.split(","), "action": "extend"}
+                text += f" (default: {','.join(field.default)})"
+            sub.add_argument(f"--{field.name.replace('_', '-')}", help=text, **action)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,9 @@ def application(service: Service) -> FastAPI:
             why = f"{name} is already the name of a model" if name in requests.models else f"{model} is not loaded"
             raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(requests.models)}")
     app = FastAPI(title="LinPix", version=release(), docs_url=None, redoc_url=None, lifespan=partial(_life, requests),
-                  redirect_slashes=False, servers=[{"url": settings.root_path}] if settings.root_path else None,
+                  redirect_slashes=False, servers=[{"url": settings.root_path or "/"}],
+                  generate_unique_id_function=lambda route: route.name, openapi_tags=openapi.TAGS,
+                  license_info={"name": "MIT", "identifier": "MIT"},
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
     app.state.service = service

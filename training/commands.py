@@ -288,7 +288,9 @@ def import_(given: argparse.Namespace) -> None:
 def experiment(given: argparse.Namespace) -> None:
     _choose_device(given)
     kind, folder = study(given.experiment).settings_type, Path(given.out)
-    settings = kind(**{field.name: getattr(given, field.name) for field in dataclasses.fields(kind)})
+    asked = {field.name: getattr(given, field.name) for field in dataclasses.fields(kind)}
+    settings = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()
+                       if value is not None})
     complete = conduct(given.experiment, settings, folder, command=given.command_line, max_minutes=given.max_minutes)
     rest = "the experiment is complete" if complete else "the same command continues it"
     print(f"written to {folder}; {rest}", file=sys.stderr)

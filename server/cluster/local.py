@@ -109,8 +109,8 @@ def _begin(folder: str, cores: int) -> None:
         except Exception as error:  # Ray has no class for it
             ray.shutdown()
             if not left:
-                raise OSError(f"Ray did not start: {error}; if the machine was not too busy, run 'ray start --head "
-                              "--block' to see the cause") from error
+                raise OSError(f"Ray did not start: {error}; if {folder} is a long path, set TMPDIR to a short one; if "
+                              "not, run 'ray start --head --block' to see the cause") from error
             logger.warning("Ray did not start; trying again: %s", error)
 
 

@@ -1,6 +1,7 @@
-"""Finished pictures as PNG, WebP or JPEG files, enlarged or centred in a square of one of OpenAI's sizes."""
+"""Finished pictures as PNG, WebP or JPEG files, enlarged, and centred in the size that was asked for."""
 
 import io
+import re
 import struct
 import zlib
 from dataclasses import dataclass
@@ -14,8 +15,7 @@ from linpix.model.config import ModelConfig
 
 Format = Literal["png", "webp", "jpeg"]  # webp: lossless
 
-LARGEST_SIDE = 1024        # of an answer, in pixels; enlarging by nearest neighbour only adds bytes
-SQUARES = (256, 512, 1024)  # sides in pixels that OpenAI clients ask for by default
+LARGEST_SIDE = 2048  # of an answer, in pixels; enlarging by nearest neighbour only adds bytes
 MEDIA_TYPES: dict[str, Format] = {"image/png": "png", "image/webp": "webp", "image/jpeg": "jpeg"}
 NPY = "application/x-npy"
 JPEG_QUALITY = 95
@@ -51,41 +51,25 @@ def enlarged(config: ModelConfig, factor: int = 1) -> Frame:
 
 def sizes(config: ModelConfig) -> list[str]:
     """The model's own size, width x height, and then its multiples."""
-    return [f"{config.width * factor}x{config.height * factor}" for factor in range(1, _max_factor(config) + 1)]
+    largest = max(1, LARGEST_SIDE // max(config.height, config.width))
+    return [enlarged(config, factor).size for factor in range(1, largest + 1)]
 
 
 def frame_of(size: str | None, config: ModelConfig) -> Frame:
-    """The frame that a size stands for. Raises ValueError that names the nearest sizes."""
-    if size in (None, "auto", "native"):
+    """The frame that a size stands for. Raises ValueError."""
+    if size is None or size in ("auto", "native"):
         return enlarged(config)
-    factors = {text: factor for factor, text in enumerate(sizes(config), 1)}
-    if size in factors:
-        return enlarged(config, factors[size])
-    for side in SQUARES:
-        factor = min(side // config.width, side // config.height, _max_factor(config))
-        if size == f"{side}x{side}" and factor:
-            inside = f"{config.width * factor}x{config.height * factor}"
-            return Frame(factor, side, side, f"size {size}: the picture of {config.width}x{config.height} is enlarged "
-                                             f"to {inside}, the largest multiple that fits, and placed in the middle; "
-                                             "the pixels of its edge fill the rest")
-    near = _nearest(size or "", config)
-    raise ValueError(f"size must be auto, native, {', '.join(f'{side}x{side}' for side in SQUARES)} or a multiple of "
-                     f"{config.width}x{config.height} up to {sizes(config)[-1]}; got {(size or '')[:40]!r}"
-                     + (f"; nearest: {' and '.join(near)}" if near else ""))
-
-
-def _max_factor(config: ModelConfig) -> int:
-    return max(1, LARGEST_SIDE // max(config.height, config.width))
-
-
-def _nearest(size: str, config: ModelConfig) -> list[str]:
-    """The multiples below and above a size; empty if the size is not two numbers."""
-    sides = size.lower().split("x")
-    if len(sides) != 2 or not all(side.isascii() and side.isdigit() and len(side) < 7 for side in sides):
-        return []
-    largest = _max_factor(config)
-    lower = min(largest, max(1, min(int(sides[0]) // config.width, int(sides[1]) // config.height)))
-    return [sizes(config)[factor - 1] for factor in sorted({lower, min(largest, lower + 1)})]
+    numbers = re.fullmatch("([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", size)
+    width, height = map(int, numbers.groups()) if numbers else (0, 0)
+    largest = enlarged(config, min(width // config.width, height // config.height))
+    if not largest.factor or max(width, height) > max(LARGEST_SIDE, config.width, config.height):
+        raise ValueError(f"size must be auto, native, or width x height in pixels, from {enlarged(config).size} to "
+                         f"{LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}")
+    if (largest.width, largest.height) == (width, height):
+        return largest
+    return Frame(largest.factor, width, height, f"size {size}: the picture of {enlarged(config).size} is enlarged to "
+                                                f"{largest.size}, the largest multiple that fits, and placed in the "
+                                                "middle; the pixels of its edge fill the rest")
 
 
 def framed(canvas: NDArray[np.uint8], config: ModelConfig, frame: Frame, rows: int | None = None

@@ -153,8 +153,8 @@ def decode(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: 
     elif unmarked:
         kept = np.zeros(colours.shape[:2], np.bool_)
     else:
-        raise PictureError("it is not clear what to fill in: use an image or a mask with transparent pixels, or "
-                           "keep_rows", "image")
+        raise PictureError("it is not clear what to fill in: erase that part of the picture (save it as a PNG with "
+                           "transparent pixels), or use a mask or keep_rows", "image")
     if alpha is not None and (mask is not None or keep_rows is not None):
         opaque = colours[alpha >= OPAQUE]
         behind = 255 if whole and opaque.size and opaque.mean() < 128 else 0

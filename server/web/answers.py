@@ -158,7 +158,8 @@ class Images(Answer):
                     continue
                 own: dict[str, Any] = {"type": f"{kind}.completed", "usage": Usage()} if event.done else {
                     "type": f"{kind}.partial_image", "partial_image_index": shown[event.rows], "rows": event.rows}
-                sent = self.event(**self.common, image_index=place, **self.asked.facts_of(event), **own,
+                sent = self.event(**self.common, created_at=self.common["created"], image_index=place,
+                                  **self.asked.facts_of(event), **own,
                                   b64_json=base64.b64encode(await self.encoded(request, event)).decode())
                 yield format_sse_event(event=sent.type, data_str=sent.model_dump_json(ensure_ascii=True))
             release(request, "completed")

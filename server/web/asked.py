@@ -119,7 +119,8 @@ class AskedImages(Asked):
             bulk=bulk, stream=self.stream)
         http.state.images = self.job.images
         self.warnings += self.checkpoint.temperature_warnings(self.job.temperature)
-        self.as_url = fields.response_format == "url" and not self.stream
+        usual = "url" if (fields.model or "").startswith("dall-e") else None  # tools made for DALL-E read url
+        self.as_url = (fields.response_format or usual) == "url" and not self.stream
         if fields.response_format == "url" and self.stream:
             self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array

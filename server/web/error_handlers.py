@@ -82,9 +82,6 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
             param = ".".join(places) or None
             message = (f"{param or 'the body'}: {wanted[:1].lower()}{wanted[1:]}, "
                        f"got {shown(first.get('input'))}")
-            if "UploadFile" in first["msg"]:  # FastAPI's word for a part of a form with a file name
-                message = (f"{param} must be a file, got the text {shown(first.get('input'))}; with curl, "
-                           f"-F {param}=@picture.png sends one")
         return await service_error(request, InvalidRequest(message, param=param))
 
     async def http_error(request: Request, error: Exception) -> Response:

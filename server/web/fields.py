@@ -39,11 +39,12 @@ Candidates = Annotated[int | None, Field(ge=1, examples=[8], description="draw t
 Attempts = Annotated[int | None, Field(ge=1, le=MAX_ATTEMPTS, examples=[1], description="draw an image up to this many "
     "times, until the model recognises its class; only for models that draw the class first; default: the model's own, "
     "in /v1/models; 1 with candidates and at temperature 0"), Plain]
-Size = Annotated[str | None, Field(examples=["native"], description="width x height in pixels: an integer multiple of "
-    "the model's own size, enlarged by nearest neighbour; or 256x256, 512x512 or 1024x1024, with the largest multiple "
-    "that fits in the middle; default, auto and native: the model's own size")]
-Format = Annotated[str | None, Field(examples=["b64_json"], description="b64_json (the default): the picture in "
-    "base64; url: the picture as a data URL")]
+Size = Annotated[str | None, Field(examples=["native"], description="width x height in pixels, from the model's own "
+    f"size to {encode.LARGEST_SIDE}x{encode.LARGEST_SIDE}: the picture is enlarged by the largest whole factor that "
+    "fits, by nearest neighbour, and placed in the middle, and its edge pixels fill the rest; default, auto and "
+    "native: the model's own size")]
+Format = Annotated[str | None, Field(examples=["b64_json"], description="b64_json: the picture in base64; url: the "
+    "picture as a data URL; default: b64_json, but url for an alias that begins with dall-e, as in OpenAI's API")]
 OutputFormat = Annotated[encode.Format | None, Field(examples=["png"], description="format of the pictures: png (the "
     "default), webp (lossless) or jpeg (lossy)")]
 Stream = Annotated[bool | None, Field(examples=[False], description="answer with server-sent events while images are "

@@ -4,11 +4,11 @@ Fields have their descriptions and examples in fields.py, schemas.py and request
 examples of answers from them.
 """
 
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI
-from fastapi.sse import format_sse_event
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from ..errors import (
     BatchFailed,
@@ -32,9 +32,8 @@ from ..errors import (
 from ..pictures.encode import NPY
 from .error_handlers import envelope
 from .middleware.bodies import PLAIN_BYTES
-from .schemas import ErrorEnvelope, ImageEvent, Usage
+from .schemas import EditEvent, ErrorEnvelope, GenerationEvent, ImageEvent
 
-Model = TypeVar("Model", bound=BaseModel)
 Responses = dict[int | str, dict[str, Any]]  # a FastAPI route's `responses`
 Links = dict[str, dict[str, str]]
 
@@ -59,6 +58,10 @@ ARRAY = {NPY: {"schema": {"type": "string", "contentMediaType": NPY, "descriptio
                "examples": {"all pictures in one array": {"value": "\x93NUMPY..."}}}}
 PNG = {"image/png": PICTURES["image/png"]}
 
+TAGS = [{"name": "images", "description": "draw pictures, complete them, and say how probable they are"},
+        {"name": "models", "description": "what is loaded"},
+        {"name": "compare", "description": "measure kinds of attention side by side"},
+        {"name": "operations", "description": "how the service is doing"}]
 _MEANING = {
     400: "invalid input: the message says what was given and what is "
          "allowed", 401: "no API key, or one that this server does not know",
@@ -71,7 +74,8 @@ _MEANING = {
     503: "not available at the moment; try again, or use another server",
     504: "not possible within the time limit of the request",
 }
-_ERROR = {"$ref": f"#/components/schemas/{ErrorEnvelope.__name__}"}
+_PLACE = "#/components/schemas/{model}"
+_ERROR = {"$ref": _PLACE.format(model=ErrorEnvelope.__name__)}
 _RETRY = {"Retry-After": {"description": "seconds to wait before another try, computed from the remaining steps",
                           "schema": {"type": "integer", "minimum": 1}, "example": 12}}
 
@@ -100,46 +104,30 @@ def ok_response(description: str, status: int = 200, *, example: dict[str, Any] 
 
     example: an answer, if the examples of its fields do not fit · content: other forms than JSON, by media type ·
     links: by operation id of a route that can be called with parts of this answer, the place of each of its
-    parameters here; for `generate`, which has no parameters, of each field of its body.
+    parameters here.
     """
     found: dict[str, Any] = {"description": description, "content": dict(content or {})}
     if links:
-        found["links"] = {operation: {"operationId": operation, "requestBody" if operation == "generate" else
-                                      "parameters": {name: f"$response.body#/{place}"
-                                                     for name, place in places.items()}}
-                          for operation, places in links.items()}
+        found["links"] = {operation: {"operationId": operation, "parameters": {
+            name: f"$response.body#/{place}" for name, place in places.items()}} for operation, places in links.items()}
     if example is not None:
         found["content"]["application/json"] = {"example": example}
     return {status: found}
 
 
-def example(answer: type[Model], **given: Any) -> Model:
-    """An answer with the given fields; other fields that must be there have their examples."""
-    return answer(**{name: field.examples[0] for name, field in answer.model_fields.items()
-                     if field.examples and field.is_required()} | given)
+def event_stream(events: str, *data: type[BaseModel]) -> dict[str, Any]:
+    """The `content` of a stream of server-sent events. Its schema is that of the data of one event, as in OpenAI's."""
+    kinds = [{"$ref": _PLACE.format(model=kind.__name__)} for kind in data]
+    return {"text/event-stream": {"schema": {"description": f"server-sent events: {events}"} | (
+        {"anyOf": kinds} if kinds[1:] else kinds[0])}}
 
 
-def event_stream(data: type[BaseModel], events: dict[str, BaseModel | ServiceError]) -> dict[str, Any]:
-    """The `content` of a stream of server-sent events. events: examples, by name."""
-    event = {"type": "object", "required": ["event", "data"], "properties": {
-        "event": {"type": "string", "enum": list(events), "description": "name of the event"},
-        "data": {"type": "string", "contentMediaType": "application/json",
-                 "contentSchema": data.model_json_schema(mode="serialization"),
-                 "description": "the fields as JSON; for `error`, the fields of an error response"}}}
-    examples = {name: (envelope(sent) if isinstance(sent, ServiceError) else sent).model_dump_json()
-                for name, sent in events.items()}
-    return {"text/event-stream": {"itemSchema": event, "examples": {
-        name: {"value": format_sse_event(event=name, data_str=sent).decode()} for name, sent in examples.items()}}}
-
-
-def image_responses(event: type[ImageEvent], *errors: ServiceError, links: Links | None = None) -> Responses:
+def image_responses(event: type[ImageEvent], *errors: ServiceError) -> Responses:
     """The `responses` of an images route. errors: besides those of both routes."""
-    partial, completed = f"{event.kind}.partial_image", f"{event.kind}.completed"
-    found = ok_response("the images, in the form that stream and Accept request", links=links, content={
-        **PICTURES, **ARRAY, **event_stream(event, {
-            partial: example(event, type=partial, candidates=None, partial_image_index=0, rows=14),
-            completed: example(event, type=completed, candidates=None, usage=Usage()),
-            "error": DeadlinePassed(30.0)})})
+    found = ok_response("the images, in the form that stream and Accept request", content={
+        **PICTURES, **ARRAY, **event_stream(
+            f"{event.kind}.partial_image and {event.kind}.completed; or error, with the fields of an error response, "
+            "at the end", event, ErrorEnvelope)})
     found[200]["headers"] = png_headers(event) | {"X-LinPix-Warnings": {
         "description": "only in answers that are not JSON: the warnings, if there are any",
         "schema": {"type": "string"},
@@ -174,17 +162,19 @@ def describe(app: FastAPI, *, keys: bool) -> None:
 
 
 def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
-    """Add keys, if they are required, and errors that every route can answer. Remove 422: bad input is 400 here."""
+    """Add keys, if they are required, errors that every route can answer, and events. Remove 422: bad input is 400."""
     if keys:
         schema["components"].setdefault("securitySchemes", {})["key"] = {
             "type": "http", "scheme": "bearer", "description": "A key from the file of --api-keys."}
+    schemas = schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
-        schema["components"]["schemas"].pop(name, None)
+        schemas.pop(name, None)
+    schemas |= models_json_schema([(GenerationEvent, "serialization"), (EditEvent, "serialization")],
+                                  ref_template=_PLACE)[1]["$defs"]
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)
-            if keys and path.startswith("/v1/"):
-                operation["security"] = [{"key": []}]
+            operation["security"] = [{"key": []}] if keys and path.startswith("/v1/") else []
             for status, answer in _answers(_HOSTS + _CLIENTS if path.startswith("/v1/") else _HOSTS).items():
                 there = operation["responses"].setdefault(str(status), answer)
                 there["content"]["application/json"].setdefault("schema", _ERROR)

@@ -3,15 +3,22 @@
 from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from . import fields
+
+_FILE = WithJsonSchema({"type": "string", "format": "binary"})  # as generators of clients know files
 
 
 class PictureFields(BaseModel):
     """The fields of every route that answers with pictures, or about one."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=lambda schema: schema.pop("additionalProperties"))
+
+    _absent = model_validator(mode="before")(lambda cls, given: {  # an empty text is an absent field, as in forms
+        name: value for name, value in given.items() if value != "" or name not in cls.model_fields
+    } if isinstance(given, dict) else given)
 
     model: fields.Model = None
     prompt: fields.Prompt = None
@@ -44,13 +51,13 @@ class GenerateBody(ImageFields):
 class UploadFields(BaseModel):
     """A picture, and what of it is hidden."""
 
-    image: Annotated[UploadFile | None, Field(description="PNG, JPEG or WebP, not smaller than the model's size; "
-                                              "without mask and keep_rows, its transparent parts are hidden",
-                                              examples=["seven.png"])] = None
-    image_list: Annotated[list[UploadFile] | None, Field(alias="image[]", description="another name for image, which "
-                                                         "some clients use; one picture", examples=[[]])] = None
-    mask: Annotated[UploadFile | None, Field(description="picture whose transparent parts say what is hidden, instead "
-                                             "of the transparent parts of image", examples=["mask.png"])] = None
+    image: Annotated[UploadFile | None, _FILE, Field(examples=["seven.png"], description="PNG, JPEG or WebP, not "
+        "smaller than the model's size; without mask and keep_rows, its transparent parts are hidden; some clients "
+        "name it image[]")] = None
+    # not in the OpenAPI: clients that are generated from it would have two fields named image
+    image_list: Annotated[SkipJsonSchema[list[UploadFile] | None], Field(alias="image[]")] = None
+    mask: Annotated[UploadFile | None, _FILE, Field(examples=["mask.png"], description="picture whose transparent "
+        "parts say what is hidden, instead of the transparent parts of image")] = None
     keep_rows: fields.KeptRows = None
 
 
@@ -81,6 +88,7 @@ def names_of(form: type[UploadFields]) -> frozenset[str]:
 
 
 FORM_LISTS = ("image[]",)  # fields of forms that may be sent more than once
+FILES = ("image", "image[]", "mask")
 FORM_FIELDS = names_of(EditForm) | names_of(LikelihoodForm)  # of any form; a route ignores the fields of others
 
 GENERATE: dict[str, Any] = {  # example bodies, by what they show

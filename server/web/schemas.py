@@ -143,6 +143,9 @@ class ImageEvent(BaseModel):
     """One image of a stream, finished or not."""
 
     kind: ClassVar[str]  # prefix of its events' names
+    created_at: int = Field(description="the same as created, as OpenAI's events name it", examples=[1795303560])
+    quality: Literal["auto"] = Field("auto", description="always auto: a model draws in one quality")
+    background: Literal["opaque"] = Field("opaque", description="always opaque")
     candidates: fields.CandidatesDrawn
     image_index: int = Field(description="number of the image, from 0", examples=[0])
     seed: fields.DrawnSeed
@@ -201,7 +204,7 @@ class ModelCard(BaseModel):
     classes: list[str] = Field(description="class names, in the order of their indices; empty: the model has no "
                                            "classes",
                                examples=[["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]])
-    sizes: list[str] = Field(description="values allowed for size, beside 256x256, 512x512 and 1024x1024",
+    sizes: list[str] = Field(description="sizes at which the picture fills the whole answer: its multiples",
                              examples=[["28x28", "56x56", "84x84"]])
     temperature: float = Field(description="best temperature of the model; used for requests that give none",
                                examples=[1.0])

@@ -17,7 +17,7 @@ from ..pictures.uploads import Upload
 from .answers import while_connected
 from .asked import Asked
 from .middleware.bodies import UPLOADS, Body
-from .request_schemas import FORM_FIELDS, FORM_LISTS, UploadFields
+from .request_schemas import FILES, FORM_FIELDS, FORM_LISTS, UploadFields
 
 logger = logging.getLogger("linpix")
 T = TypeVar("T")
@@ -37,7 +37,12 @@ class _Form(MultiPartParser):
             self._current_part.field_name = self._current_part.field_name[:NAME_CHARACTERS]
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._current_part.field_name in FORM_FIELDS:
+        name = self._current_part.field_name
+        if name in FILES and self._current_part.file is None and start < end:
+            raise InvalidRequest(f"{name} must be a file, so its part needs a filename; with curl, -F "
+                                 f"{name}=@picture.png sends one. A picture as text, such as base64, is not read",
+                                 param=name)
+        if name in FORM_FIELDS:
             super().on_part_data(data, start, end)
 
     def on_end(self) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -98,8 +99,11 @@ def serving(checkpoints: Path, *flags: str, **options) -> Iterator[Process]:
 class Here(Server):
     """The application in this process."""
 
-    def __init__(self, client: httpx.Client) -> None:
-        self._client, self.get = client, client.get
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def get(self, path: str) -> httpx.Response:
+        return self._client.get(path)
 
     def client(self) -> contextlib.AbstractContextManager[httpx.Client]:
         return contextlib.nullcontext(self._client)

@@ -20,7 +20,7 @@ from ...errors import (
     NotJson,
 )
 from .. import fields
-from ..openapi import BODY, LEAVING, error_responses, event_stream, example, ok_response
+from ..openapi import BODY, LEAVING, error_responses, event_stream, ok_response
 from ..schemas import (
     COMPARE,
     CompareBody,
@@ -30,17 +30,12 @@ from ..service import Service, ServiceDep, preferred
 
 router = APIRouter(tags=["compare"])
 
-_EVENTS = event_stream(Comparison, {
-    "comparison.progress": example(Comparison),
-    "comparison.cancelled": example(Comparison, status="cancelled", progress=0.0, report=None),
-    "comparison.completed": example(Comparison, status="completed", progress=1.0),
-    "comparison.failed": example(Comparison, status="failed", report=None,
-                                 error="the engine made no progress for 600 s")})
+_EVENTS = event_stream("comparison.progress, and at the end comparison.completed, .cancelled or .failed", Comparison)
 
 
 @router.post("/v1/compare", status_code=202, summary="Start a comparison", response_model=Comparison,
              responses=ok_response("the comparison has started", 202,
-                                   links={"comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
+                                   links={"watch_comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
              | error_responses(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
                                ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"),
                                JustCancelled("cmp-1", 0.8), NotJson("text/plain"), *BODY, *LEAVING))
@@ -76,11 +71,11 @@ def _comparable(service: Service) -> str | None:
                  if not not_compared(served.checkpoint)), None)
 
 
-@router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison, operation_id="comparison",
+@router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison,
             responses=ok_response("progress and results so far", content=_EVENTS)
             | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
-async def comparison(id: fields.ComparisonId, service: ServiceDep,
-                     accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
+async def watch_comparison(id: fields.ComparisonId, service: ServiceDep,
+                           accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
     job = _comparisons(service).find(id)
     if preferred(accept) == "text/event-stream":
@@ -96,7 +91,6 @@ async def _events(comparisons: Comparisons, id: str) -> AsyncIterator[bytes]:
 
 
 @router.delete("/v1/compare/{id}", summary="Cancel a comparison", response_model=Comparison,
-               operation_id="cancel_comparison",
                responses=ok_response("the comparison after it was cancelled")
                | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
 async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> Run:

@@ -24,12 +24,11 @@ from ..uploads import FormRoute, decoded, facts_of, files_of
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
 _GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16, got 17", param="n"),
-                               ModelNotFound("mnist-large", ["mnist-small"]), NotJson("text/plain"),
-                               links={"generate": {"model": "model", "seed": "data/0/seed"}})
-_FORM = {"examples": EDIT, "encoding": {"image[]": {"explode": True}}}  # /docs then sends no part without a picture
+                               ModelNotFound("mnist-large", ["mnist-small"]), NotJson("text/plain"))
 _EDITS = image_responses(EditEvent,
-                         InvalidRequest("it is not clear what to fill in: use an image or a mask with transparent "
-                                        "pixels, or keep_rows", param="image"),
+                         InvalidRequest("it is not clear what to fill in: erase that part of the picture (save it "
+                                        "as a PNG with transparent pixels), or use a mask or keep_rows",
+                                        param="image"),
                          ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
                          UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
                                           "b'hello'", param="image"))
@@ -49,8 +48,8 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
 @router.post("/edits", response_model=EditResponse, operation_id="edit", responses=_EDITS,
              summary="Complete a picture",
              openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
-                 "content": {"multipart/form-data": _FORM}, "description": "A picture, and which part of it to fill "
-                 "in. Unknown fields are ignored and listed in the answer's warnings."}})
+                 "content": {"multipart/form-data": {"examples": EDIT}}, "description": "A picture, and which part of "
+                 "it to fill in. Unknown fields are ignored and listed in the answer's warnings."}})
 async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
     """Complete an occluded image: known sub-pixels come back unchanged, and the holes are drawn.
 

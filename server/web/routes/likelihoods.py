@@ -90,7 +90,6 @@ class Likelihoods(Scores, Conditioning, Source):  # fields are sent in the order
 
 # --- the route ---
 
-_FORM = {"examples": LIKELIHOOD, "encoding": {"image[]": {"explode": True}}}
 _OK = ok_response("the likelihood; with Accept: image/png, its map as a picture", content=PNG)
 _OK[200]["headers"] = png_headers(Likelihoods)
 _RESPONSES = _OK | error_responses(
@@ -102,12 +101,12 @@ _RESPONSES = _OK | error_responses(
     UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'", param="image"))
 
 
-@router.post("/likelihoods", response_model=Likelihoods, operation_id="likelihoods", responses=_RESPONSES,
+@router.post("/likelihoods", response_model=Likelihoods, responses=_RESPONSES,
              summary="Compute how probable a picture is",
              openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
-                 "content": {"multipart/form-data": _FORM}, "description": "A picture, and which part of it is hidden. "
-                 "Unknown fields are ignored and listed in the answer's warnings."}})
-async def likelihoods(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
+                 "content": {"multipart/form-data": {"examples": LIKELIHOOD}}, "description": "A picture, and which "
+                 "part of it is hidden. Unknown fields are ignored and listed in the answer's warnings."}})
+async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
     asked = Asked(http, form)
     http.state.images = 1  # for the log

@@ -30,15 +30,15 @@ def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
 
 
 @router.get("/v1/models", summary="List the models",
-            responses=ok_response("the loaded models", links={"model": {"model": "data/0/id"}}))
-async def models(service: ServiceDep) -> ModelList:
+            responses=ok_response("the loaded models", links={"describe_model": {"model": "data/0/id"}}))
+async def list_models(service: ServiceDep) -> ModelList:
     """The loaded models, the default one first."""
     return ModelList(data=[card_of(served, service.settings.aliases) for served in service.requests.models.values()])
 
 
-@router.get("/v1/models/{model}", summary="Describe a model", operation_id="model",
-            responses=ok_response("the model", links={"generate": {"model": "id"}})
+@router.get("/v1/models/{model}", summary="Describe a model",
+            responses=ok_response("the model")
             | error_responses(ModelNotFound("mnist-large", ["mnist-small"])))
-async def model(model: fields.Name, service: ServiceDep) -> ModelCard:
+async def describe_model(model: fields.Name, service: ServiceDep) -> ModelCard:
     """One loaded model."""
     return card_of(service.find(model), service.settings.aliases)

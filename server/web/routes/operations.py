@@ -45,7 +45,7 @@ class ModelStatus(BaseModel):
     step_seconds_sum: float = Field(description="sum, over all quanta, of the mean seconds per step", examples=[0.35])
 
 
-class ComparisonStatus(BaseModel):
+class LatestComparison(BaseModel):
     id: fields.ComparisonId
     model: fields.Name
     status: fields.Phase
@@ -73,7 +73,7 @@ class Status(BaseModel):
                                                           "reason", examples=[{"queue_full": 0, "invalid": 2}])
     rows_sum: int = Field(description="sum, over all quanta, of the number of images", examples=[690])
     models: list[ModelStatus] = Field(description="one entry per model, the default one first")
-    comparison: ComparisonStatus | None = Field(description="the latest comparison; null if there was none")
+    comparison: LatestComparison | None = Field(description="the latest comparison; null if there was none")
     limits: Limits = Field(description="limits of requests")
 
 
@@ -85,14 +85,14 @@ class Health(BaseModel):
 
 @probes.get("/metrics", summary="Metrics for Prometheus", response_class=Response,
             responses=ok_response("all metrics", content=_TEXT))
-async def metrics(service: ServiceDep) -> Response:
+async def show_metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
     return Response(service.requests.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/v1/status", summary="State of the service", tags=["operations"],
             responses=ok_response("counters, queue, slots and limits"))
-async def status(service: ServiceDep) -> Status:
+async def show_status(service: ServiceDep) -> Status:
     """Counters, queue, slots and the kernel in use, as in /metrics, and the limits of requests."""
     requests, settings = service.requests, service.settings
     latest = service.comparisons and service.comparisons.latest()
@@ -106,7 +106,7 @@ async def status(service: ServiceDep) -> Status:
         requests_waiting=int(values["linpix_requests_waiting",]),
         requests_rejected={labels[0]: int(x) for (name, *labels), x in values.items() if name == _REJECTED},
         rows_sum=int(values[_ROWS,]), models=[_status_of(served, values) for served in requests.models.values()],
-        comparison=latest and ComparisonStatus(id=latest.id, model=latest.model, status=latest.status),
+        comparison=latest and LatestComparison(id=latest.id, model=latest.model, status=latest.status),
         limits=Limits(max_n=service.max_images(*requests.models.values()), max_queue=settings.max_queue,
                       max_upload=settings.max_upload, compare_budget=settings.compare_budget))
 
@@ -124,7 +124,7 @@ def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> Mod
 
 
 @probes.get("/healthz", summary="Whether the process is alive", responses=ok_response("the process is alive"))
-async def healthz() -> Health:
+async def check_alive() -> Health:
     """The process is alive."""
     return Health(status="alive")
 
@@ -132,7 +132,7 @@ async def healthz() -> Health:
 @probes.get("/readyz", summary="Whether requests are accepted",
             responses=ok_response("requests are accepted", example={"status": "ready"})
             | error_responses(*LEAVING, Starting()))
-async def readyz(service: ServiceDep) -> Health:
+async def check_ready(service: ServiceDep) -> Health:
     """The weights are loaded, the engine runs, and the service is not draining."""
     service.requests.check_open()
     if not service.requests.ready:

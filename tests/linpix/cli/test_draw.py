@@ -19,7 +19,8 @@ def picture(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([], "it is not clear what to fill in: use an image or a mask with transparent pixels, or keep_rows"),
+    ([], "it is not clear what to fill in: erase that part of the picture (save it as a PNG with transparent pixels), "
+         "or use a mask or keep_rows"),
     (["--mask", "PICTURE", "--keep-rows", "3"], "mask and keep_rows both say what to fill in; use one of them"),
     (["--mask", "PICTURE"], "mask has no alpha channel; it must be a PNG"),
     (["--keep-rows", "9"], "keep_rows must be from 0 to 8"),

@@ -31,7 +31,7 @@ def send(client, body: bytes, charset: str = "", **headers: str):
     return client.post(EDIT, content=body, headers={"content-type": kind, **headers})
 
 
-SHARED = {"image", "image[]", "mask", "keep_rows", "model", "prompt", "size", "response_format", "label", "timeout"}
+SHARED = {"image", "mask", "keep_rows", "model", "prompt", "size", "response_format", "label", "timeout"}
 
 
 @pytest.mark.parametrize(("path", "others"), [
