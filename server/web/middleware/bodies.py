@@ -179,8 +179,8 @@ class Body:
         return message
 
     async def send(self, message: Message) -> None:
-        """ASGI's send. If the body has not ended when the answer begins, its rest is thrown away for up to LINGER_S,
-        and the connection is closed then; if the body was late, at once.
+        """ASGI's send. If the body has not ended when the answer begins, its rest is thrown away for up to LINGER_S. If
+        much of it is left, the connection is then closed; if the body was late, at once.
         """
         if self.whole or (message["type"] == "http.response.body" and message.get("more_body", False)):
             await self._send(message)
@@ -188,7 +188,8 @@ class Body:
             self.hold(self._space)
             # reading chunks costs more than their size suggests: not for a client without a key
             self._late |= self.declared is None and message["status"] == 401
-            MutableHeaders(scope=message)["connection"] = "close"
+            if self._late or (self.declared or math.inf) - self._received > PLAIN_BYTES:
+                MutableHeaders(scope=message)["connection"] = "close"
             await self._send(message)
         else:
             await self._send({**message, "more_body": True})
