@@ -23,7 +23,8 @@ FOLDER = ROOT / "examples"
 NODE_MODULES = Path(sys.prefix) / "node_modules"  # where `make test` puts the openai package of npm
 TOURS = {"curl.sh": "bash", "httpx_python.py": sys.executable, "requests_python.py": sys.executable,
          "openai_python.py": sys.executable, "openai_node.mjs": "node"}
-CLIENTS = [*TOURS, "openai_python.py, openai 1.x"]
+CLIENTS = ["curl.sh", "openai_python.py", *(pytest.param(client, marks=pytest.mark.slow) for client in (
+    "httpx_python.py", "requests_python.py", "openai_node.mjs", "openai_python.py, openai 1.x"))]
 PARTIAL_ROWS = (5, 11, 16, 22)  # of 28: four partial images, evenly spread
 
 
