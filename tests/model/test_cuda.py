@@ -339,16 +339,6 @@ def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_
     assert torch.equal(draw(pool, [1, 2, 3], [7, 8, 9]), draw(directly, [1, 2, 3], [7, 8, 9]))
 
 
-@pytest.mark.parametrize(("error", "calls"), [(RuntimeError("invalid handle"), 2), (torch.OutOfMemoryError("full"), 1)])
-def test_what_overlap_is_not_to_blame_for_is_raised(emulated, monkeypatch, error, calls):
-    monkeypatch.setenv(OVERLAP, "1")
-    recorder = Recorder(lambda: error)
-    pool = GpuPool(net_of(TINY), 4, device="cpu", operators=emulated.operators, recorder=recorder)
-    with pytest.raises(type(error), match=str(error)):
-        pool.record(4)
-    assert recorder.calls == calls
-
-
 @pytest.mark.cuda
 def test_a_recording_that_fails_on_a_gpu_leaves_the_stream_as_it_was():
     if not ops.gpu:
