@@ -450,29 +450,6 @@ def test_what_was_read_elsewhere_is_loaded_and_decoded_on(place, shape, format_)
     assert float((found.cpu() - exact)[~known].abs().max()) < (1e-4 if format_ == "fp32" else 1e-1)
 
 
-@pytest.mark.parametrize("shape", ["background", "background, pre-norm", "conditional"])
-def test_background_drawn_many_at_a_time_is_that_drawn_one_at_a_time(place, shape):
-    """Images, state and log-probabilities: in one call, and in calls of one step, which can draw no further."""
-    config, found = SHAPES[shape], []
-    T, known = config.subpixels, torch.zeros(config.subpixels, dtype=torch.bool)
-    known[T // 3:T // 3 + 9] = True
-    for quantum in (T, 1):
-        pool = GpuPool(net_of(config), 3, precision="fp32", **place)
-        at = torch.tensor([1, 2, 3], device=pool.device)
-        pool.put([1, 2, 3], images_of(config, 1)[0], known)
-        log_probs = []
-        for t in range(0, T, quantum):
-            probs, finite, taken, _ = pool._operators.decode_quantum(
-                pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, pool.last,
-                pool.tokens, at < 0, at, at * 0 + t, at * 0 + quantum, at * 0 + START, at * 7,
-                torch.tensor([1.0, 0.0, 0.5], device=pool.device), pool._packed.weights, pool._packed.sizes,
-                pool._packed.eps, quantum, quantum, 1, math.inf, True)
-            assert finite.all() and (taken == quantum).all()
-            log_probs.append(probs)
-        found.append([pool.canvas, pool.S[1:], pool.z[1:], pool.last[1:], torch.cat(log_probs, 1)])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
 @pytest.mark.parametrize("format_", FORMATS)
 def test_padding_and_rows_that_are_done_touch_nothing(place, format_):
     pool = GpuPool(net_of(TINY), 6, state=FORMATS[format_], **place)
