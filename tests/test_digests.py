@@ -24,7 +24,7 @@ from PIL import Image
 
 from linpix.__main__ import main
 from linpix.model import ops
-from tests.server.conftest import serving
+from tests.server.conftest import here
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = Path(__file__).with_name("digests.json")
@@ -111,8 +111,8 @@ def test_all_images_that_are_recorded_are_drawn(recorded):
 
 @pytest.fixture(scope="module")
 def client() -> Iterator:
-    with serving(ROOT / "checkpoints", "--models", "mnist-conditional,mnist-small", "--precision", "fp32", "--engine",
-                 "compiled", "--device", "cpu") as process, process.client() as client:
+    with here(ROOT / "checkpoints", models="mnist-conditional,mnist-small", precision="fp32", engine="compiled",
+              device="cpu") as server, server.client() as client:
         yield client
 
 

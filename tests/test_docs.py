@@ -153,7 +153,7 @@ def photos(tmp_path: Path) -> None:
     (tmp_path / "photos" / "notes.txt").write_text("no picture")
 
 
-LONG = ("train.md", "complete.md", "run.md", "numbers.md")  # up to a minute
+LONG = ("train.md", "complete.md", "run.md", "numbers.md", "compare.md")  # up to a minute
 
 
 @pytest.mark.parametrize("page", [

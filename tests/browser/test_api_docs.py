@@ -8,13 +8,6 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import written
 from tests.fuzz.pictures import encode
-from tests.server.conftest import serving
-
-
-@pytest.fixture(scope="module")
-def open_server(tiny):
-    with serving(tiny.parent) as process:
-        yield process
 
 
 def docs(visit, url, **options):
@@ -24,8 +17,8 @@ def docs(visit, url, **options):
     return visitor
 
 
-def test_a_form_sends_what_was_filled_in_and_nothing_else(open_server, visit, tmp_path):
-    page = docs(visit, open_server.url).page
+def test_a_form_sends_what_was_filled_in_and_nothing_else(server, visit, tmp_path):
+    page = docs(visit, server.url).page
     block = page.locator("#operations-images-edit")
     expect(block).to_contain_text("Complete a picture")
     block.locator(".opblock-summary-control").click()
@@ -43,9 +36,9 @@ def test_a_form_sends_what_was_filled_in_and_nothing_else(open_server, visit, tm
 
 
 @pytest.mark.slow
-def test_the_page_is_dark_where_the_system_is_and_has_padlocks_only_for_keys(open_server, visit):
+def test_the_page_is_dark_where_the_system_is_and_has_padlocks_only_for_keys(server, visit):
     for scheme, dark in (("light", False), ("dark", True)):
-        visitor = docs(visit, open_server.url, scheme=scheme)
+        visitor = docs(visit, server.url, scheme=scheme)
         brightness = visitor.page.evaluate(
             "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)")
         assert (max(brightness) < 80) is dark or (not dark and brightness == [0, 0, 0])  # transparent, on white

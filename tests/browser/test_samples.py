@@ -91,6 +91,7 @@ def test_the_page_begins_with_the_model_that_has_most_images_of_the_class_asked_
     expect(visitor.ready().locator("#samples-form [name=model]")).to_have_value(chosen)
 
 
+@pytest.mark.slow
 def test_a_grid_fills_row_by_row_while_the_service_draws(slow, visit):
     with serving(slow, *EAGER) as server:
         visitor = visit(server.url)
@@ -258,6 +259,7 @@ def test_a_link_brings_model_class_seed_and_temperature_back(shipped, visit):
     says(bad, "#samples .notice", "This link cannot be drawn: its n is 0. Value must be greater than or equal to 1.")
 
 
+@pytest.mark.slow
 def test_the_grid_shows_whole_pixels_and_fits_its_screen(shipped, visit):
     for size in ((1280, 800), PHONE):
         page = visit(shipped.url, size=size).ready()

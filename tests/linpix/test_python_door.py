@@ -130,15 +130,6 @@ def test_images_that_are_drawn_again_are_those_of_a_server(thrice, attempts):
     assert np.array_equal(drawn, own) == (attempts is None)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"temperature": 0}, "at temperature 0 all attempts are the same"), ({"candidates": 4}, "got 4 candidates"),
-    ({"model": "tiny"}, "tiny cannot; leave out attempts")])
-def test_attempts_that_cannot_be_are_refused(thrice, tiny, options, words):
-    options = options | ({"model": str(tiny)} if "model" in options else {})
-    with pytest.raises(ValueError, match=words):
-        linpix.sample(**{"model": str(thrice), "attempts": 2} | options)
-
-
 def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
     checkpoint.save(tmp_path / "grey", Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28)), {}, "#")
     paper = np.full((200, 300), 220, np.uint8)

@@ -339,16 +339,6 @@ def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_
     assert torch.equal(draw(pool, [1, 2, 3], [7, 8, 9]), draw(directly, [1, 2, 3], [7, 8, 9]))
 
 
-@pytest.mark.parametrize(("error", "calls"), [(RuntimeError("invalid handle"), 2), (torch.OutOfMemoryError("full"), 1)])
-def test_what_overlap_is_not_to_blame_for_is_raised(emulated, monkeypatch, error, calls):
-    monkeypatch.setenv(OVERLAP, "1")
-    recorder = Recorder(lambda: error)
-    pool = GpuPool(net_of(TINY), 4, device="cpu", operators=emulated.operators, recorder=recorder)
-    with pytest.raises(type(error), match=str(error)):
-        pool.record(4)
-    assert recorder.calls == calls
-
-
 @pytest.mark.cuda
 def test_a_recording_that_fails_on_a_gpu_leaves_the_stream_as_it_was():
     if not ops.gpu:
@@ -458,29 +448,6 @@ def test_what_was_read_elsewhere_is_loaded_and_decoded_on(place, shape, format_)
     assert torch.equal(drawn[known], images[known]) and pool.saturated() == 0
     exact = mixture.log_likelihood(net.double().predict(net.sequences(drawn, start, known)).parameters, drawn)
     assert float((found.cpu() - exact)[~known].abs().max()) < (1e-4 if format_ == "fp32" else 1e-1)
-
-
-@pytest.mark.parametrize("shape", ["background", "background, pre-norm", "conditional"])
-def test_background_drawn_many_at_a_time_is_that_drawn_one_at_a_time(place, shape):
-    """Images, state and log-probabilities: in one call, and in calls of one step, which can draw no further."""
-    config, found = SHAPES[shape], []
-    T, known = config.subpixels, torch.zeros(config.subpixels, dtype=torch.bool)
-    known[T // 3:T // 3 + 9] = True
-    for quantum in (T, 1):
-        pool = GpuPool(net_of(config), 3, precision="fp32", **place)
-        at = torch.tensor([1, 2, 3], device=pool.device)
-        pool.put([1, 2, 3], images_of(config, 1)[0], known)
-        log_probs = []
-        for t in range(0, T, quantum):
-            probs, finite, taken, _ = pool._operators.decode_quantum(
-                pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, pool.last,
-                pool.tokens, at < 0, at, at * 0 + t, at * 0 + quantum, at * 0 + START, at * 7,
-                torch.tensor([1.0, 0.0, 0.5], device=pool.device), pool._packed.weights, pool._packed.sizes,
-                pool._packed.eps, quantum, quantum, 1, math.inf, True)
-            assert finite.all() and (taken == quantum).all()
-            log_probs.append(probs)
-        found.append([pool.canvas, pool.S[1:], pool.z[1:], pool.last[1:], torch.cat(log_probs, 1)])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -53,18 +53,6 @@ def test_threads_are_used_again_once_they_pay_and_then_forget_that_they_did_not(
     assert chosen.count(2) == 3, "a new neighbour costs two calls, and another after the first pause"
 
 
-def test_one_slow_call_is_an_accident_and_a_fast_one_among_slow_ones_too():
-    team = Team()
-    run(team, 200, alone_s=1.0, together_s=0.6)
-    run(team, 1, alone_s=1.0, together_s=30.0)
-    assert run(team, 20, alone_s=1.0, together_s=0.6) == [2] * 20
-    team = Team()
-    run(team, 1000, alone_s=1.0, together_s=10.0)
-    while run(team, 1, alone_s=1.0, together_s=0.6) == [1]:
-        pass
-    assert run(team, 200, alone_s=1.0, together_s=10.0).count(2) == 2, "the pauses go on where they were"
-
-
 def test_rows_enough_for_every_thread_are_not_measured():
     threads, team = torch.get_num_threads(), Team()
     assert team.choose(SHARED * threads + 1) == (threads, math.inf)

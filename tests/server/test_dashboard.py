@@ -253,17 +253,3 @@ def test_an_engine_that_dies_fires_an_alert(tiny, tmp_path):
         assert server.client().post("/v1/images/generations", json={}).status_code == 500
         firing = 'ALERTS{alertstate="firing", alertname="LinpixRestarts", job="linpix", severity="page"}'
         assert eventually(lambda: bool(watcher.ask("query", query=firing)), 30), watcher.ask("rules")
-
-
-def test_every_window_of_the_dashboard_follows_the_scrape_interval():
-    for name, query in QUERIES.items():
-        assert set(re.findall(r"\[([^]]*)\]", query)) <= {"$__rate_interval"}, name
-        assert "$" not in query.replace("$__rate_interval", ""), name
-
-
-def test_every_panel_asks_the_chosen_data_source():
-    chosen = {"type": "prometheus", "uid": "${datasource}"}
-    assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource"]
-    for panel in PANELS:
-        assert [panel["datasource"], *(target["datasource"] for target in panel["targets"])] \
-            == [chosen] * (1 + len(panel["targets"])), panel["title"]

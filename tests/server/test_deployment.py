@@ -58,14 +58,6 @@ def seconds(text: str) -> float:
 
 # --- Dockerfile ---
 
-def test_every_copy_finds_its_source():
-    for word, rest in INSTRUCTIONS:
-        if word == "COPY" and "--from" not in rest:
-            for source in rest.split()[:-1]:
-                assert (ROOT / source).exists(), source
-                assert source == "." or in_context(source), f".dockerignore hides {source}"
-
-
 def test_the_image_holds_what_its_packages_need_and_nothing_private():
     for path in ("linpix/__main__.py", "pyproject.toml", "server/static/index.html", "model/ops.py", "training/loop.py",
                  "checkpoints/mnist-small/config.json", "csrc/recurrent.cpp"):

@@ -127,18 +127,6 @@ def test_full_is_softmax_attention_with_shared_queries_and_keys():
     torch.testing.assert_close(attention_for(config).parallel(0, q, q, v), scores.softmax(-1) @ v)
 
 
-def test_weights_are_the_same_whatever_they_are_evaluated_with_and_more_rounds_come_closer_to_full():
-    settings = dataclasses.replace(DUPLICATION, word=31, width=32, heads=1)
-    torch.manual_seed(3)
-    net = TokenModel(settings.config("full"), settings.task)
-    with torch.no_grad():  # as sharp as trained ones
-        net.layers[0].qkv.weight *= 8
-    losses = {kind: duplicating.evaluate(net, settings.config(kind), 64, 32, 0)[0]
-              for kind in ("full", "lsh-32", "lsh-1")}
-    assert losses["full"] == pytest.approx(duplicating.evaluate(net, settings.config("full"), 64, 32, 0)[0])
-    assert 0 < abs(losses["lsh-32"] - losses["full"]) < abs(losses["lsh-1"] - losses["full"])
-
-
 def test_softmax_that_keeps_its_matrix_is_softmax():
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 33, 8) for _ in range(3))
@@ -153,21 +141,6 @@ def test_an_exponent_is_the_slope_of_the_last_two_doublings():
     assert scaling.exponent(curve) == "2.00 (N = 4,096 to 16,384)"
     assert scaling.exponent([(512, 1.0), (1024, 2.0)]) == "1.00 (N = 512 to 1,024)"
     assert scaling.exponent([(512, 1.0)]) == "-"
-
-
-def test_a_batch_shrinks_with_the_length_and_stops_where_memory_does(monkeypatch):
-    settings = dataclasses.replace(SCALING, tokens=4096, memory=0.5)
-    experiment = scaling.Study(settings, Record(Path("unused"), "scaling", settings, scaling.Study.tables))
-    assert experiment.batch("softmax-matrix", 64) == experiment.batch("linear", 64) == 64
-    assert experiment.batch("linear", 2**20) == 1
-    assert experiment.batch("softmax-matrix", 2**20) == 0
-    experiment.record.add("results", round=0, kind="softmax-matrix", length=64, batch=64, seconds=1.0, bytes=1000)
-    for free, batch in ((10**9, 32), (80_000, 10), (7_000, 0)):
-        monkeypatch.setattr(scaling, "free_bytes", lambda free=free: free)
-        assert experiment.batch("softmax-matrix", 128) == batch
-    experiment.record.add("results", round=0, kind="softmax-matrix", length=128, batch=0, seconds=None, bytes=None)
-    assert experiment.batch("softmax-matrix", 256) == 0
-    assert scaling.free_bytes() > 0
 
 
 # conducting

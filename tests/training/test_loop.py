@@ -38,7 +38,8 @@ def weights(run: Run) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in run.net.parameters()])
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "radam", "muon"])
+@pytest.mark.parametrize("optimizer", ["muon", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "radam"))])
 def test_training_learns_with_every_optimizer(stripes, tmp_path, optimizer):
     run = Run(TINY, dataclasses.replace(SETTINGS, optimizer=optimizer))
     before = evaluate(run.exported.eval(), stripes.images).bits_per_dim

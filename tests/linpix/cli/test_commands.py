@@ -169,18 +169,6 @@ def test_a_checkpoint_says_how_many_attempts_are_made_where_the_command_does_not
     assert "attempts" not in ranked and len(ranked["confidences"]) == 2
 
 
-@pytest.mark.parametrize(("flags", "words"), [
-    (("--attempts", 2, "--candidates", 4), "got 4 candidates and 2 attempts"), (("--attempts", 17), "--attempts"),
-    (("--attempts", 2, "--temperature", 0), "at temperature 0 all attempts are the same")])
-def test_attempts_that_cannot_be_are_refused(capsys, class_first, tmp_path, flags, words):
-    try:
-        status = main(["sample", "--model", str(class_first), "--out", str(tmp_path / "out.png"), *map(str, flags)])
-    except SystemExit as refused:
-        status = refused.code
-    assert status == 2 and words in capsys.readouterr().err
-    assert not (tmp_path / "out.png").exists()
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -198,15 +186,6 @@ def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total_and_the_film_wit
     assert [one.attempts for one in produced.recognised.values()] == [4] * 5
     moments = np.stack(progress.film.moments)
     assert (moments[-1] == 8).all() and (np.diff(moments, axis=0) >= 0).all()
-
-
-def test_candidates_that_cannot_be_are_refused(linpix, tiny, tmp_path):
-    Image.new("L", (8, 8)).save(tmp_path / "picture.png")
-    for given, words in (((4, "--candidates", 3), "must be at least 4, got 3"),
-                         ((2, "--candidates", 3), "tiny cannot; leave out candidates, or use a model that draws")):
-        status, _, said = linpix("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--out",
-                                 f"{tmp_path}/", "--count", *given)
-        assert status and words in said
 
 
 def test_scale_enlarges_pngs_too(succeeds, tiny, tmp_path):

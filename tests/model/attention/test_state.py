@@ -1,10 +1,8 @@
 import dataclasses
-from collections import Counter
 
 import pytest
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from linpix.model.attention import PADDING_SLOT, attention_for
 from linpix.model.attention.linear import RecurrentState
@@ -108,42 +106,6 @@ def test_it_does_not_matter_in_which_slots_images_are(attention):
     in_order = decode(net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([1, 2, 3]))
     shuffled = decode(net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([6, 1, 4]))
     assert torch.equal(in_order, shuffled)
-
-
-def operators_of(work) -> Counter[str]:
-    """How often each of torch's operators is called."""
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        work()
-    return Counter(event.name for event in seen.events())
-
-
-def step_at(attention: str, layers: int, slots: list[int], positions: list[int]):
-    config = dataclasses.replace(config_of(attention), layers=layers)
-    net = Transformer(config).eval()
-    state = RecurrentState(config, SLOTS, operator=False) if attention == "linear" else net.attention.new_state(SLOTS)
-    rows = len(slots)
-    return lambda: net.step(images(rows), torch.tensor(positions), torch.full((rows,), START), state,
-                            torch.tensor(slots))
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_what_all_layers_of_a_step_share_is_found_once(attention):
-    """Positions and slots are looked at on their way out of torch, which waits for them, and no layer asks again."""
-    looked = [operators_of(step_at(attention, layers, [3, 4, 5], [20, 20, 20])) for layers in (1, 4)]
-    for name in ("aten::item", "aten::_local_scalar_dense", "aten::clamp", "aten::arange", "aten::le"):
-        assert looked[0][name] == looked[1][name], name
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_slots_side_by_side_at_one_position_are_stepped_in_place(attention):
-    """No gathering of what they keep, and no scattering."""
-    copying = {"aten::index", "aten::index_put_", "aten::_index_put_impl_"}
-    net, t, start = net_of(attention), torch.full((3, 1), 20), torch.full((3,), START)
-    net_alone = operators_of(lambda: net.inputs(images(3), t, start))
-    inside = operators_of(step_at(attention, 2, [3, 4, 5], [20, 20, 20]))
-    scattered = operators_of(step_at(attention, 2, [5, 3, 1], [20, 20, 20]))
-    assert all(inside[name] <= net_alone[name] for name in copying)
-    assert any(scattered[name] > net_alone[name] for name in copying)
 
 
 @pytest.mark.parametrize("positions", [[20, 20, 20], [20, 9, 3], [1, 2, 3]])

@@ -70,11 +70,6 @@ def test_no_file_that_others_may_touch_is_accepted(tmp_path, mode):
         assert [key.name for key in keys.read(path)] == ["a"]
 
 
-def test_a_byte_order_mark_before_the_first_line_changes_nothing(tmp_path):
-    path = private(tmp_path / "file", "\ufeff" + line("a", "x"))
-    assert [key.name for key in keys.read(path)] == ["a"]
-
-
 @pytest.mark.parametrize("given", ["secret" * 100, "a sha256:secret\n"])
 def test_a_key_in_the_place_of_its_file_is_not_printed(given):
     ended = linpix("serve", "--port", "0", LINPIX_API_KEYS=given)

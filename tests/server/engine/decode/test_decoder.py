@@ -57,7 +57,7 @@ class Tiny:
 
 
 KINDS = [("linear", "eager"), ("softmax", "eager"), ("linear", "compiled"),
-         ("background", "eager"), ("background", "compiled"),
+         ("background", "compiled"), pytest.param(("background", "eager"), marks=pytest.mark.slow),
          *[pytest.param((kind, "gpu"), marks=pytest.mark.slow) for kind in ("linear", "background")]]
 
 
