@@ -113,7 +113,7 @@ class Model(ServedModel):
         """One of a request's images is done: learn from the time it took."""
         self._measured_at = now = time.monotonic()
         if (tokens := request.job.tokens(self.config)) >= self._enough:
-            beside = sum(image.state is not State.WAITING for image in self.images)
+            beside = len(self.engine.scheduler.running)
             self.pace.learn(min(beside + 1, self.slots), (now - request.begun[image.index]) / tokens)
 
     def too_late(self) -> list[Request]:
