@@ -120,7 +120,7 @@ class Host:
         """Quanta in which nothing joins or ends, of images that began together: after their first image row."""
         slots = self.engine.decoder.slots
         self.ask(slots)
-        while self.engine.scheduler._free or not self.engine.busy:
+        while self.engine.scheduler.free or not self.engine.busy:
             self.quantum()
         for _ in range(3):
             self.quantum()
