@@ -136,7 +136,7 @@ class Progress:
         self._bar.set_description_str(f"{self._finished}/{len(self.film.rows)} images", refresh=False)
 
     def advanced(self, report: Report) -> None:
-        self.film.advance((image.index, rows) for image, rows, _ in report.rows)
+        self.film.advance((image.index, rows[-1]) for image, rows, _ in report.rows)
         for image, _, canvas in report.rows:
             if canvas is not None and image.index < len(self._canvas):
                 self._canvas[image.index] = canvas

@@ -191,8 +191,12 @@ class Admission(Requests):
                 request.begun[image.index] = report.joined_at
                 metrics.queue_wait.observe(report.joined_at - request.began)
         for image, rows, canvas in report.rows:
-            if (request := model.requests.get(image.request)) is not None and request.progressed(image, rows, canvas):
-                metrics.first_row.observe(now - request.began)
+            if (request := model.requests.get(image.request)) is not None:
+                if image.attempt == 1 and rows.start == request.given + 1:
+                    metrics.first_row.observe(now - request.began)
+                if canvas is not None:
+                    for row in rows:
+                        request.send(Event(image.index, row, canvas))
         for image in report.finished:
             if (request := model.requests.get(image.request)) is not None:
                 self._finished(model, request, image)

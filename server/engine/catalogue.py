@@ -138,8 +138,8 @@ class Catalogue:
             if chosen.device == "cpu":
                 shadowed = linear and chosen.engine == "eager"  # see Decoder.keep
                 _check_memory(loaded, slots, shadowed=shadowed)
-            decoder = new_decoder(loaded, slots, *wanted, device=device, state=state,
-                                  fill_freed_with_nan=settings.poison, share=self._share)
+            decoder = new_decoder(loaded, slots, *wanted, device=device, state=state, share=self._share)
+            decoder.fill_freed_with_nan = settings.poison
         except ValueError as error:
             raise ValueError(f"{loaded.name}: {error}; or leave the model out with --models") from error
         return Engine(with_faults(decoder, self._faults) if self._faults else decoder)

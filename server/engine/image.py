@@ -33,8 +33,6 @@ class Image:
     best: "Image | None" = None  # of the attempts before
     state: State = State.WAITING
     slot: int = 0
-    position: int = 0         # next token to draw, or in PREFILL to fold in
-    left: int = 0             # tokens still to be drawn
     canvas: NDArray[np.uint8] | None = None  # (T,), when it is done
     recognised: Recognised | None = None     # when it was checked
     retried: bool = False     # its prefill raised once
@@ -56,8 +54,9 @@ class Report:
 
     joined: list[Image] = field(default_factory=list)    # that got a slot
     joined_at: float = 0.0   # by time.monotonic
-    # images that have finished further image rows; the number of finished rows; and for streams the canvas, (T,)
-    rows: list[tuple[Image, int, NDArray[np.uint8] | None]] = field(default_factory=list)
+    # images with newly finished image rows, counted from 1, and for streams the canvas, (T,); images that no stream
+    # shows come once, with the first rows of their first attempt
+    rows: list[tuple[Image, range, NDArray[np.uint8] | None]] = field(default_factory=list)
     finished: list[Image] = field(default_factory=list)
     failed: dict[str, Exception] = field(default_factory=dict)  # by request: NotFinite, or what the decoder raised
     images: int = 0          # decoded in the quantum

@@ -41,9 +41,8 @@ class Model(ServedModel):
 
     def waiting(self, bulk: bool | None = None) -> int:
         """Images without a slot, of one class or of both; a picture to be scored counts as one."""
-        wanted = [request for request in self.requests.values() if bulk in (None, request.job.bulk)]
         return sum(request.job.scored + sum(image.state is State.WAITING for image in request.images)
-                   for request in wanted)
+                   for request in self.requests.values() if bulk in (None, request.job.bulk))
 
     def room_left(self, bulk: bool = False) -> int:
         """Images of a class that would be admitted now."""
@@ -61,7 +60,8 @@ class Model(ServedModel):
         self.check_room(job)
         if not job.scored:
             each = job.tokens(self.config)
-            tokens = sum(image.left or self.config.length for image in self.images) + each * job.images
+            waiting = sum(image.state is State.WAITING for image in self.images)
+            tokens = int(self.engine.scheduler.left.sum()) + waiting * self.config.length + each * job.images
             # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
             bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(self.slots)
             if bound_s * SAFETY > request.left_s:  # hardly ever
@@ -82,14 +82,14 @@ class Model(ServedModel):
     def ends(self, new: Sequence[Remaining] = (), *, bulk: bool = False) -> list[tuple[float, str]]:
         """Seconds until each image will be done, and its request. new: images that would come last in their class."""
         classes: tuple[list[Remaining], list[Remaining]] = ([], [])
-        running = []
+        running, left = [], self.engine.scheduler.left.tolist()
         for request in self.requests.values():
             each = request.job.tokens(self.config)
             for image in request.images:
                 if image.state is State.WAITING:
                     classes[request.job.bulk].append(Remaining(request.id, each))
                 elif image.state is not State.DONE:
-                    running.append(Remaining(request.id, image.left))
+                    running.append(Remaining(request.id, left[image.slot]))
         classes[bulk].extend(new)
         return ends(self.slots, running, queue_order(*classes), self.seconds_per_token)
 
@@ -102,7 +102,7 @@ class Model(ServedModel):
                 for index, began in request.begun.items():
                     image = request.images[index]
                     if image.slot and image.state is not State.DONE and each >= self._enough:
-                        drawn += each - image.left
+                        drawn += each - int(self.engine.scheduler.left[image.slot])
                         seconds, running = seconds + now - began, running + 1
             if drawn and seconds > MEASURED_S:
                 return (seconds / drawn) * math.sqrt(images / running)
@@ -113,8 +113,8 @@ class Model(ServedModel):
         """One of a request's images is done: learn from the time it took."""
         self._measured_at = now = time.monotonic()
         if (tokens := request.job.tokens(self.config)) >= self._enough:
-            beside = sum(image.state is not State.WAITING for image in self.images)
-            self.pace.learn(min(beside + 1, self.slots), (now - request.begun[image.index]) / tokens)
+            images = min(len(self.engine.scheduler.running) + 1, self.slots)
+            self.pace.learn(images, (now - request.begun[image.index]) / tokens)
 
     def too_late(self) -> list[Request]:
         """Requests without a slot that would hardly be done in time even if they got one now; marks them as late.

@@ -61,7 +61,6 @@ class Request:
     begun: dict[int, float] = field(default_factory=dict)  # when each image got its first slot
     done: int = 0                  # images that are finished
     drawn: float = 0.0             # when the last one of these was
-    rows: dict[int, tuple[int, int]] = field(default_factory=dict)  # by image: attempt, and finished image rows
     outcome: str = "cancelled"     # "completed", "cancelled" or "failed": what is counted at its end
     late: bool = False             # its deadline has passed, or can no longer be met
     released: bool = False
@@ -89,20 +88,6 @@ class Request:
 
     def send(self, event: Event | ServiceError) -> None:
         self.events.put_nowait(event)
-
-    def progressed(self, image: Image, rows: int, canvas: NDArray[np.uint8] | None) -> bool:
-        """Record that `rows` image rows of an image are finished, and send the new ones if canvas has them.
-
-        Returns whether the first decoded image row is among them. Another attempt begins with the first row again.
-        """
-        attempt, before = self.rows.get(image.index, (image.attempt, self.given))
-        if attempt < image.attempt:
-            before = self.given
-        self.rows[image.index] = image.attempt, rows
-        if canvas is not None:
-            for finished in range(before + 1, rows + 1):
-                self.send(Event(image.index, finished, canvas))
-        return image.attempt == 1 and before == self.given < rows
 
     def finish(self, image: Image) -> None:
         """The last attempt at an image is done: send the best one."""

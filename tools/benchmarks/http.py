@@ -2,6 +2,7 @@
 
     python -m tools.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--n 1,8] [--seconds 5]
                                     [--repeat 3] [--other CHECKOUT] [--accept TYPE] [--python]
+                                    [--instant]
 
 The engine alone, in this process, keeps `--batch` images in flight: a loop over the quanta that `linpix sample` runs.
 A server has as many images in flight for connections of wrk, a load generator in C (Debian: apt install wrk), each of
@@ -11,7 +12,8 @@ The processor's time is that of server and clients together: where other program
 of the engine's own time for an image, still compares two servers. It leaves out what threads wait for.
 --other: another checkout, whose server takes turns too. --accept: of what media type the answers are to be. --python:
 httpx instead of wrk, whose clients take more of the same cores than the server does. A preset has random weights, which
-does not change its speed.
+does not change its speed. --instant: server and engine have a GPU that answers at once (tools/benchmarks/host.py), so
+that images/s are the most that HTTP allows.
 """
 
 import argparse
@@ -43,6 +45,7 @@ from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job
 from tests.server.conftest import Process, serving
 from tools.benchmarks.decode import machine
+from tools.benchmarks.host import instant
 
 Load = Callable[[str, int, int, float, str], tuple[float, int]]
 STEADY_S = 1  # after which the first requests, which came at once, have spread
@@ -161,6 +164,7 @@ def main() -> None:
     parser.add_argument("--other", type=Path, help="another checkout, to compare with")
     parser.add_argument("--accept", default="*/*", help="such as application/x-npy")
     parser.add_argument("--python", action="store_true", help="clients in Python")
+    parser.add_argument("--instant", action="store_true", help="with a GPU that answers at once")
     given = parser.parse_args()
     if not given.python and shutil.which("wrk") is None:
         parser.error("there is no wrk here: install it (Debian: apt install wrk), or measure with --python")
@@ -177,16 +181,18 @@ def main() -> None:
 
 def measure(folder: Path, given: argparse.Namespace) -> None:
     limit_threads()
-    engine = Engine(new_decoder(checkpoint.read(folder), given.batch, precision="auto"))
-    flags = ("--models", folder.name, "--slots", str(given.batch))
+    engine = Engine((instant if given.instant else new_decoder)(checkpoint.read(folder), given.batch))
+    flags = ("--models", folder.name, "--slots", str(given.batch), "--max-n", "1024", "--client-images", "0")
+    program = ("-m", "tools.benchmarks.host") if given.instant else ("-m", "linpix")
     load: Load = by_httpx if given.python else by_wrk
     alone: list[Result] = []
     found: dict[str, list[Result]] = {}
     with ExitStack() as stack:
-        servers = {"": stack.enter_context(serving(folder.parent, *flags))}
+        servers = {"": stack.enter_context(serving(folder.parent, *flags, program=program))}
         if given.other:
             elsewhere = ["env", f"--chdir={given.other.resolve()}"]
-            servers[", the other checkout"] = stack.enter_context(serving(folder.parent, *flags, before=elsewhere))
+            servers[", the other checkout"] = stack.enter_context(serving(folder.parent, *flags, before=elsewhere,
+                                                                          program=program))
         bare(engine, given.batch, STEADY_S)
         for server in servers.values():
             load(server.url, given.batch, 1, STEADY_S, given.accept)

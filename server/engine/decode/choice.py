@@ -15,8 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,
-                device: str = "auto", state: StateFormat | None = None, fill_freed_with_nan: bool = False,
-                share: bool = False) -> Decoder:
+                device: str = "auto", state: StateFormat | None = None, share: bool = False) -> Decoder:
     """The decoder with this engine, precision and device; for auto, the best one for this model. Raises ValueError.
 
     share: whether other processes on this machine decode with the same weights.
@@ -32,12 +31,11 @@ def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precis
             free, whole = (size / 2**30 for size in torch.cuda.mem_get_info())
             raise ValueError(f"the GPU has too little memory for {slots} slots of {checkpoint.name}: {free:.1f} GiB of "
                              f"{whole:.1f} GiB are free; lower --slots") from error
-        return CudaDecoder(checkpoint, slots, pool, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan)
+        return CudaDecoder(checkpoint, slots, pool, precision=chosen.precision)
     if state not in (None, StateFormat()):
         obstacle = gpu_obstacle(checkpoint.net.config, precision)
         raise ValueError("--state fp16 and --defer are for decoding on a GPU, but this model decodes on a "
                          f"CPU{f': {obstacle}' if obstacle else ''}; leave the flags out")
     if chosen.engine == "eager":
-        return EagerDecoder(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan)
-    return CompiledDecoder(checkpoint, slots, precision=chosen.precision, fill_freed_with_nan=fill_freed_with_nan,
-                           share=share)
+        return EagerDecoder(checkpoint, slots)
+    return CompiledDecoder(checkpoint, slots, precision=chosen.precision, share=share)

@@ -37,9 +37,6 @@ class BitwiseDecoder(Decoder):
         # one by one: a matrix product rounds differently for another number of rows
         return torch.cat([self.net.class_scores(row) for row in features[:, None]])
 
-    def keep(self, slots: Sequence[int]) -> None:
-        pass
-
     def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
         for slot in slots:
             self.pool.clear(slot)
@@ -52,10 +49,9 @@ class BitwiseDecoder(Decoder):
     def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
         """As Decoder.quantum, but steps may come in any order. One call, without the GIL."""
         at, where, most = np.array(slots), np.array(positions), np.array(steps)
-        if self.skips:
-            most = self.config.length - where
-        finite, taken, passes = self.decode(at, where, most, max(steps))
-        return Advance((where + taken).tolist(), passes.tolist(), at[~finite].tolist())
+        finite, taken, passes = self.decode(at, where, self.config.length - where if self.skips else most,
+                                            int(most.max()))
+        return Advance(where + taken, passes, at[~finite].tolist())
 
     @abstractmethod
     def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
@@ -71,10 +67,9 @@ class CompiledDecoder(BitwiseDecoder):
 
     name, reads_together = "compiled", READS_TOGETHER
 
-    def __init__(self, checkpoint: Checkpoint, slots: int, *, precision: str = "fp32",
-                 fill_freed_with_nan: bool = False, share: bool = False) -> None:
+    def __init__(self, checkpoint: Checkpoint, slots: int, *, precision: str = "fp32", share: bool = False) -> None:
         """share: whether other processes on this machine decode with the same weights."""
-        super().__init__(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan)
+        super().__init__(checkpoint, slots)
         assert isinstance(self.state, RecurrentState)
         self.precision = precision
         packed = pack(self.net, PRECISIONS[precision])
@@ -101,60 +96,6 @@ class CompiledDecoder(BitwiseDecoder):
         return finite, taken, passed
 
 
-class CudaDecoder(BitwiseDecoder):
-    """csrc's kernels on a GPU, which has state, known sub-pixels and weights; images come back after every quantum.
-
-    Known sub-pixels are read on the processor: some fifty tokens of a few images are too little work for a GPU.
-    """
-
-    name, device = "compiled", "cuda"
-    prefill_stride = 128
-    pool: GpuPool
-
-    def __init__(self, checkpoint: Checkpoint, slots: int, pool: GpuPool, *, precision: str = "bf16",
-                 fill_freed_with_nan: bool = False) -> None:
-        super().__init__(checkpoint, slots, fill_freed_with_nan=fill_freed_with_nan, pool=pool)
-        self.precision, self.stride, self.state_format = precision, pool.stride, str(pool.format)
-        if self.net.patches is not None and choose(self.config).engine == "compiled":
-            self.reader, self.reads_together = pack(self.net, PRECISIONS[precision]), READS_TOGETHER
-
-    def take(self, slots: Sequence[int], images: Sequence[Image]) -> None:
-        with _on_gpu():
-            self.pool.put(slots, *(None if given is None else from_numpy(given)
-                                   for given in (images[0].job.canvas, images[0].job.known)))
-            super().take(slots, images)
-
-    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
-        with _on_gpu():
-            self.pool.prefill(slots, positions, steps, self.start[slots], conditioned=self.conditioned[slots])
-
-    def copy(self, slots: Sequence[int]) -> None:
-        with _on_gpu():
-            super().copy(slots)
-
-    def read(self, requests: Sequence[Sequence[int]]) -> None:
-        with _on_gpu():
-            super().read(requests)
-
-    def read_into(self, slots: Sequence[int]) -> Tensor:
-        state, places = RecurrentState(self.config, len(slots)), range(1, len(slots) + 1)
-        scores = self.read_known(from_numpy(self.canvas[slots]), from_numpy(self.known[slots]), state,
-                                 torch.tensor(places))
-        for slot, place in zip(slots, places, strict=True):
-            self.pool.load(slot, state, place)
-        return scores
-
-    def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
-               passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
-        """Raises EngineLost if the GPU no longer answers."""
-        with _on_gpu():
-            done = self.pool.decode(slots, positions, steps, self.start[slots], self.seed[slots],
-                                    self.temperature[slots], conditioned=self.conditioned[slots], passes=passes)
-            self.canvas[slots] = self.pool.images(slots).numpy()
-            self.saturated = self.pool.saturated()
-        return done
-
-
 @contextmanager
 def _on_gpu() -> Iterator[None]:
     """Raise EngineLost instead of an error that the GPU keeps giving: it is then not an error of this batch."""
@@ -167,3 +108,53 @@ def _on_gpu() -> Iterator[None]:
             raise EngineLost(f"the GPU no longer answers ({str(still).splitlines()[0]}); the process ends, so that its "
                              "supervisor can restart it") from error
         raise
+
+
+class CudaDecoder(BitwiseDecoder):
+    """csrc's kernels on a GPU, which has state, weights and images; these are copied back when they are to be seen.
+
+    Known sub-pixels are read on the processor: some fifty tokens of a few images are too little work for a GPU.
+    """
+
+    name, device = "compiled", "cuda"
+    prefill_stride = 128
+    pool: GpuPool
+
+    def __init__(self, checkpoint: Checkpoint, slots: int, pool: GpuPool, *, precision: str = "bf16") -> None:
+        super().__init__(checkpoint, slots, pool)
+        self.precision, self.stride, self.state_format = precision, pool.stride, str(pool.format)
+        if self.net.patches is not None and choose(self.config).engine == "compiled":
+            self.reader, self.reads_together = pack(self.net, PRECISIONS[precision]), READS_TOGETHER
+
+    @_on_gpu()
+    def take(self, slots: Sequence[int], images: Sequence[Image]) -> None:
+        self.pool.put(slots, *(None if given is None else from_numpy(given)
+                               for given in (images[0].job.canvas, images[0].job.known)))
+        super().take(slots, images)
+
+    @_on_gpu()
+    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
+        self.pool.prefill(slots, positions, steps, self.start[slots], conditioned=self.conditioned[slots])
+
+    copy, read = _on_gpu()(BitwiseDecoder.copy), _on_gpu()(BitwiseDecoder.read)
+
+    def read_into(self, slots: Sequence[int]) -> Tensor:
+        state, places = RecurrentState(self.config, len(slots)), range(1, len(slots) + 1)
+        scores = self.read_known(from_numpy(self.canvas[slots]), from_numpy(self.known[slots]), state,
+                                 torch.tensor(places))
+        for slot, place in zip(slots, places, strict=True):
+            self.pool.load(slot, state, place)
+        return scores
+
+    @_on_gpu()
+    def images(self, slots: Sequence[int]) -> NDArray[np.uint8]:
+        return self.pool.images(slots).numpy()
+
+    @_on_gpu()
+    def decode(self, slots: Numbers, positions: Numbers, steps: Numbers,
+               passes: int) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
+        """Raises EngineLost if the GPU no longer answers."""
+        done = self.pool.decode(slots, positions, steps, self.start[slots], self.seed[slots], self.temperature[slots],
+                                conditioned=self.conditioned[slots], passes=passes)
+        self.saturated = self.pool.saturated()
+        return done

@@ -29,8 +29,8 @@ Numbers = NDArray[np.int64]  # (B,)
 class Advance(NamedTuple):
     """What a quantum did, by row of the batch."""
 
-    positions: list[int]  # where the images are now
-    passes: list[int]     # steps that went through the layers
+    positions: Numbers     # where the images are now
+    passes: Numbers        # steps that went through the layers
     not_finite: list[int]  # slots whose parameters were not all finite: only their images are invalid
 
 
@@ -42,11 +42,10 @@ class Decoder(ABC):
     prefill_stride = PREFILL_TOKENS  # prefill of so many tokens costs little more than of one
     reads_together = 1  # requests whose images it reads, or images that it judges, in one call
     saturated = 0  # elements of state so far that float16 could not hold
+    fill_freed_with_nan = False  # for debugging, so that reading a freed slot shows
 
-    def __init__(self, checkpoint: Checkpoint, slots: int, *, fill_freed_with_nan: bool = False,
-                 pool: SlotPool | None = None) -> None:
-        """fill_freed_with_nan: for debugging, so that reading a freed slot shows · pool: if not in main memory."""
-        self.fill_freed_with_nan = fill_freed_with_nan
+    def __init__(self, checkpoint: Checkpoint, slots: int, pool: SlotPool | None = None) -> None:
+        """pool: if not in main memory."""
         self.checkpoint, self.net, self.config = checkpoint, checkpoint.net, checkpoint.net.config
         self.skips = self.config.background is not None or self.net.patches is not None  # some skip the layers
         self.slots = slots
@@ -58,6 +57,8 @@ class Decoder(ABC):
         rows = slots + 1
         self.canvas = np.zeros((rows, self.config.subpixels), np.uint8)
         self.known = np.zeros((rows, self.config.subpixels), np.bool_)
+        # tokens to be decoded from each position on: all but known ones that were read
+        self.left_from = np.zeros((rows, self.config.length + 1), np.min_scalar_type(self.config.length))
         self.conditioned = np.zeros(rows, np.bool_)  # whether the model reads all that is known before it draws
         self.start, self.seed = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         self.temperature = np.ones(rows, np.float32)
@@ -87,6 +88,8 @@ class Decoder(ABC):
         self.canvas[at] = 0 if job.canvas is None else job.canvas
         self.known[at] = False if job.known is None else job.known
         self.conditioned[at] = self.net.patches is not None and self.known[slots[0]].any()
+        unread = ~(self.known[slots[0], ::self.config.token_size] & self.conditioned[slots[0]])
+        self.left_from[at, :-1] = unread[::-1].cumsum()[::-1]
         if self.config.class_first and not self.conditioned[slots[0]]:
             self._set_classes(slots, torch.zeros(1, self.config.classes))
 
@@ -118,8 +121,9 @@ class Decoder(ABC):
 
         If an image has no class, since nothing had to be drawn, it gets the most probable one.
         """
-        canvas, places = from_numpy(self.canvas[slots]), torch.arange(1, len(slots) + 1)
-        scores = self.read_known(canvas, torch.ones_like(canvas, dtype=torch.bool), self.new_state(len(slots)), places)
+        canvas, state = from_numpy(self.images(slots)), attention_for(self.config).new_state(len(slots))
+        scores = self.read_known(canvas, torch.ones_like(canvas, dtype=torch.bool), state,
+                                 torch.arange(1, len(slots) + 1))
         log_probs = class_log_probs(scores)
         labels = [int(row.argmax()) if (label := self.label(slot)) is None else label
                   for slot, row in zip(slots, log_probs, strict=True)]
@@ -135,26 +139,14 @@ class Decoder(ABC):
         with decode_threads(self.net, self.config.patches + 1, 0):
             return self.net.read(canvas, known, state, places)
 
-    def new_state(self, slots: int) -> State:
-        """A state that is not this decoder's pool."""
-        return attention_for(self.config).new_state(slots)
-
-    def left(self, slot: int, position: int) -> int:
-        """Tokens of a slot's image to be decoded from a position on, without known ones that were read."""
-        left = self.config.length - position
-        if self.conditioned[slot]:
-            left -= int(self.known[slot, ::self.config.token_size][position:].sum())
-        return left
-
     def label(self, slot: int) -> int | None:
         """The class of a slot's image, requested or drawn first; None if it has none."""
         start = int(self.start[slot])
         return None if start == START else start - START - 1
 
-    def image(self, slot: int) -> NDArray[np.uint8]:
-        """The sub-pixels of a slot's image, (T,); those not decoded yet are 0, or as they were given."""
-        canvas: NDArray[np.uint8] = self.canvas[slot].copy()
-        return canvas
+    def images(self, slots: Sequence[int]) -> NDArray[np.uint8]:
+        """The sub-pixels of these slots' images, (B, T); those not decoded yet are 0, or as they were given."""
+        return self.canvas[slots]
 
     @property
     @abstractmethod
@@ -168,8 +160,7 @@ class Decoder(ABC):
         In general, all images have the same position, a multiple of prefill_stride, and the same number of steps.
         """
 
-    @abstractmethod
-    def keep(self, slots: Sequence[int]) -> None:
+    def keep(self, slots: Sequence[int]) -> None:  # noqa: B027 - those that prefill again keep nothing
         """Keep a copy of the state of these slots before a quantum, in case the quantum raises."""
 
     @abstractmethod
@@ -186,13 +177,6 @@ class Decoder(ABC):
         Positions and steps count tokens. If tokens may skip the layers, the largest number of steps limits passes, not
         tokens: each image advances as far as that many passes take it.
         """
-
-
-def advanced(slots: Sequence[int], positions: Sequence[int], steps: Sequence[int], finite: NDArray[np.bool_]
-             ) -> Advance:
-    """What a quantum did in which every step was a pass. finite: (B,)."""
-    return Advance([position + taken for position, taken in zip(positions, steps, strict=True)], [*steps],
-                   [slot for slot, well in zip(slots, finite, strict=True) if not well])
 
 
 class EagerDecoder(Decoder):
@@ -231,7 +215,7 @@ class EagerDecoder(Decoder):
                 finite[:rows] &= self.step(canvas[:rows], known[:rows], conditioned[:rows], start[:rows],
                                            temperature[:rows], noise[:rows, step], t[:rows] + step, at[:rows])
         self.canvas[index] = canvas.numpy()
-        return advanced(slots, positions, steps, finite.numpy())
+        return Advance(np.add(positions, steps), np.array(steps), index[~finite.numpy()].tolist())
 
     def step(self, canvas: Tensor, known: Tensor, conditioned: Tensor, start: Tensor, temperature: Tensor,
              noise: Tensor, t: Tensor, slots: Tensor) -> Tensor:

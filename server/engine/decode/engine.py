@@ -8,6 +8,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ... import logs
 from ..image import Image, Report, State
 from ..job import Job
@@ -17,6 +19,7 @@ from .prefill import Prefills
 from .scheduler import QUANTUM_S, Plan, QuantumLength, Scheduler
 
 logger = logging.getLogger("linpix")
+NEVER = 2**62          # an image row that no image has
 RESTORED = 2           # images restored in one call: few, as all their tokens are prefilled again without a heartbeat
 MAX_FAILED_QUANTA = 3  # quanta in a row that decode nothing, not even a test image: the engine is then lost
 
@@ -31,9 +34,9 @@ class Engine:
         self.scheduler = Scheduler(decoder.slots, self.config.length)
         # streams show each image row, so no quantum is longer
         self._length = QuantumLength(decoder.stride, self.config.row_length)
-        self._prefills = Prefills(decoder)
+        self._prefills = Prefills(decoder, self.scheduler.position)
+        self._next_row = np.full(decoder.slots + 1, NEVER)  # by slot: the next image row to be reported, counted from 1
         self._decoded_s = QUANTUM_S  # seconds of decoding in the last quantum
-        self._advances: dict[int, tuple[int, int]] = {}  # in a quantum, by slot: new position, and passes
         self._failed_quanta = 0
         self._report = Report()
 
@@ -57,13 +60,14 @@ class Engine:
         report = self._report = Report()
         self._join(report)
         report.joined_at = time.monotonic()
-        drawing = self.scheduler.drawing
-        self._prefills.run(self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=bool(drawing))
+        drawing = bool(self.scheduler.drawing.size)
+        ended = self._prefills.run(self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=drawing)
+        self.scheduler.takes_steps[[image.slot for image in ended if image.state is State.DRAWING]] = True
         for request in report.failed:
             self.cancel(request)
-        if plan := self.scheduler.plan(self._length.steps(len(self.scheduler.drawing))):
-            self._decode(plan, report)
-        self._leave(report)
+        if images := self.scheduler.drawing.size:
+            self._decode(self.scheduler.plan(self._length.steps(images)), report)
+        self._leave([image for image in ended if image.state is State.DONE], report)
         return report
 
     def abandon(self) -> list[str]:
@@ -96,22 +100,25 @@ class Engine:
     def _take(self, images: list[Image]) -> None:
         """Put images that share what is known into their slots."""
         self.beat()
-        self.decoder.take([image.slot for image in images], images)
-        length, conditioned = self.config.length, bool(self.decoder.conditioned[images[0].slot])
-        prefix = images[0].job.prefix // self.config.token_size
+        job, slots, length = images[0].job, np.array([image.slot for image in images]), self.config.length
+        self.decoder.take(slots.tolist(), images)
+        conditioned, prefix = bool(self.decoder.conditioned[slots[0]]), job.prefix // self.config.token_size
         prefill = (conditioned or prefix > 0) and prefix < length  # else nothing to fold in, or nothing to draw
+        self.scheduler.position[slots] = 0 if prefill and not conditioned else prefix
+        self.scheduler.left[slots] = self.decoder.left_from[slots, prefix]
+        self.scheduler.takes_steps[slots] = not prefill
+        self._next_row[slots] = job.known_rows(self.config) + 1 if job.stream or images[0].attempt == 1 else NEVER
         for image in images:
-            image.position = 0 if prefill and not conditioned else prefix
-            image.left = self.decoder.left(image.slot, prefix)
             image.state = State.PREFILL if prefill else State.DRAWING  # last: the event loop may look at any time
         if prefill:
             self._prefills.append(images)
 
     def _decode(self, plan: Plan, report: Report) -> None:
         """Run one quantum. Images that cannot be decoded end their requests."""
-        saturated, began = self.decoder.saturated, time.perf_counter()
-        self._advances.clear()
-        self.decoder.keep([image.slot for image, _ in plan])
+        slots, position = plan[:, 0], self.scheduler.position
+        before, saturated, began = position[slots], self.decoder.saturated, time.perf_counter()
+        report.images, report.passes = len(plan), 1
+        self.decoder.keep(slots.tolist())
         try:
             outcome = Outcome(not_finite=self._run(plan))
         except EngineLost:
@@ -122,17 +129,10 @@ class Engine:
         report.seconds = time.perf_counter() - began
         self._decoded_s = min(report.seconds, QUANTUM_S)
         report.saturated, report.retries = self.decoder.saturated - saturated, outcome.retries
-        report.images, report.passes = len(plan), 1
-        self._end_failed(plan, outcome, report)
-        for image, _ in plan:
-            before = image.position
-            image.position, passes = self._advances.get(image.slot, (before, 0))
-            image.left = self.decoder.left(image.slot, image.position)
-            report.passes = max(report.passes, passes)
-            report.subpixels += (image.position - before) * self.config.token_size
-            if image.state is State.DRAWING and (rows := image.position // self.config.row_length
-                                                 ) > before // self.config.row_length:
-                report.rows.append((image, rows, self.decoder.image(image.slot) if image.job.stream else None))
+        self._end_failed(outcome, report)
+        self.scheduler.left[slots] = self.decoder.left_from[slots, position[slots]]
+        report.subpixels = int((position[slots] - before).sum()) * self.config.token_size
+        self._report_rows(report)
         if outcome.retries:
             self._check_hope(plan, outcome)
         else:
@@ -142,48 +142,64 @@ class Engine:
     def _run(self, plan: Plan) -> list[int]:
         """Decode a plan's images; returns the slots whose parameters were not finite."""
         self.beat()
-        slots = [image.slot for image, _ in plan]
-        done = self.decoder.quantum(slots, [image.position for image, _ in plan], [count for _, count in plan])
-        self._advances |= zip(slots, zip(done.positions, done.passes, strict=True), strict=True)
+        slots, steps = plan.T
+        done = self.decoder.quantum(slots, self.scheduler.position[slots], steps)
+        self.scheduler.position[slots] = done.positions
+        self._report.passes = max(self._report.passes, int(done.passes.max()))
         return done.not_finite
 
     def _restore(self, plan: Plan) -> None:
         for first in range(0, len(plan), RESTORED):
             some = plan[first:first + RESTORED]
             self.beat()
-            self.decoder.restore([image.slot for image, _ in some], [image.position for image, _ in some])
+            self.decoder.restore(some[:, 0].tolist(), self.scheduler.position[some[:, 0]].tolist())
 
-    def _end_failed(self, plan: Plan, outcome: Outcome, report: Report) -> None:
+    def _report_rows(self, report: Report) -> None:
+        """Fill report.rows."""
+        rows = self.scheduler.position // self.config.row_length
+        due = np.flatnonzero(self.scheduler.takes_steps & (rows >= self._next_row))
+        images = [self.scheduler.running[slot] for slot in due.tolist()]
+        streams = [image.slot for image in images if image.job.stream]
+        canvases = dict(zip(streams, self.decoder.images(streams), strict=True)) if streams else {}
+        for image in images:
+            new = range(int(self._next_row[image.slot]), int(rows[image.slot]) + 1)
+            report.rows.append((image, new, canvases.get(image.slot)))
+            self._next_row[image.slot] = new.stop if image.job.stream else NEVER
+
+    def _end_failed(self, outcome: Outcome, report: Report) -> None:
         """End requests because of an image in this quantum; their other images are cancelled."""
         error = NotFinite(f"model {self.name!r} produced NaN or infinite values for an image of this request")
         bad = dict.fromkeys(outcome.not_finite, error) | outcome.failed
-        failed = {image.request: bad[image.slot] for image, _ in plan if image.slot in bad}
+        failed = {self.scheduler.running[slot].request: error for slot, error in bad.items()}
         report.failed |= failed
         for request in failed:
             self.cancel(request)
 
-    def _leave(self, report: Report) -> None:
-        """Images that are drawn leave, or are checked first; cancelled ones leave too."""
-        for image in [*self.scheduler.running.values()]:
-            if image.state is State.DRAWING and image.position >= self.config.length:
-                if image.job.attempts:
-                    image.state, image.retried = State.CHECKING, False
-                    self._prefills.append([image])
-                else:
-                    image.state = State.DONE
-            if image.state is State.DONE:
-                image.canvas = self.decoder.image(image.slot)
-                image.label = image.recognised.label if image.recognised else self.decoder.label(image.slot)
-                report.finished.append(image)
-            if image.state in (State.DONE, State.CANCELLED):
-                self.scheduler.release(image)
+    def _leave(self, done: list[Image], report: Report) -> None:
+        """Images that are done leave, and so do cancelled ones. Those that are drawn are done, or are checked first."""
+        drawn = self.scheduler.takes_steps & (self.scheduler.position >= self.config.length)
+        for image in [self.scheduler.running[slot] for slot in np.flatnonzero(drawn).tolist()]:
+            if image.job.attempts:
+                image.state, image.retried = State.CHECKING, False
+                self.scheduler.takes_steps[image.slot] = False
+                self._prefills.append([image])
+            else:
+                image.state = State.DONE
+                done.append(image)
+        canvases = self.decoder.images([image.slot for image in done]) if done else ()
+        for image, canvas in zip(done, canvases, strict=True):
+            image.canvas = canvas
+            image.label = image.recognised.label if image.recognised else self.decoder.label(image.slot)
+            self.scheduler.release(image)
+        report.finished += done
+        self.scheduler.release_cancelled()
         if self.decoder.fill_freed_with_nan:
             for slot in self.scheduler.free:
                 self.decoder.pool.fill_with_nan(slot)
 
     def _check_hope(self, plan: Plan, outcome: Outcome) -> None:
         """Raise EngineLost if MAX_FAILED_QUANTA quanta in a row decoded no image, nor a test image in a free slot."""
-        failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(plan[0][0].slot)
+        failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(int(plan[0, 0]))
         self._failed_quanta = self._failed_quanta + 1 if failed else 0
         if self._failed_quanta == MAX_FAILED_QUANTA:
             raise EngineLost(f"{self.name} decoded no image in {MAX_FAILED_QUANTA} quanta in a row, and could not "
@@ -193,7 +209,8 @@ class Engine:
         test = Image("test image", Job(), 0, 0, None, slot=slot)
         try:
             self.decoder.take([slot], [test])
-            self._run([(test, self.decoder.stride)])
+            self.beat()
+            self.decoder.quantum([slot], [0], [self.decoder.stride])
         except EngineLost:
             raise
         except Exception:

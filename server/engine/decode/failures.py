@@ -58,10 +58,9 @@ def isolate(plan: Plan, run: Callable[[Plan], list[int]], restore: Callable[[Pla
                 restore(group)
                 groups.extend(_halves(group))
                 continue
-        outcome.failed |= dict.fromkeys((image.slot for image, _ in group), error)
+        outcome.failed |= dict.fromkeys(group[:, 0].tolist(), error)
     return outcome
 
 
 def _halves(plan: Plan) -> list[Plan]:
-    middle = len(plan) // 2
-    return [half for half in (plan[:middle], plan[middle:]) if half]
+    return [half for half in (plan[:len(plan) // 2], plan[len(plan) // 2:]) if len(half)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ... import logs
 from ..image import Image, Report, State
-from .decoder import Decoder
+from .decoder import Decoder, Numbers
 from .failures import EngineLost
 
 logger = logging.getLogger("linpix")
@@ -24,8 +24,9 @@ class Prefills:
     drawn image to be checked. Used by the engine thread only.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, position: Numbers) -> None:
+        """position: by slot, the next token to fold in, which is moved on."""
+        self._decoder, self._position = decoder, position
         self._waiting: deque[list[Image]] = deque()
         self._token_s = 0.0  # seconds per token in the last piece; 0: none was run yet
         self._overdrawn_s = 0.0  # seconds that pieces took beyond their share while other images decode
@@ -37,15 +38,17 @@ class Prefills:
     def clear(self) -> None:
         self._waiting.clear()
 
-    def run(self, seconds: float, beat: Callable[[], None], report: Report, *, others: bool) -> None:
+    def run(self, seconds: float, beat: Callable[[], None], report: Report, *, others: bool) -> list[Image]:
         """Run pieces for so many seconds, and report requests that raised twice. Raises EngineLost.
+
+        Returns the images that are done with it.
 
         others: other images decode. The time that a piece takes beyond its share is then taken off the next calls, so
         that these images get theirs even if a piece is longer than a quantum. beat is called before each piece.
         """
         seconds -= self._overdrawn_s if others else 0.0
         self._waiting = deque(group for group in self._waiting if group[0].state is not State.CANCELLED)
-        left_s, end = seconds, time.perf_counter() + seconds
+        left_s, end, done = seconds, time.perf_counter() + seconds, list[Image]()
         while self._waiting and left_s > 0:
             groups = self._next()
             beat()
@@ -66,8 +69,10 @@ class Prefills:
                     report.prefill_s.append(group[0].prefill_s)
                 for image in group:
                     image.state = State.DONE if image.state is State.CHECKING else State.DRAWING
+                done += group
             left_s = end - time.perf_counter()
         self._overdrawn_s = max(0.0, -left_s)
+        return done
 
     def _kind(self, group: list[Image]) -> tuple[State, bool]:
         """Groups of one kind can be read in one call."""
@@ -100,7 +105,7 @@ class Prefills:
             first.retried = True
             if first.state is State.PREFILL:
                 if self._kind(group) == (State.PREFILL, False):
-                    first.position = 0
+                    self._position[first.slot] = 0
                 self._decoder.pool.clear(first.slot)
 
     def _advance(self, groups: list[list[Image]], left_s: float) -> list[list[Image]]:
@@ -119,15 +124,15 @@ class Prefills:
             return groups
         stride, length = decoder.prefill_stride, first.job.prefix // decoder.config.token_size
         most = int(left_s / self._token_s) // stride * stride if self._token_s else 0
-        steps = min(max(stride, most), length - first.position)
+        position = int(self._position[first.slot])
+        steps = min(max(stride, most), length - position)
         began = time.perf_counter()
-        decoder.prefill(np.array([first.slot]), np.array([first.position]), np.array([steps]))
+        decoder.prefill(np.array([first.slot]), np.array([position]), np.array([steps]))
         if steps >= stride:  # a few tokens cost as much as a stride of them
             self._token_s = (time.perf_counter() - began) / steps
-        first.position += steps
-        if first.position < length:
+        self._position[first.slot] = position + steps
+        if position + steps < length:
             return []
-        decoder.copy([image.slot for image in groups[0]])
-        for image in groups[0]:
-            image.position = length
+        decoder.copy(slots := [image.slot for image in groups[0]])
+        self._position[slots] = length
         return groups

@@ -1,6 +1,7 @@
 """The scheduler: which images wait, which run in which slot, and how many steps a quantum has.
 
-Plain Python on purpose: no torch, no clock, no threads, so that its tests run in milliseconds.
+No torch, no clock, no threads on purpose, so that its tests run in milliseconds. What changes with every quantum is
+kept in arrays: thousands of images may be decoded at once.
 """
 
 import heapq
@@ -8,12 +9,15 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..image import Image, State
 
 BULK_EVERY = 4     # while bulk images wait, they get one in so many slots
 QUANTUM_S = 0.050  # longest quantum, and longest prefill while no image decodes: cancellations act this late
 
-Plan = list[tuple[Image, int]]  # each image of a quantum with its number of steps, most steps first
+Plan = NDArray[np.int64]  # (B, 2): the slots of a quantum, with their numbers of steps; most steps first
 
 
 def bulk_is_next(interactive: int, bulk: int, overtaken: int) -> bool:
@@ -34,15 +38,16 @@ class Scheduler:
         self.bulk: deque[Image] = deque()
         self.overtaken = 0                    # see bulk_is_next
         self.running: dict[int, Image] = {}   # by slot
-        self._free = [*range(1, slots + 1)]   # a heap
+        self._cancelled: list[Image] = []     # of these
+        # by slot, of running images:
+        self.position = np.zeros(slots + 1, np.int64)  # the next token to draw, or in PREFILL to fold in
+        self.left = np.zeros(slots + 1, np.int64)      # tokens still to be drawn; 0 in free slots
+        self.takes_steps = np.zeros(slots + 1, np.bool_)  # whether the image is DRAWING
+        self.free = [*range(1, slots + 1)]    # a heap
 
     @property
     def waiting(self) -> Iterator[Image]:
         return itertools.chain(self.interactive, self.bulk)
-
-    @property
-    def free(self) -> list[int]:
-        return sorted(self._free)
 
     def enqueue(self, images: Iterable[Image]) -> None:
         """Append images; further attempts at images that have had a slot come before all others."""
@@ -58,25 +63,25 @@ class Scheduler:
         self.interactive, self.bulk = (deque(image for image in images if image.request != request)
                                        for images in (self.interactive, self.bulk))
         for image in self.running.values():
-            if image.request == request:
-                image.state = State.CANCELLED
+            if image.request == request and image.state is not State.CANCELLED:
+                image.state, self.takes_steps[image.slot] = State.CANCELLED, False
+                self._cancelled.append(image)
 
     def join(self) -> list[Image]:
-        """Free the slots of cancelled images, then give free slots to the first waiting images that share a prefill.
+        """Give free slots to the first waiting images that share a prefill.
 
         Returns these. Call it again for the next ones, until it returns none.
         """
-        for image in [image for image in self.running.values() if image.state is State.CANCELLED]:
-            self.release(image)
+        self.release_cancelled()
         joined: list[Image] = []
-        while self._free:
+        while self.free:
             bulk = bulk_is_next(len(self.interactive), len(self.bulk), self.overtaken)
             queue = self.bulk if bulk else self.interactive
             if not queue or (joined and queue[0].key != joined[0].key):
                 break
             image = queue.popleft()
             self.overtaken = 0 if bulk or not self.bulk else self.overtaken + 1
-            image.slot = heapq.heappop(self._free)
+            image.slot = heapq.heappop(self.free)
             self.running[image.slot] = image
             joined.append(image)
         return joined
@@ -84,23 +89,30 @@ class Scheduler:
     def release(self, image: Image) -> None:
         """Free the slot of a running image."""
         del self.running[image.slot]
-        heapq.heappush(self._free, image.slot)
+        self.left[image.slot], self.takes_steps[image.slot] = 0, False
+        heapq.heappush(self.free, image.slot)
+
+    def release_cancelled(self) -> None:
+        for image in self._cancelled:
+            self.release(image)
+        self._cancelled.clear()
 
     def clear(self) -> None:
         """Empty all slots."""
+        self._cancelled.clear()
         for image in [*self.running.values()]:
             self.release(image)
 
     @property
-    def drawing(self) -> list[Image]:
-        """Running images that take steps."""
-        return [image for image in self.running.values()
-                if image.state is State.DRAWING and image.position < self.length]
+    def drawing(self) -> NDArray[np.int64]:
+        """Slots whose images take steps."""
+        return np.flatnonzero(self.takes_steps & (self.position < self.length))
 
     def plan(self, steps: int) -> Plan:
         """Each drawing image with its number of steps in a quantum of so many."""
-        plan = [(image, min(steps, self.length - image.position)) for image in self.drawing]
-        return sorted(plan, key=lambda part: (-part[1], part[0].slot))
+        slots = self.drawing
+        most = np.minimum(steps, self.length - self.position[slots])
+        return np.stack([slots, most], 1)[np.argsort(-most, kind="stable")]
 
 
 class QuantumLength:
@@ -115,12 +127,11 @@ class QuantumLength:
         self._seconds: dict[int, float] = {}  # smoothed
 
     def steps(self, images: int) -> int:
-        seconds = self._seconds.get(images.bit_length())
-        if seconds is None:  # from the next smaller size, as if each image cost the same
-            known = [size for size in self._seconds if size < images.bit_length()]
-            if not known:
-                return self._stride
-            seconds = self._seconds[max(known)] * 2 ** (images.bit_length() - max(known))
+        known = [size for size in self._seconds if size <= images.bit_length()]
+        if not known:
+            return self._stride
+        # a size that is not known is taken from the next smaller one, as if each image cost the same
+        seconds = self._seconds[max(known)] * 2 ** (images.bit_length() - max(known))
         return max(self._stride, min(self._max_steps, int(QUANTUM_S / seconds)) // self._stride * self._stride)
 
     def learn(self, images: int, seconds: float) -> None:

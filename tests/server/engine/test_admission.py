@@ -74,3 +74,20 @@ def test_room_that_is_held_by_likelihoods_alone_is_full_too(tiny):
                 assert isinstance(admission.refusal("somebody"), QueueFull)
 
     asyncio.run(asked())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_streams_hear_of_each_image_row_and_the_first_of_every_image_is_counted(tiny, stream):
+    async def asked() -> None:
+        async with serving(tiny) as admission:
+            heard: dict[int, list[int]] = {0: [], 1: []}
+            with admission.admitted(drawn := request("a", admission.models["tiny"], 2, stream=stream)):
+                while drawn.undone or not drawn.events.empty():
+                    event = await drawn.next_event(10.0)
+                    assert event is not None
+                    heard[event.image] += [] if event.done else [event.rows]
+            assert heard == dict.fromkeys((0, 1), [*range(1, 9)] if stream else [])
+            counted = admission.metrics.registry.get_sample_value("linpix_first_row_seconds_count")
+            assert counted == 2
+
+    asyncio.run(asked())

@@ -144,6 +144,7 @@ def test_the_remaining_work_of_an_image_counts_hidden_sub_pixels_only(decoder):
         for image in running:
             if image.state is State.DRAWING:
                 hidden = ~KNOWN if image.request == "edit" else np.ones(64, np.bool_)
-                assert image.left == hidden[image.position:].sum()
+                at, left = engine.scheduler.position[image.slot], engine.scheduler.left[image.slot]
+                assert left == hidden[at:].sum()
                 seen.add(image.request)
     assert seen == {"edit", "whole"}

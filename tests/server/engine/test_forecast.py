@@ -5,15 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linpix.server.engine.forecast import CONFIDENT, Pace, Remaining, ends, queue_order
-from tests.server.engine.decode.test_scheduler import advance, arrive, crowds, join, scheduler, turn
+from tests.server.engine.decode.test_scheduler import advance, arrive, crowds, join, left, scheduler, turn
 
 
 def forecast(s, pace=lambda images: 1.0):
     """Of a scheduler's images, as admission forecasts them."""
-    def left(images):
-        return [Remaining(image.request, s.length - image.position) for image in images]
+    def remaining(images):
+        return [Remaining(image.request, left(s, image)) for image in images]
 
-    return ends(s.slots, left(s.running.values()), queue_order(left(s.interactive), left(s.bulk)), pace)
+    return ends(s.slots, remaining(s.running.values()), queue_order(remaining(s.interactive), remaining(s.bulk)), pace)
 
 
 def test_a_forecast_uses_the_pace_of_each_number_of_images():
@@ -37,7 +37,7 @@ def test_forecasts_come_true_when_no_other_request_arrives(crowd, slots):
     join(s)
     foretold = forecast(s)
     images = [*s.running.values(), *s.waiting]
-    bound = s.length + sum(s.length - image.position for image in images) / slots  # as admission computes it
+    bound = s.length + sum(left(s, image) for image in images) / slots  # as admission computes it
     steps, found = 0, []
     while s.running:
         finished = advance(s, s.plan(1))

@@ -87,7 +87,8 @@ def test_a_request_that_finds_the_queue_full_is_given_the_time_until_there_is_ro
     with pytest.raises(QueueFull) as refused:
         ask(model, "c")
     [running, _] = [request.images[0] for request in model.requests.values()]
-    assert refused.value.retry_after_s == pytest.approx(0.1 * running.left) and refused.value.status == 429
+    left = int(model.engine.scheduler.left[running.slot])
+    assert refused.value.retry_after_s == pytest.approx(0.1 * left) and refused.value.status == 429
 
 
 def test_what_leaves_in_a_slot_or_in_the_queue_gives_back_its_room(tiny):
@@ -127,7 +128,7 @@ def test_until_images_have_finished_the_running_ones_tell_the_pace(one_slot, mon
     asked = ask(one_slot, "runs")
     assert one_slot.seconds_per_token(1) == 0
     run(one_slot)
-    drawn, now = 64 - asked.images[0].left, time.monotonic
+    drawn, now = 64 - int(one_slot.engine.scheduler.left[asked.images[0].slot]), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + 100.0)
     assert drawn and one_slot.seconds_per_token(1) == pytest.approx(100 / drawn, rel=0.01)
     with pytest.raises(DeadlineUnreachable):

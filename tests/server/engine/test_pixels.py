@@ -13,6 +13,7 @@ from linpix.model.packing import choose
 from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.image import State
 from linpix.server.engine.job import Job
 from tests.server.engine import images, submit
 
@@ -106,19 +107,21 @@ def test_what_is_left_is_counted_in_pixels(engines):
     patches = engine.decoder.net.patches is not None
     hidden = ~SCATTERED
     [image] = submit(engine, "a", [dataclasses.replace(job, stream=True) for job in completions(1, known=SCATTERED)])
-    position, decoded, shown = 2, 0, []  # two pixels are known before the first hole
+    scheduler, position, decoded, shown = engine.scheduler, 2, 0, []  # two pixels are known before the first hole
     while engine.busy:
         report = engine.run_quantum()
         decoded += report.subpixels
-        assert image.left == (hidden[image.position:].sum() if patches else 64 - image.position)
-        assert hidden[position:image.position].sum() <= 8  # at most those of an image row; read ones may be passed
-        shown += [(row, canvas) for _, row, canvas in report.rows]
-        position = image.position
+        if image.state is State.DRAWING:
+            now = int(scheduler.position[1])
+            assert scheduler.left[1] == (hidden[now:].sum() if patches else 64 - now)
+            assert hidden[position:now].sum() <= 8  # at most those of an image row; read ones may be passed
+            position = now
+        shown += [(rows, canvas) for _, rows, canvas in report.rows]
+    assert scheduler.left.tolist() == [0, 0]
     assert decoded == 3 * (64 - 2)
-    rows = [row for row, _ in shown]
-    assert rows and rows == sorted(set(rows))
-    for row, canvas in shown:
-        assert np.array_equal(canvas[:row * 24], image.canvas[:row * 24])
+    assert [row for rows, _ in shown for row in rows] == [*range(1, 9)]
+    for rows, canvas in shown:
+        assert np.array_equal(canvas[:rows[-1] * 24], image.canvas[:rows[-1] * 24])
 
 
 def test_a_pixel_of_which_only_some_channels_are_known_is_refused(engines):

@@ -1,4 +1,4 @@
-"""Requests: the events that a stream gets, and how a request ends."""
+"""Requests: how a request ends."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,6 @@ import pytest
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
-from linpix.server.engine.image import Image
 from linpix.server.engine.job import Job
 from linpix.server.engine.request import Event, Request, Requests, ServedModel
 from linpix.server.errors import ClientLeft, DeadlinePassed, Draining, EngineFailed, EngineGone, QueueFull
@@ -22,40 +21,6 @@ CANVAS = np.zeros(64, np.uint8)
 def request(given: int = 0, **options) -> Request:
     known = {} if not given else {"canvas": CANVAS, "known": np.arange(64) < 8 * given}
     return Request("a", "generations", "somebody", Job(**known, **options), MODEL, 60.0)
-
-
-def told(asked: Request, *rows: tuple[int, int], stream: bool = True, index: int = 0) -> tuple[list[int], list[bool]]:
-    """The rows that a stream hears of when an attempt has finished so many, and whether the first was among them."""
-    firsts = [asked.progressed(Image("a", asked.job, index, 0, None, attempt=attempt), finished,
-                               CANVAS if stream else None) for attempt, finished in rows]
-    heard = []
-    while not asked.events.empty():
-        event = asked.events.get_nowait()
-        assert isinstance(event, Event) and event.image == index and not event.done
-        heard.append(event.rows)
-    return heard, firsts
-
-
-def test_each_row_is_sent_once_while_an_image_is_drawn_once():
-    assert told(request(), (1, 1), (1, 4), (1, 8)) == ([*range(1, 9)], [True, False, False])
-
-
-@pytest.mark.parametrize(("given", "rows", "expected"), [
-    (0, ((1, 3), (1, 8), (2, 2), (2, 8)), [*range(1, 9)] * 2), (0, ((1, 8), (2, 8)), [*range(1, 9)] * 2),
-    (6, ((1, 7), (1, 8), (2, 8)), [7, 8, 7, 8])])
-def test_rows_of_an_image_that_is_drawn_again_are_sent_again_but_known_rows_are_not(given, rows, expected):
-    assert told(request(given), *rows)[0] == expected
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_first_row_of_an_image_is_counted_once_however_often_it_is_drawn(stream):
-    asked = request(images=2)
-    assert told(asked, (1, 2), (1, 8), (2, 1), (2, 8), stream=stream)[1].count(True) == 1
-    assert told(asked, (1, 8), (2, 1), index=1)[1] == [True, False], "the other image has a first row of its own"
-
-
-def test_without_a_stream_no_rows_are_sent():
-    assert told(request(), (1, 4), (1, 8), stream=False)[0] == []
 
 
 class Held(Requests):

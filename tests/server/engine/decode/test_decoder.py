@@ -89,7 +89,7 @@ def decode(engine: Decoder, specs, quantum=8, slots=None, piece=64):
         for i, count, position in zip(order, steps, done.positions, strict=True):
             assert position == positions[i] + count or (engine.skips and position > positions[i] + count)
             positions[i] = position
-    return np.stack([engine.image(slot) for slot in slots])
+    return engine.images(slots)
 
 
 def specs(**options):
@@ -299,7 +299,7 @@ def test_a_quantum_that_threw_half_way_is_put_back_and_run_again_in_parts(tiny):
         for part in parts[1:]:
             engine.quantum(part, [19] * 2, [8] * 2)
         assert not engine.quantum(slots, [27] * 7, [37] * 7).not_finite
-        images.append(np.stack([engine.image(slot) for slot in slots]))
+        images.append(engine.images(slots))
     assert np.array_equal(*images)
 
 
@@ -365,7 +365,7 @@ def test_after_an_internal_error_every_slot_is_free_and_waiting_images_still_wai
         ask(model, request, [Job(seed=0)])
     model.run_quantum()
     assert sorted(model.abandon()) == ["a", "b"]
-    assert model.scheduler.free == [1, 2]
+    assert sorted(model.scheduler.free) == [1, 2]
     assert drawn_by(model).keys() == {("c", 0)}
 
 
@@ -384,7 +384,7 @@ def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
         assert not report.failed
         finished += [image.request for image in report.finished]
     assert sorted(finished) == ["good", "good", "later"]
-    assert model.scheduler.free == [1, 2, 3, 4]
+    assert sorted(model.scheduler.free) == [1, 2, 3, 4]
 
 
 @pytest.mark.skipif(ops.gpu, reason="there is a GPU here")

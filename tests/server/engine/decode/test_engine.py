@@ -174,7 +174,9 @@ def _class_scores(decoder: Decoder) -> list[float]:
 def test_no_other_image_gets_a_slot_while_its_image_is_being_recognised(source):
     """By the engine that fills free slots with NaN after every quantum."""
     specs = [Job(seed=seed, attempts=3, **ASKED["a picture"]) for seed in range(5)]
-    found = drawn(Engine(new_decoder(source, 2, fill_freed_with_nan=True)), a=specs)["a"]
+    poisoned = new_decoder(source, 2)
+    poisoned.fill_freed_with_nan = True
+    found = drawn(Engine(poisoned), a=specs)["a"]
     assert_same(found, drawn(Engine(new_decoder(source, 5)), a=specs)["a"])
 
 
@@ -273,22 +275,27 @@ def test_reports_have_each_image_that_joins_and_the_sub_pixels_of_all_attempts(b
     assert sorted(joined) == sorted([("a", attempt) for attempt in (1, 2, 3, 4)] * 3 + [("b", 1)] * 2)
 
 
-def test_finished_image_rows_are_reported_and_streams_get_the_canvas(best):
+@pytest.mark.parametrize("given", [0, 3])
+def test_of_each_image_the_first_rows_are_reported_once_and_of_streams_all_rows_of_all_attempts(best, given):
+    known = np.arange(64) < 8 * given + 2
     for stream in (False, True):
-        engine = Engine(best(1))
-        [image] = submit(engine, "a", [Job(seed=1, stream=stream)])
-        reported = [rows for quantum in ran(engine) for rows in quantum.report.rows]
-        assert {one for one, _, _ in reported} == {image}
-        assert [rows for _, rows, _ in reported][-1] == 8 and len({rows for _, rows, _ in reported}) == len(reported)
-        for _, rows, canvas in reported:
-            assert (canvas is not None) == stream
-            assert canvas is None or np.array_equal(canvas[:8 * rows], image.canvas[:8 * rows])
+        engine, told = Engine(best(2)), {}
+        submit(engine, "a", [Job(seed=seed, stream=stream, attempts=3, canvas=PICTURE, known=known) for seed in (1, 2)])
+        for quantum in ran(engine):
+            for image, rows, canvas in quantum.report.rows:
+                assert rows and (canvas is not None) == stream
+                told.setdefault(image, []).append((rows, canvas))
+        assert len(told) == (6 if stream else 2) and {image.attempt for image in told} == ({1, 2, 3} if stream else {1})
+        for image, reports in told.items():
+            every = [row for rows, _ in reports for row in rows]
+            assert every == [*range(given + 1, 9)] if stream else len(reports) == 1 and every[0] == given + 1
+            for rows, canvas in reports if stream else []:
+                assert np.array_equal(canvas[:8 * rows[-1]], image.canvas[:8 * rows[-1]])
 
 
 def test_recognition_gives_the_probability_of_the_class_that_an_image_was_drawn_with(decoder):
     some = decoder(10)
-    some.take([*range(1, 11)], images([Job(seed=seed) for seed in range(10)]))
-    some.canvas[1:] = PICTURE
+    some.take([*range(1, 11)], images([Job(seed=seed, canvas=PICTURE, known=NOTHING) for seed in range(10)]))
     found = some.judge([*range(1, 11)])
     assert [one.label for one in found] == [some.label(slot) for slot in range(1, 11)]
     expected = dict(enumerate(_class_scores(decoder(1))))

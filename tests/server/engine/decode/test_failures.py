@@ -1,33 +1,32 @@
 """Bisection finds the failing images, and runs the others once."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linpix.server.engine.decode.failures import EngineLost, Outcome, isolate, most_retries
-from linpix.server.engine.image import Image
-from linpix.server.engine.job import Job
 
 
 class Rows:
     """Rows whose work is to be done once each, some of which throw."""
 
     def __init__(self, count: int, poison: set[int]) -> None:
-        self.plan = [(Image("r", Job(), index, 0, None, slot=index + 1), 8) for index in range(count)]
+        self.plan = np.array([(slot, 8) for slot in range(1, count + 1)], np.int64).reshape(count, 2)
         self.poison, self.done, self.runs = poison, dict.fromkeys(range(1, count + 1), 0), 0
 
     def run(self, plan) -> list[int]:
         self.runs += 1
-        for row, _ in plan:
-            self.done[row.slot] += 1  # state changes before it shows that something is wrong
-        if throwing := self.poison & {row.slot for row, _ in plan}:
+        for slot in plan[:, 0]:
+            self.done[slot] += 1  # state changes before it shows that something is wrong
+        if throwing := self.poison & {*plan[:, 0].tolist()}:
             raise RuntimeError(f"slots {sorted(throwing)}")
-        return [row.slot for row, _ in plan if row.slot % 5 == 0]
+        return [slot for slot in plan[:, 0].tolist() if slot % 5 == 0]
 
     def restore(self, plan) -> None:
-        for row, _ in plan:
-            assert self.done[row.slot] == 1, "only what a run has changed is put back"
-            self.done[row.slot] = 0
+        for slot in plan[:, 0]:
+            assert self.done[slot] == 1, "only what a run has changed is put back"
+            self.done[slot] = 0
 
     def isolate(self) -> Outcome:
         with pytest.raises(RuntimeError) as first:

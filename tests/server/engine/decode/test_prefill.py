@@ -31,7 +31,7 @@ def prefills(clock, token_s: float = 0.0, reading_s: float = 0.0) -> Prefills:
 
     return Prefills(SimpleNamespace(prefill=fold, read=read, copy=lambda slots: None, prefill_stride=STRIDE,
                                     reads_together=1, conditioned=[reading_s > 0] * 9,
-                                    config=SimpleNamespace(token_size=1)))
+                                    config=SimpleNamespace(token_size=1)), np.zeros(10, np.int64))
 
 
 def run(waiting: Prefills, seconds: float, *, others: bool = False) -> Report:
@@ -54,7 +54,8 @@ def test_images_may_decode_when_all_pieces_are_done(clock):
         assert not report.failed
         seconds += report.prefill_s
     assert seconds == [pytest.approx(3 * STRIDE * 1e-3)]
-    assert {(image.state, image.position) for image in images} == {(State.DRAWING, 3 * STRIDE)}
+    assert {image.state for image in images} == {State.DRAWING}
+    assert waiting._position[[image.slot for image in images]].tolist() == [3 * STRIDE] * 2
 
 
 @pytest.mark.parametrize(("reading_s", "quantum_s"), [(0.030, 0.003), (0.001, 0.003), (0.004, 0.003)])
@@ -109,7 +110,7 @@ def recorded(clock, together: int = 3, broken: frozenset[int] = frozenset()) -> 
         read=lambda requests: called("read", [slots[0] for slots in requests]), copy=lambda slots: None,
         prefill_stride=STRIDE, reads_together=together, pool=SimpleNamespace(clear=lambda slot: None),
         checkpoint=SimpleNamespace(name="fake"), config=SimpleNamespace(token_size=1),
-        conditioned=[slot != FOLDED for slot in range(10)])), calls
+        conditioned=[slot != FOLDED for slot in range(10)]), np.zeros(10, np.int64)), calls
 
 
 FOLDED = 8  # the slot of an image whose prefix is folded in

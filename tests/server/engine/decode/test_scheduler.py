@@ -10,13 +10,20 @@ from linpix.server.engine.job import Job
 
 
 def scheduler(slots=2, length=10):
-    return Scheduler(slots, length)
+    s = Scheduler(slots, length)
+    s.begins_at = {}  # the position of each image that joins
+    return s
 
 
 def arrive(s, request, count=1, position=0, bulk=False):
-    images = [Image(request, Job(bulk=bulk), index, index, None, position=position) for index in range(count)]
+    images = [Image(request, Job(bulk=bulk), index, index, None) for index in range(count)]
+    s.begins_at |= dict.fromkeys(images, position)
     s.enqueue(images)
     return images
+
+
+def left(s, image):
+    return s.length - int(s.position[image.slot] if image.slot else s.begins_at[image])
 
 
 def waiting(s):
@@ -28,18 +35,19 @@ def join(s):
     joined = []
     while images := s.join():
         for image in images:
-            image.state = State.DRAWING
+            image.state, s.takes_steps[image.slot], s.position[image.slot] = State.DRAWING, True, s.begins_at[image]
         joined += images
     return joined
 
 
 def advance(s, plan):
-    for image, steps in plan:
-        image.position += steps
-    over = [image for image in s.running.values() if image.position >= s.length or image.state is State.CANCELLED]
+    for slot, steps in plan:
+        s.position[slot] += steps
+    over = [image for slot, image in s.running.items() if s.takes_steps[slot] and s.position[slot] >= s.length]
     for image in over:
         s.release(image)
-    return [image for image in over if image.state is State.DRAWING]
+    s.release_cancelled()
+    return over
 
 
 def turn(s, quantum=5):
@@ -65,9 +73,9 @@ def test_a_row_ends_inside_a_quantum_and_its_slot_is_free_afterwards():
     s = scheduler()
     [row] = arrive(s, "a", position=8)
     join(s)
-    assert s.plan(5) == [(row, 2)]
+    assert s.plan(5).tolist() == [[row.slot, 2]]
     assert advance(s, s.plan(5)) == [row]
-    assert s.free == [1, 2]
+    assert sorted(s.free) == [1, 2]
 
 
 def test_a_plan_has_the_longest_rows_first():
@@ -75,7 +83,7 @@ def test_a_plan_has_the_longest_rows_first():
     for name, position in (("a", 9), ("b", 0), ("c", 7)):
         arrive(s, name, position=position)
     join(s)
-    assert [steps for _, steps in s.plan(5)] == [5, 3, 1]
+    assert s.plan(5).tolist() == [[2, 5], [3, 3], [1, 1]]
 
 
 def test_a_newcomer_joins_between_quanta_while_others_run():
@@ -85,7 +93,7 @@ def test_a_newcomer_joins_between_quanta_while_others_run():
     [late] = arrive(s, "b")
     joined, _ = turn(s)
     assert joined == [late]
-    assert sorted(row.position for row in s.running.values()) == [5]
+    assert s.position[[*s.running]].tolist() == [5]
 
 
 def test_an_image_without_a_hole_finishes_without_a_step():
@@ -112,7 +120,7 @@ def test_cancelling_a_running_request_frees_its_slot_at_the_next_join_and_not_un
     s.cancel("a")
     assert 1 in s.running
     assert advance(s, plan) == []
-    assert s.free == [1, 2]
+    assert sorted(s.free) == [1, 2]
 
 
 def test_cancelling_takes_no_other_request_with_it():

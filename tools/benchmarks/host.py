@@ -1,0 +1,187 @@
+"""What a quantum costs the host: Python, numpy, copies and reports, with a GPU that answers at once.
+
+    python -m tools.benchmarks.host [--images 64,1024,4096] [--n 16] [--preset mnist] [--repeat 5] [--profile]
+
+The engine, the decoder for a GPU, its pool and the event loop's part are the server's own. The pool is in main memory,
+and its kernels only move positions on, in a time that is left out. Times are of the processor, in us of a quantum, and
+medians of --repeat runs. The first columns are a quantum in which no image joins or ends. The last are all quanta while
+requests of n images come and go, as many at a time as there are slots. --profile lists the functions that take longest.
+
+`python -m tools.benchmarks.host serve FLAGS` is `linpix serve` with such decoders: see tools/benchmarks/http.py.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import dataclasses
+import pstats
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from linpix.__main__ import main as linpix
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import PRESETS
+from linpix.model.cuda import GpuPool
+from linpix.model.transformer import Transformer
+from linpix.server.engine import catalogue
+from linpix.server.engine.admission import Admission
+from linpix.server.engine.decode.compiled import CudaDecoder
+from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.job import Job
+from linpix.server.engine.request import Request
+from linpix.server.engine.thread import EngineThread
+from linpix.server.metrics import Metrics
+from tools.benchmarks.decode import machine
+
+
+class Kernels:
+    """Kernels that only move positions on. seconds: that this took."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def decode_quantum(self, *given: Any) -> tuple[None, torch.Tensor, torch.Tensor, torch.Tensor]:
+        steps, most = given[12], given[20]
+        taken = steps.clamp(max=most)
+        return None, torch.ones_like(taken, dtype=torch.bool), taken, taken
+
+    def prefill(self, *given: Any) -> None:
+        pass
+
+    def recorded(self, work: Callable[[], object]) -> Callable[[], None]:
+        def replay() -> None:
+            began = time.thread_time()
+            work()
+            self.seconds += time.thread_time() - began
+
+        return replay
+
+
+class Pool(GpuPool):
+    """Its images have a hundred grey pixels each from the start."""
+
+    def put(self, slots: Any, canvas: torch.Tensor | None, known: torch.Tensor | None) -> None:
+        super().put(slots, canvas, known)
+        if canvas is None:
+            self.canvas[slots, 300:400] = torch.arange(100, 200, dtype=torch.uint8)
+
+
+def instant(checkpoint: Checkpoint, slots: int, *_: object, kernels: Kernels | None = None, **options: object
+            ) -> CudaDecoder:
+    """The decoder of a GPU that answers at once. Its state has one layer, so that thousands fit into main memory."""
+    config, kernels = dataclasses.replace(checkpoint.net.config, layers=1), kernels or Kernels()
+    pool = Pool(Transformer(config), slots, precision="fp32", device="cpu", operators=kernels,
+                recorder=kernels.recorded)
+    pool.record(slots)
+    return CudaDecoder(checkpoint, slots, pool, precision="fp32")
+
+
+class Times(NamedTuple):
+    engine: float  # us of a quantum, on the engine's thread
+    loop: float    # and on the event loop
+
+
+class Host:
+    """An engine, and the event loop's part, on one thread."""
+
+    def __init__(self, checkpoint: Checkpoint, slots: int, n: int) -> None:
+        self.kernels, self.thread, self.n, self.asked = Kernels(), EngineThread(), n, 0
+        self.engine = Engine(instant(checkpoint, slots, kernels=self.kernels))
+        metrics = Metrics([("preset", "linear")], ["linear"], version="0", kernel="none")
+        self.admission = Admission({"preset": self.engine}, metrics, self.thread, max_queue=2 * slots)
+
+    def ask(self, images: int) -> None:
+        model = self.admission.models["preset"]
+        request = Request(str(self.asked), "generations", "somebody", Job(images=images, seed=self.asked), model, 600.0)
+        self.asked += images
+        self.admission._admit(request)
+        self.admission.requests[request.id] = request
+        self.admission._begin(request)
+        self.thread._take_calls(wait=False)
+
+    def quantum(self) -> Times:
+        self.kernels.seconds, began = 0.0, time.thread_time()
+        report = self.engine.run_quantum()
+        decoded = time.thread_time()
+        self.admission.quantum_done(self.engine, report)
+        ended = time.thread_time()
+        for request in [*self.admission.requests.values()]:
+            if not request.undone:
+                self.admission.release(request, "completed")
+        self.thread._take_calls(wait=False)
+        return Times(1e6 * (decoded - began - self.kernels.seconds), 1e6 * (ended - decoded))
+
+    def together(self) -> list[Times]:
+        """Quanta in which nothing joins or ends, of images that began together: after their first image row."""
+        slots = self.engine.decoder.slots
+        self.ask(slots)
+        while self.engine.scheduler.free or not self.engine.busy:
+            self.quantum()
+        for _ in range(3):
+            self.quantum()
+        found = [self.quantum() for _ in range(12)]
+        while self.engine.busy:
+            self.quantum()
+        return found
+
+    def apart(self, profile: cProfile.Profile | None = None) -> list[Times]:
+        """All quanta while requests come and go."""
+        slots, found, rows = self.engine.decoder.slots, list[Times](), self.engine.config.height
+        for number in range(3 * rows):
+            for _ in range(-(-slots // rows // self.n)):
+                if self.admission.models["preset"].undone + self.n <= slots:
+                    self.ask(self.n)
+            if number == 2 * rows and profile:
+                profile.enable()
+            taken = self.quantum()
+            if number >= 2 * rows:
+                found.append(taken)
+        if profile:
+            profile.disable()
+        while self.engine.busy:
+            self.quantum()
+        return found
+
+
+async def measure(given: argparse.Namespace) -> None:
+    net = Transformer(dataclasses.replace(PRESETS[given.preset], layers=1)).eval()
+    checkpoint = Checkpoint("preset", net, {}, "", tuple("0123456789"))
+    print(f"{machine()}; {given.preset}, requests of {given.n}\n\n| images | none joins or ends, us a quantum: engine "
+          "| event loop | of both, us an image | they come and go: engine | event loop | of both, us an image |\n"
+          "|---|---|---|---|---|---|---|")
+    for images in given.images:
+        host = Host(checkpoint, images, min(given.n, images))
+        cells = []
+        for kind in (host.together, host.apart):
+            runs = [kind() for _ in range(given.repeat)]
+            times = [statistics.median(statistics.mean(one[part] for one in run) for run in runs) for part in (0, 1)]
+            cells += [f"{times[0]:.0f}", f"{times[1]:.0f}", f"{sum(times) / images:.2f}"]
+        print(f"| {images} | {' | '.join(cells)} |", flush=True)
+        if given.profile:
+            host.apart(profile := cProfile.Profile())
+            pstats.Stats(profile).sort_stats("tottime").print_stats(20)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers: Callable[[str], list[int]] = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
+    parser.add_argument("--images", type=numbers, default=[64, 1024, 4096])
+    parser.add_argument("--n", type=int, default=16, help="images a request")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="mnist")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--profile", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    asyncio.run(measure(given))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        catalogue.__dict__["new_decoder"] = instant
+        sys.exit(linpix())
+    main()
