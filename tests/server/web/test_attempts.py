@@ -48,6 +48,22 @@ def client(folder):
         yield client
 
 
+def test_the_label_of_an_answer_is_a_label_for_the_same_class(folder, tmp_path):
+    """Classes 1 to 10: an index is the name of another class."""
+    net, names = checkpoint.read(folder / "once").net, [str(number) for number in range(1, 11)]
+    checkpoint.save(tmp_path / "counted", net, {"class_names": names}, "")
+    with TestClient(create_app(Settings(checkpoints=tmp_path)), base_url="http://localhost") as client:
+        for name in names:
+            body = {"prompt": name, "seed": 3, "candidates": 1}
+            [drawn] = generate(client, **body).json()["data"]
+            [event] = events_of(generate(client, **body, stream=True).text)
+            assert drawn["revised_prompt"] == name and event["label"] == drawn["label"]
+            [again] = generate(client, **body | {"label": drawn["label"]}).json()["data"]
+            assert again == drawn
+            alone = client.post("/v1/images/generations", json=body, headers={"accept": "image/png"})
+            assert alone.headers["x-linpix-label"] == str(drawn["label"])
+
+
 def metric(client, name: str) -> float:
     [value] = [line.rsplit(" ", 1)[1] for line in client.get("/metrics").text.splitlines()
                if line.rsplit(" ", 1)[0] == name]
