@@ -1,6 +1,7 @@
 """The metrics for Prometheus. Label values come from finite sets, and every child exists from the start."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -34,75 +35,55 @@ class Metrics:
         """models: (name, backend) pairs that are served · backends: names that a comparison may report."""
         models = list(models)
         registry = self.registry = CollectorRegistry()
-        self.images_completed = Counter(
-            "linpix_images_completed", "Images that ended, by "
-                                       "outcome.", ("model", "backend", "outcome"), registry=registry)
-        self.images_drawn_again = Counter(
-            "linpix_images_drawn_again", "Images that were drawn again because the model did not recognise their "
-                                         "class.",
-            ("model", "backend"), registry=registry)
-        self.pixels_generated = Counter(
-            "linpix_pixels_generated", "Decoded sub-pixels, including known ones.", ("model", "backend"),
-            registry=registry)
-        self.requests = Counter(
-            "linpix_requests", "Admitted requests that ended, by outcome.", ("endpoint", "outcome"),
-            registry=registry)
-        self.requests_rejected = Counter(
-            "linpix_requests_rejected", "Requests that were refused, by reason.", ("reason",), registry=registry)
-        self.requests_running = Gauge("linpix_requests_running", "Requests with an image in a slot.", registry=registry)
-        self.requests_waiting = Gauge("linpix_requests_waiting", "Requests with no image in a slot yet.",
-                                      registry=registry)
-        self.images_waiting = Gauge("linpix_images_waiting", "Images with no slot yet; a large upload that is being "
-                                    "read, and a likelihood, count as one interactive image "
-                                    "each.", ("model", "priority"),
-                                    registry=registry)
-        self.bodies_reading = Gauge("linpix_request_bodies_reading", "Requests whose body is being read, or whose "
-                                                                     "upload waits to be decoded.", registry=registry)
-        self.deadlines_passed = Counter("linpix_deadlines_passed", "Requests whose time limit passed, by the state "
-                                                                   "that they were in.",
-                                        ("state",), registry=registry)
-        self.state_slots = Gauge("linpix_state_slots", "Slots of the state pool.", ("model",), registry=registry)
-        self.state_slots_used = Gauge("linpix_state_slots_used", "Slots that hold an image.", ("model",),
-                                      registry=registry)
-        self.state_saturations = Counter("linpix_state_saturations", "Elements of the state that were too large for "
-                                                                     "float16.",
-                                         ("model",), registry=registry)
-        self.faults_isolated = Counter("linpix_faults_isolated", "Requests that an engine fault ended, without ending "
-                                                                 "the others of the batch.",
-                                       ("model", "fault"), registry=registry)
-        self.quanta_retried = Counter("linpix_quanta_retried", "Quanta that raised an exception and were run again in "
-                                                               "parts.",
-                                      ("model",), registry=registry)
-        self.engine_restarts = Counter("linpix_engine_restarts", "Restarts of the engine thread.",
-                                       registry=registry)
-        self.heartbeat_age = Gauge("linpix_engine_heartbeat_age_seconds",
-                                   "Seconds since the engine's last heartbeat while it has work, else "
-                                   "0.", registry=registry)
-        self.request_duration = Histogram("linpix_request_duration_seconds",
-                                          "Seconds from the head of a request to the last byte produced.",
-                                          ("endpoint",), buckets=_WAIT_BUCKETS, registry=registry)
-        self.queue_wait = Histogram("linpix_queue_wait_seconds",
-                                    "Seconds from the head of a request until an image of it gets a slot.",
-                                    buckets=_WAIT_BUCKETS, registry=registry)
-        self.first_row = Histogram("linpix_first_row_seconds",
-                                   "Seconds from the head of a request to the first decoded row of an image of it.",
-                                   buckets=_WAIT_BUCKETS, registry=registry)
-        self.engine_step = Histogram("linpix_engine_step_seconds",
-                                     "Seconds of one step, which takes a token of every image through the layers.",
-                                     ("model", "backend"), buckets=_STEP_BUCKETS, registry=registry)
-        self.engine_step_batch_size = Histogram("linpix_engine_step_batch_size", "Images in a quantum.",
-                                                buckets=_ROW_BUCKETS, registry=registry)
-        self.prefill = Histogram("linpix_prefill_seconds",
-                                 "Seconds to read or fold in the known part of a request's picture, once for all its "
-                                 "images.",
-                                 ("model",), buckets=_PREFILL_BUCKETS, registry=registry)
-        self.reloads = Counter("linpix_checkpoint_reloads", "Checkpoints checked after SIGHUP, by outcome.",
-                               ("outcome",), registry=registry)
-        self.comparison = Gauge("linpix_comparison_images_per_second",
-                                "Highest images per second of each backend in the last "
-                                "comparison.", ("backend",), registry=registry)
-        kernel_info = Gauge("linpix_kernel_info", "Versions and kernel in use, as labels; always 1.",
-                            ("version", "torch", "kernel"), registry=registry)
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.images_completed = counter("linpix_images_completed", "Images that ended, by outcome.",
+                                        ("model", "backend", "outcome"))
+        self.images_drawn_again = counter("linpix_images_drawn_again", "Images that were drawn again because the model "
+                                          "did not recognise their class.", ("model", "backend"))
+        self.pixels_generated = counter("linpix_pixels_generated", "Decoded sub-pixels, including known ones.",
+                                        ("model", "backend"))
+        self.requests = counter("linpix_requests", "Admitted requests that ended, by outcome.", ("endpoint", "outcome"))
+        self.requests_rejected = counter("linpix_requests_rejected", "Requests that were refused, by reason.",
+                                         ("reason",))
+        self.requests_running = gauge("linpix_requests_running", "Requests with an image in a slot.")
+        self.requests_waiting = gauge("linpix_requests_waiting", "Requests with no image in a slot yet.")
+        self.images_waiting = gauge("linpix_images_waiting", "Images with no slot yet; a large upload that is being "
+                                    "read, and a likelihood, count as one interactive image each.",
+                                    ("model", "priority"))
+        self.bodies_reading = gauge("linpix_request_bodies_reading", "Requests whose body is being read, or whose "
+                                    "upload waits to be decoded.")
+        self.deadlines_passed = counter("linpix_deadlines_passed", "Requests whose time limit passed, by the state "
+                                        "that they were in.", ("state",))
+        self.state_slots = gauge("linpix_state_slots", "Slots of the state pool.", ("model",))
+        self.state_slots_used = gauge("linpix_state_slots_used", "Slots that hold an image.", ("model",))
+        self.state_saturations = counter("linpix_state_saturations", "Elements of the state that were too large for "
+                                         "float16.", ("model",))
+        self.faults_isolated = counter("linpix_faults_isolated", "Requests that an engine fault ended, without ending "
+                                       "the others of the batch.", ("model", "fault"))
+        self.quanta_retried = counter("linpix_quanta_retried", "Quanta that raised an exception and were run again in "
+                                      "parts.", ("model",))
+        self.engine_restarts = counter("linpix_engine_restarts", "Restarts of the engine thread.")
+        self.heartbeat_age = gauge("linpix_engine_heartbeat_age_seconds", "Seconds since the engine's last heartbeat "
+                                   "while it has work, else 0.")
+        self.request_duration = histogram("linpix_request_duration_seconds", "Seconds from the head of a request to "
+                                          "the last byte produced.", ("endpoint", "model"), buckets=_WAIT_BUCKETS)
+        self.queue_wait = histogram("linpix_queue_wait_seconds", "Seconds from the head of a request until an image of "
+                                    "it gets a slot.", ("model",), buckets=_WAIT_BUCKETS)
+        self.first_row = histogram("linpix_first_row_seconds", "Seconds from the head of a request to the first "
+                                   "decoded row of an image of it.", ("model",), buckets=_WAIT_BUCKETS)
+        self.engine_step = histogram("linpix_engine_step_seconds", "Seconds of one step, which takes a token of every "
+                                     "image through the layers.", ("model", "backend"), buckets=_STEP_BUCKETS)
+        self.engine_step_batch_size = histogram("linpix_engine_step_batch_size", "Images in a quantum.",
+                                                buckets=_ROW_BUCKETS)
+        self.prefill = histogram("linpix_prefill_seconds", "Seconds to read or fold in the known part of a request's "
+                                 "picture, once for all its images.", ("model",), buckets=_PREFILL_BUCKETS)
+        self.reloads = counter("linpix_checkpoint_reloads", "Checkpoints checked after SIGHUP, by outcome.",
+                               ("outcome",))
+        self.comparison = gauge("linpix_comparison_images_per_second", "Highest images per second of each backend in "
+                                "the last comparison.", ("backend",))
+        kernel_info = gauge("linpix_kernel_info", "Versions and kernel in use, as labels; always 1.",
+                            ("version", "torch", "kernel"))
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
@@ -113,7 +94,6 @@ class Metrics:
         for outcome in RELOADS:
             self.reloads.labels(outcome)
         for endpoint in ENDPOINTS:
-            self.request_duration.labels(endpoint)
             for outcome in OUTCOMES:
                 self.requests.labels(endpoint, outcome)
         for reason in REJECTIONS:
@@ -127,6 +107,10 @@ class Metrics:
         """Create the children of a model. They stay when it is removed; only the gauges of its slots go."""
         self.pixels_generated.labels(model, backend)
         self.engine_step.labels(model, backend)
+        for endpoint in ENDPOINTS:
+            self.request_duration.labels(endpoint, model)
+        self.queue_wait.labels(model)
+        self.first_row.labels(model)
         self.prefill.labels(model)
         self.state_saturations.labels(model)
         self.quanta_retried.labels(model)

@@ -108,7 +108,7 @@ class Admission(Requests):
         metrics, job, model = self.metrics, request.job, request.model
         assert isinstance(model, Model)
         metrics.requests.labels(request.endpoint, request.outcome).inc()
-        metrics.request_duration.labels(request.endpoint).observe(time.monotonic() - request.began)
+        metrics.request_duration.labels(request.endpoint, model.name).observe(time.monotonic() - request.began)
         if request.late:
             metrics.deadlines_passed.labels("running" if request.begun else "waiting").inc()
         del model.requests[request.id]
@@ -189,11 +189,11 @@ class Admission(Requests):
         for image in report.joined:
             if (request := model.requests.get(image.request)) is not None and image.attempt == 1:
                 request.begun[image.index] = report.joined_at
-                metrics.queue_wait.observe(report.joined_at - request.began)
+                metrics.queue_wait.labels(model.name).observe(report.joined_at - request.began)
         for image, rows, canvas in report.rows:
             if (request := model.requests.get(image.request)) is not None:
                 if image.attempt == 1 and rows.start == request.given + 1:
-                    metrics.first_row.observe(now - request.began)
+                    metrics.first_row.labels(model.name).observe(now - request.began)
                 if canvas is not None:
                     for row in rows:
                         request.send(Event(image.index, row, canvas))

@@ -118,3 +118,8 @@ def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
         allowed = f"0..{len(names) - 1} or one of {', '.join(names)}" if names else "none: it has no classes"
         raise OptionError(f"label must be a class of {checkpoint.name}: {allowed}; got {shown(label)}", "label")
     return number
+
+
+def label_of(number: int, checkpoint: Checkpoint) -> int | str:
+    """What names a class to `class_of`: its number, or its name if that number is another class's name."""
+    return number if checkpoint.class_of(str(number)) == number else checkpoint.class_names[number]

@@ -76,7 +76,7 @@ export class Completion {
   arrive() {
     const {board, task} = this;
     if (this.panel.hidden || board.touched || !models.chosen || (task.running && task.controller.signal !== this.showing)) return;
-    this.sample({seed: 19, label: models.chosen.classes.length > 3 ? 3 : undefined}, "An example");
+    this.sample({seed: 19, label: models.chosen.classes[3]}, "An example");
   }
 
   /** Show half of a sample, and its completions. */

@@ -151,7 +151,8 @@ export class Gallery {
 
 /** The class that the model recognises in an image; "" if it does not recognise classes. */
 function nameOf({answer, about: {card}}) {
-  return answer?.confidence == null ? "" : card.classes[answer.label] ?? String(answer.label);
+  const label = answer?.label ?? "";
+  return card.classes.length && Number.isInteger(label) ? card.classes[label] : label;
 }
 
 /** The rows drawn so far; those to come are transparent. */
@@ -235,7 +236,7 @@ export class Viewer {
     const {label} = about.fields;
     const what = record.done && nameOf(record);
     $("viewer-title").textContent = what ? `${what}, recognised with ${percent(answer.confidence)}` : `Image ${record.index + 1}`;
-    $("viewer-facts").textContent = [answer.model, label == null ? "any class" : `class ${about.card.classes[label] ?? label}`,
+    $("viewer-facts").textContent = [answer.model, label == null ? "any class" : `class ${label}`,
       `seed ${record.seed}`, `temperature ${about.fields.temperature}`, `${answer.engine} engine, ${answer.precision}`,
       record.done ? null : `${record.rows} rows so far`].filter(Boolean).join(" · ");
     for (const id of ["viewer-save", "viewer-save-large", "viewer-complete", "viewer-judge"]) $(id).hidden = !record.done;

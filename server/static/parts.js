@@ -87,11 +87,11 @@ export const models = {
     for (const select of all("select.models")) select.value = id;
     for (const chips of all(".chips")) {
       const label = before?.id === id ? chips.closest("form").elements.label.value : "";
-      const choices = [["", "any"], ...found.classes.entries()];
+      const choices = [["", "any"], ...found.classes.map((name) => [name, name])];
       if (found.classes.length && chips.closest("#samples")) choices.push(["each", "one of each"]);
       chips.hidden = !found.classes.length;
       chips.lastElementChild.replaceChildren(...choices.map(([value, text]) => el("label", {},
-        el("input", {type: "radio", name: "label", value, checked: String(value) === label}), el("span", {}, text))));
+        el("input", {type: "radio", name: "label", value, checked: value === label}), el("span", {}, text))));
     }
     const [calmest, wildest] = found.temperature_range ?? [0.3, 1.5];
     for (const input of all("input[name=temperature]")) {
@@ -119,7 +119,7 @@ export function fieldsOf(form) {
   if (!models.chosen) throw new Problem("The list of models has not arrived yet. Try again in a moment.", {code: "early"});
   const given = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
   const fields = {model: given.model};
-  for (const name of ["n", "seed", "temperature", "label"]) if (given[name] != null) fields[name] = given[name] === "each" ? "each" : Number(given[name]);
+  for (const name of ["n", "seed", "temperature", "label"]) if (given[name] != null) fields[name] = name === "label" ? given[name] : Number(given[name]);
   if (fields.seed > Number.MAX_SAFE_INTEGER) throw new Problem(`The seed must be at most ${Number.MAX_SAFE_INTEGER}. Enter a smaller one.`);
   return fields;
 }
@@ -133,7 +133,8 @@ function enter(input, value) {
 /** Set a form to the fields of an earlier request, or of a link; without n, the form keeps its own. */
 export function restore(form, {model, label = "", seed = "", temperature, n}) {
   models.choose(model ?? models.chosen.id);
-  form.elements.label.value = label;
+  const {classes} = models.chosen;
+  form.elements.label.value = classes.includes(`${label}`) ? label : classes[label] ?? label;  // older links have an index
   form.elements.seed.value = seed;
   enter(form.elements.temperature, temperature ?? models.chosen.temperature ?? 1);
   if (n) enter(form.elements.n, n);

@@ -73,7 +73,7 @@ export async function drawn(gallery, fields, about, signal, ask, begun) {
   const each = fields.label === "each";
   const seed = fields.seed ?? Math.floor(Math.random() * 2 ** 32);
   const count = Math.min(models.limits.max_n, about.card.classes.length);
-  const parts = each ? Array.from({length: count}, (_, label) => ({...fields, n: 1, label, seed: seed + label})) : [fields];
+  const parts = each ? about.card.classes.slice(0, count).map((label, at) => ({...fields, n: 1, label, seed: seed + at})) : [fields];
   let records;
   const answers = await Promise.all(parts.map(async (part, at) => {
     const response = await ask(part);
@@ -133,7 +133,7 @@ export class Visit {
   entry(records) {
     const done = records.filter((record) => record.done);
     const {card, fields} = done[0].about;
-    const words = [card.id, done[0].about.each ? "one of each" : fields.label == null ? "any class" : `class ${card.classes[fields.label]}`,
+    const words = [card.id, done[0].about.each ? "one of each" : fields.label == null ? "any class" : `class ${fields.label}`,
       `temperature ${fields.temperature}`, `seed ${done[0].seed}`].join(", ");
     const small = done.slice(0, SHOWN);
     const canvas = el("canvas", {width: ACROSS * card.width, height: Math.ceil(small.length / ACROSS) * card.height});

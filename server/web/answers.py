@@ -105,7 +105,7 @@ class Images(Answer):
 
         return answer() if asked.encodes_inline else await asyncio.to_thread(answer)
 
-    def _facts_headers(self, images: tuple[dict[str, int | float], ...]) -> dict[str, str]:
+    def _facts_headers(self, images: tuple[dict[str, int | float | str], ...]) -> dict[str, str]:
         """Headers with the facts that JSON has beside its pictures. Commas separate the values of several images."""
         headers = {name: quote(value, safe="+") for name, value in self.asked.model.facts.items()}
         headers |= {name: ",".join(quote(str(facts[name]), safe="+") for facts in images) for name in images[0]}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from linpix.model.checkpoint import folded
 
 from ..engine.attempts import best_of
-from ..engine.job import Job, class_of, new_job
+from ..engine.job import Job, class_of, label_of, new_job
 from ..engine.request import Event, Request
 from ..errors import InvalidRequest, shown
 from ..pictures import encode, uploads
@@ -213,11 +213,11 @@ class AskedImages(Asked):
         return [candidates[index] for index in best_of([event.recognised for event in candidates
                                                         if event.recognised is not None], self.job.answers)]
 
-    def facts_of(self, event: Event) -> dict[str, int | float]:
+    def facts_of(self, event: Event) -> dict[str, int | float | str]:
         """What an answer says of one image."""
-        facts: dict[str, int | float] = {"seed": self.job.seed + event.image}
+        facts: dict[str, int | float | str] = {"seed": self.job.seed + event.image}
         if (recognised := event.recognised) is not None:
-            facts |= {"label": recognised.label, "confidence": recognised.confidence}
+            facts |= {"label": label_of(recognised.label, self.checkpoint), "confidence": recognised.confidence}
             if self.job.attempts > 1:
                 facts["attempts"] = recognised.attempts
         return facts

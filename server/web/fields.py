@@ -127,8 +127,9 @@ DrawnSeed = Annotated[int, Field(examples=[1], description="seed that draws this
 Confidence = Annotated[float, Field(examples=[0.97], description="probability that the model gives to the image's "
     "class after it has drawn the whole image; present with candidates or attempts, for models that draw the class "
     "first")]
-LabelDrawn = Annotated[int, Field(examples=[7], description="index of the class that the image was drawn as: the "
-    "requested one, or the one that the model drew first; present with confidence")]
+LabelDrawn = Annotated[int | str, Field(examples=[7], description="class that the image was drawn as: the requested "
+    "one, or the one that the model drew first, by its index; by its name, if that index is the name of another class; "
+    "present with confidence")]
 AttemptsMade = Annotated[int, Field(examples=[1], description="number of times that this image was drawn; absent if "
     "one attempt was requested")]
 ComparisonId = Annotated[str, Field(examples=["cmp-1"], description="id from the answer of POST /v1/compare")]

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
+from linpix.model import checkpoint
 from tests.browser.conftest import PHONE, says
-from tests.server.conftest import EAGER, eventually, serving
+from tests.server.conftest import EAGER, ROOT, eventually, serving
 
 # for each frame, the rows that have pixels
 ROWS = """canvases => canvases.map(canvas => {
@@ -235,6 +236,28 @@ def test_one_of_each_class_is_drawn_named_and_kept_in_one_picture_that_draws_the
     page.locator("#file").set_input_files(download.value.path())
     says(page, "#samples .status", "10 images in .* from seed 70")
     np.testing.assert_array_equal(drawn(page, 9), images[9])
+
+
+def test_classes_whose_names_are_numbers_of_others_are_the_ones_chosen(visit, tmp_path):
+    found = checkpoint.read(ROOT / "checkpoints/mnist-conditional")
+    names = [str(number) for number in range(1, 11)]  # "1" is the class of index 0, a nought
+    checkpoint.save(tmp_path / "counted", found.net, {"class_names": names, "attempts": found.attempts}, "")
+    with serving(tmp_path) as server:
+        page = visit(server.url).ready()
+        says(page, "#samples .status", "16 images in")
+        choose(page, label="4")
+        draw(page, n=1, seed=5)
+        says(page, "#samples .status", "1 image in .* from seed 5")
+        np.testing.assert_array_equal(drawn(page), asked(server.url, seed=5, label="4"))
+        expect(page.locator("#samples .caption")).to_contain_text("4 \u00b7")
+        choose(page, label="each")
+        draw(page, seed=70)
+        says(page, "#samples .status", "10 images in .* from seed 70")
+        captions = page.locator("#samples .caption").all_inner_texts()
+        assert [caption.split(" \u00b7 ")[0] for caption in captions] == names
+        old = visit(server.url, panel="samples?model=counted&label=0&seed=5&n=1").ready()  # an index, not a name
+        says(old, "#samples .status", "1 image in")
+        np.testing.assert_array_equal(drawn(old), asked(server.url, seed=5, label="1"))
 
 
 def test_a_link_brings_model_class_seed_and_temperature_back(shipped, visit):

@@ -148,7 +148,7 @@ def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(ti
     body = {"size": size, "partial_images": 0}
     with TestClient(create_app(Settings(checkpoints=tiny.parent)), base_url="http://localhost") as client:
         assert client.post("/v1/images/generations", json=body).status_code == 200
-        total = re.search(r'^linpix_request_duration_seconds_sum{endpoint="generations"} (.*)$',
+        total = re.search(r'^linpix_request_duration_seconds_sum{endpoint="generations",model="tiny"} (.*)$',
                           client.get("/metrics").text, re.MULTILINE)
         assert float(total[1]) > 0.7
         assert client.post("/v1/images/generations", json=body | {"timeout": 0.5}).status_code == 504

@@ -6,7 +6,7 @@ its seed gives alone, every gauge is back at 0, and memory and open files are wh
 
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -89,8 +89,11 @@ def of_values(values: list[float]) -> list[float]:
 
 def of_histogram(change: dict[str, float], name: str) -> list[float]:
     """The same of a histogram's buckets, as histogram_quantile has it: linear between two bounds."""
-    buckets = sorted((float(key.split('le="')[1].split('"')[0]), value) for key, value in change.items()
-                     if key.startswith(f"{name}_bucket"))
+    sums: defaultdict[float, float] = defaultdict(float)  # of all models
+    for key, value in change.items():
+        if key.startswith(f"{name}_bucket"):
+            sums[float(key.split('le="')[1].split('"')[0])] += value
+    buckets = sorted(sums.items())
     if not buckets or not buckets[-1][1]:
         return []
     found = []

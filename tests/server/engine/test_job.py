@@ -9,7 +9,7 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.server.engine.image import images_of
-from linpix.server.engine.job import Job, class_of, new_job
+from linpix.server.engine.job import Job, class_of, label_of, new_job
 from linpix.server.errors import OptionError
 
 CLASS_FIRST = dataclasses.replace(PRESETS["tiny"], patch=4, following=((0, 1, 0),),
@@ -95,3 +95,13 @@ def test_a_class_is_given_by_number_or_name():
         class_of("two", TINY)
     with pytest.raises(OptionError, match="none: it has no classes"):
         class_of(0, dataclasses.replace(TINY, class_names=()))
+
+
+@pytest.mark.parametrize(("names", "labels"), [
+    (("0", "1", "2"), [0, 1, 2]), (("cat", "dog"), [0, 1]), (("1", "2", "3"), [0, "2", "3"]),
+    (("1", "0"), ["1", "0"]), (("10", "02", "2"), [0, 1, 2]), (("2", "7", "cat"), [0, 1, "cat"])])
+def test_the_label_of_a_class_means_that_class_again(names, labels):
+    source = dataclasses.replace(TINY, class_names=names)
+    found = [label_of(number, source) for number in range(len(names))]
+    assert found == labels
+    assert [class_of(label, source) for label in found] == [*range(len(names))]

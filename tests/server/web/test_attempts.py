@@ -23,7 +23,7 @@ HIDDEN = np.full((8, 8), 255, np.uint8)
 HIDDEN[4:] = 0
 HALF = encode(np.stack([PICTURE, HIDDEN], -1))
 AGAIN = 'linpix_images_drawn_again_total{backend="linear",model="%s"}'
-FIRST_ROWS = "linpix_first_row_seconds_count"
+FIRST_ROWS = 'linpix_first_row_seconds_count{model="%s"}'
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,22 @@ def client(folder):
     with TestClient(create_app(Settings(checkpoints=folder, precision="fp32")),
                     base_url="http://localhost") as client:
         yield client
+
+
+def test_the_label_of_an_answer_is_a_label_for_the_same_class(folder, tmp_path):
+    """Classes 1 to 10: an index is the name of another class."""
+    net, names = checkpoint.read(folder / "once").net, [str(number) for number in range(1, 11)]
+    checkpoint.save(tmp_path / "counted", net, {"class_names": names}, "")
+    with TestClient(create_app(Settings(checkpoints=tmp_path)), base_url="http://localhost") as client:
+        for name in names:
+            body = {"prompt": name, "seed": 3, "candidates": 1}
+            [drawn] = generate(client, **body).json()["data"]
+            [event] = events_of(generate(client, **body, stream=True).text)
+            assert drawn["revised_prompt"] == name and event["label"] == drawn["label"]
+            [again] = generate(client, **body | {"label": drawn["label"]}).json()["data"]
+            assert again == drawn
+            alone = client.post("/v1/images/generations", json=body, headers={"accept": "image/png"})
+            assert alone.headers["x-linpix-label"] == str(drawn["label"])
 
 
 def metric(client, name: str) -> float:
@@ -157,10 +173,11 @@ def test_a_comparison_that_names_no_model_is_of_the_first_that_can_be_compared(c
     ({"model": "once", "candidates": 4}, 0)])
 def test_images_that_are_drawn_again_are_counted_and_first_rows_once_an_image(client, fields, again):
     name, images = AGAIN % fields["model"], fields.get("candidates", fields.get("n", 1))
-    before = metric(client, name), metric(client, FIRST_ROWS)
+    first_rows = FIRST_ROWS % fields["model"]
+    before = metric(client, name), metric(client, first_rows)
     assert generate(client, seed=3, **fields).status_code == 200
     assert metric(client, name) - before[0] == again
-    assert metric(client, FIRST_ROWS) - before[1] == images
+    assert metric(client, first_rows) - before[1] == images
 
 
 def test_a_whole_picture_is_answered_with_how_sure_the_model_is_and_was_drawn_once(client, folder):
