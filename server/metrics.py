@@ -39,7 +39,7 @@ class Metrics:
                                        "outcome.", ("model", "backend", "outcome"), registry=registry)
         self.images_drawn_again = Counter(
             "linpix_images_drawn_again", "Images that were drawn again because the model did not recognise their "
-                                         "class.",
+                                         "class or they were torn.",
             ("model", "backend"), registry=registry)
         self.pixels_generated = Counter(
             "linpix_pixels_generated", "Decoded sub-pixels, including known ones.", ("model", "backend"),
