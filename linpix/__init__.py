@@ -59,7 +59,7 @@ def sample(model: str | Path, count: int = 1, *, label: int | str | None = None,
     seed:        of the first image; image i has seed + i, and a server draws the same image for it; None: a random seed
     temperature: 1: as trained; lower: less varied; higher: more varied; None: the model's own
     candidates:  draw this many images, and return the best `count` of them; None: draw `count` and return all
-    attempts:    draw an image up to this many times, until the model recognises its class; None: the model's own
+    attempts:    draw an image up to this many times, until it is recognised and not torn; None: the model's own
     batch:       largest number of images that are drawn together
     checkpoints: folder of models; None: that of LinPix
     progress:    show a bar on standard error; None: if that is a terminal or a notebook

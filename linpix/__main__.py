@@ -220,7 +220,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
     evaluating.add_argument("--temperature-range", type=_temperatures, metavar="LOW,HIGH",
                             help="range of useful temperatures")
     evaluating.add_argument("--attempts", type=_number(int, 1, 16), help="how many times an image may be drawn until "
-                            "the model recognises its class, for requests that do not say so")
+                            "it is recognised and not torn, for requests that do not say so")
     evaluating.add_argument("--limits", help="one sentence about what the model cannot do")
     evaluating.add_argument("--grid", help="write a grid of samples to this .png file")
 
@@ -312,8 +312,8 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--candidates", type=_number(int, 1), help="draw this many images and keep the best --count of "
                         "them; only for models that draw the class first; default: draw --count images and keep all")
     parser.add_argument("--attempts", type=_number(int, 1, 16), help="draw an image up to this many times, until the "
-                        "model recognises its class; only for models that draw the class first; default: the model's "
-                        "own")
+                        "model recognises its class and it is not torn; only for models that draw the class first; "
+                        "default: the model's own")
     parser.add_argument("--batch", type=_number(int, 1, 4096), default=64, help="largest number of images decoded at "
                                                                                 "once")
     parser.add_argument("--seed", type=_number(int, 0, 2**53 - 1), help="image i uses seed + i; default: a random seed")

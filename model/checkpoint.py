@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -24,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from .attempts import MAX_ATTEMPTS
 from .config import ModelConfig
 from .heads import log_likelihood
+from .pieces import torn, whole
 from .transformer import Transformer
 
 FORMAT_VERSION = 1
@@ -75,6 +78,11 @@ class Checkpoint:
     def attempts(self) -> int:
         """Most attempts at an image for requests that do not say."""
         return int(self.provenance.get("attempts", 1))
+
+    def torn(self, image: NDArray[np.uint8], known: NDArray[np.bool_]) -> bool:
+        """Whether a drawn image, (T,), is in more pieces than it must be, and real pictures hardly ever are."""
+        shape, ground = self.net.config.image_shape[:2], self.board.get("ground")
+        return bool(ground and whole(self.provenance) and torn(image.reshape(shape), ground[0], known.reshape(shape)))
 
     @property
     def limits(self) -> str | None:
@@ -285,6 +293,10 @@ def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
                          f"{attempts!r:.80}")
     if share is not None and not (_is_quantity(share) and share <= 1):
         raise ValueError(f"class_agreement must be a share from 0 to 1, got {share!r:.80}")
+    look = provenance.get("real_look")
+    if look is not None and not (isinstance(look, dict) and _is_quantity(look.get("pieces")) and config.channels == 1):
+        raise ValueError("real_look must have pieces, the share of real pictures that are in several, and only a model "
+                         f"of one channel can have it; got {look!r:.80}")
     if (board := provenance.get("board")) and not _is_board(board, config.channels):
         raise ValueError(f"board must have ground and ink, each null or {config.channels} values 0..255, and prepare, "
                          f"null or mnist; got {board!r:.80}")

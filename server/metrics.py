@@ -40,7 +40,7 @@ class Metrics:
         self.images_completed = counter("linpix_images_completed", "Images that ended, by outcome.",
                                         ("model", "backend", "outcome"))
         self.images_drawn_again = counter("linpix_images_drawn_again", "Images that were drawn again because the model "
-                                          "did not recognise their class.", ("model", "backend"))
+                                          "did not recognise their class or they were torn.", ("model", "backend"))
         self.pixels_generated = counter("linpix_pixels_generated", "Decoded sub-pixels, including known ones.",
                                         ("model", "backend"))
         self.requests = counter("linpix_requests", "Admitted requests that ended, by outcome.", ("endpoint", "outcome"))

@@ -231,7 +231,8 @@ def _class_agreement(given: argparse.Namespace, found: Checkpoint, test: Dataset
     text = (f"{measured.class_agreement:.3f} +- {measured.interval:.3f} (95 %) of {measured.drawn:,} drawn images are "
             f"of the class asked for ({measured.worst_class:.3f} of the worst class), to a CNN that is right for "
             f"{measured.judge:.3f} of {len(test.images):,} test images. It is sure of {measured.sure:.3f} of the drawn "
-            f"images, and of {measured.judge_sure:.3f} of the test images")
+            f"images, and of {measured.judge_sure:.3f} of the test images. An image took "
+            f"{measured.attempts:g} attempts on average")
     if (look := measured.look) is not None and (real := measured.real_look) is not None:
         text += (f". In an image (in test images): {look.greys} ({real.greys}) different greys, {look.full_ink} "
                  f"({real.full_ink}) pixels of full ink; more than one piece in {look.pieces:.3f} ({real.pieces:.3f}), "

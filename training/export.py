@@ -19,6 +19,7 @@ from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import ModelConfig
 from linpix.model.generate import generate, starts_of, tile
 from linpix.model.packing import Packed, choose, pack
+from linpix.model.pieces import whole
 from linpix.model.transformer import Transformer
 
 from .calibrate import calibrate
@@ -152,7 +153,8 @@ def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
         low, high = source["temperature_range"]
         rows["temperature; useful range"] = f"{source['temperature']:g}; {low:g} to {high:g}"
     if (attempts := source.get("attempts")) is not None:  # 1 too: with_rows removes no rows
-        rows["attempts at an image"] = f"{attempts}, until the model recognises its class" if attempts > 1 else "1"
+        rows["attempts at an image"] = "1" if attempts == 1 else (
+            f"{attempts}, until the model recognises its class{' and it is in one piece' * whole(source)}")
     if (share := source.get("class_agreement")) is not None:
         rows["images of the class asked for"] = f"{share:.3f}, to a CNN trained on the same pictures"
     if "look" in source:

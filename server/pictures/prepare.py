@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .components import components
+from linpix.model.pieces import components
+
 from .coverage import bounds, means
 
 SIDE, LONGER, CENTRE = 28, 20, 14.5  # pixels in MNIST: the field, a digit's longer side, the centre of its mass

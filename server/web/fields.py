@@ -37,8 +37,8 @@ Candidates = Annotated[int | None, Field(ge=1, examples=[8], description="draw t
     "best n of them; from n to max_n of /v1/status; only for models that draw the class first; default: draw n images "
     "and answer with all"), Plain]
 Attempts = Annotated[int | None, Field(ge=1, le=MAX_ATTEMPTS, examples=[1], description="draw an image up to this many "
-    "times, until the model recognises its class; only for models that draw the class first; default: the model's own, "
-    "in /v1/models; 1 with candidates and at temperature 0"), Plain]
+    "times, until the model recognises its class and it is not torn into pieces; only for models that draw the class "
+    "first; default: the model's own, in /v1/models; 1 with candidates and at temperature 0"), Plain]
 Size = Annotated[str | None, Field(examples=["native"], description="width x height in pixels, from the model's own "
     f"size to {encode.LARGEST_SIDE}x{encode.LARGEST_SIDE}: the picture is enlarged by the largest whole factor that "
     "fits, by nearest neighbour, and placed in the middle, and its edge pixels fill the rest; default, auto and "

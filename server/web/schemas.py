@@ -210,8 +210,8 @@ class ModelCard(BaseModel):
                                examples=[1.0])
     temperature_range: list[float] = Field(min_length=2, max_length=2, description="lowest and highest useful "
                                            "temperature", examples=[[0.3, 1.5]])
-    attempts: int = Field(description="how many times an image may be drawn until the model recognises its class, for "
-                          "requests that do not say so", examples=[1])
+    attempts: int = Field(description="how many times an image may be drawn until the model recognises its class and "
+                          "it is not torn, for requests that do not say so", examples=[1])
     limits: str | None = Field(description="one sentence about what the model cannot do; null: no limit is "
                                            "known", examples=[
         "It draws one handwritten digit in the middle, and nothing else."])

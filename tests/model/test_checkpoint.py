@@ -204,6 +204,8 @@ FIELDS = {
     "true attempts": (lambda fields: fields["provenance"].update(attempts=True), "attempts must be 1, .*got True"),
     "a board of another depth": (lambda fields: fields["provenance"].update(
         board={"ground": [0, 0], "ink": [255], "prepare": None}), "board must have ground and ink, each null or 1"),
+    "a look in words": (lambda fields: fields["provenance"].update(real_look={"pieces": "few"}), "real_look must have"),
+    "a look without pieces": (lambda fields: fields["provenance"].update(real_look={}), "real_look must have pieces"),
     "wrong time": (lambda fields: fields["provenance"].update(created="today"), "created must be a number"),
     "wrong twin": (lambda fields: fields["architecture"].update(twin_of=["mnist"]), "twin_of must be a name"),
     "a list of one": (lambda fields: fields["architecture"].update(look_ups="previous"), "look_ups must be a list"),

@@ -19,6 +19,7 @@ from linpix.model.generate import generate
 from linpix.model.heads import log_likelihood
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.packing import choose, pack
+from linpix.model.pieces import torn
 from linpix.model.transformer import Transformer
 from linpix.training import commands
 from linpix.training.datasets import Dataset
@@ -294,6 +295,7 @@ def test_a_judge_tells_classes_apart_and_judges_what_a_model_draws():
     measured = [judge.agreement(net, found, data, count=70, temperature=1.0, packed=one)
                 for one in (packed, None)]
     for one in measured:
+        assert one.attempts == 1
         assert 0 <= one.worst_class <= one.class_agreement <= 1 and one.drawn == 70 and one.judge > 0.95
         assert one.judge_sure > 0.9 and 0 <= one.sure <= 1 and one.real_look == look_of(data.images, TINY, 0)
     assert abs(measured[0].class_agreement - measured[-1].class_agreement) < 0.1, "both engines draw alike"
@@ -359,7 +361,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("attempts", [1, 4])
-def test_images_that_the_model_does_not_recognise_are_drawn_again_before_they_are_judged(attempts):
+def test_images_that_are_torn_or_not_recognised_are_drawn_again_before_they_are_judged(attempts):
     data, net = shapes(60, 8), class_first()
     watched, count = Watched(judge.trained(data, TINY, steps=1)), 9
     judge.agreement(net, watched, data, count=count, temperature=1.0, attempts=attempts)
@@ -368,10 +370,12 @@ def test_images_that_the_model_does_not_recognise_are_drawn_again_before_they_ar
     for number in range(attempts):
         drawn = generate(net, [index + 2**53 * number for index in todo], labels=[index % 2 for index in todo]).numpy()
         sure = [float(class_log_probs_of(net, canvas)[index % 2]) for index, canvas in zip(todo, drawn, strict=True)]
-        for index, canvas, one in zip(todo, drawn, sure, strict=True):
-            if index not in best or one > best[index][0]:
-                best[index] = one, canvas, number
-        todo = [index for index, one in zip(todo, sure, strict=True) if one < math.log(0.9)]
+        ranks = [(one >= math.log(0.9) and not torn(canvas.reshape(8, 8), 0), one)
+                 for one, canvas in zip(sure, drawn, strict=True)]
+        for index, canvas, rank in zip(todo, drawn, ranks, strict=True):
+            if index not in best or rank > best[index][0]:
+                best[index] = rank, canvas, number
+        todo = [index for index, (accepted, _) in zip(todo, ranks, strict=True) if not accepted]
         assert 0 < len(todo) < count, "some are recognised, and some are not"
     assert np.array_equal(images, np.stack([best[index][1] for index in range(count)]))
     assert (len({number for _, _, number in best.values()}) > 1) == (attempts > 1)

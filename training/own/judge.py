@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from linpix.model.attempts import Attempts, Recognised
+from linpix.model.attempts import NEXT_ATTEMPT, Recognised
 from linpix.model.config import ModelConfig
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.packing import Packed
+from linpix.model.pieces import WHOLE, torn
 from linpix.model.transformer import Transformer
 
 from ..datasets import Dataset
@@ -38,7 +39,8 @@ SURE = 0.9                           # least probability of a class that the jud
 class Agreement:
     class_agreement: float  # share of the drawn images that the judge assigns to the requested class
     interval: float         # half the width of its 95 % interval
-    drawn: int              # number of images drawn, equally many per class to within one
+    drawn: int              # number of images, equally many per class to within one
+    attempts: float         # mean number of attempts at an image
     judge: float            # share of the test images that the judge assigns to their class, its own accuracy
     worst_class: float      # the share that is right of the images of the class with the smallest one
     sure: float             # share of the drawn images of which the judge is sure
@@ -118,31 +120,37 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
               packed: Packed | None = None) -> Agreement:
     """Measure the agreement of `count` images with seeds 0, 1, ..., cycling through the classes.
 
-    attempts: most attempts at an image, until the model recognises its class · packed: draw with the compiled engine.
+    attempts: most attempts at an image, as model/attempts.py says · packed: draw with the compiled engine.
     """
-    labels = np.arange(count) % net.config.classes
-    all_of_them = [Attempts(seed, attempts) for seed in range(count)]
-    todo = np.arange(count)
-    while len(todo):
+    labels, config = np.arange(count) % net.config.classes, net.config
+    ground = config.background if config.background is not None else 255 if test.images.mean() > 127.5 else 0
+    real = look_of(test.images, config, ground) if config.channels == 1 else None
+    tears = real is not None and real.pieces <= WHOLE
+    best: dict[int, tuple[Recognised, NDArray[np.uint8]]] = {}
+    todo, made = np.arange(count), 0
+    for number in range(attempts):
+        made += len(todo)
         again: list[int] = []
         for at in tqdm(range(0, len(todo), TOGETHER), "drawing", unit_scale=TOGETHER, unit="image", **QUIET):
             part = todo[at:at + TOGETHER]
-            canvases = drawn(net, [all_of_them[i].next_seed for i in part], labels[part].tolist(), temperature, packed)
+            canvases = drawn(net, (part + NEXT_ATTEMPT * number).tolist(), labels[part].tolist(), temperature, packed)
             for i, canvas in zip(part.tolist(), canvases, strict=True):
                 label = int(labels[i])
                 sure = class_log_probs_of(net, canvas)[label] if attempts > 1 else 0.0
-                if all_of_them[i].add(canvas, Recognised(label, sure)):
+                found = Recognised(label, sure, tears and torn(canvas.reshape(config.image_shape[:2]), ground))
+                if i not in best or found.rank > best[i][0].rank:
+                    best[i] = found, canvas
+                if not found.accepted:
                     again.append(i)
         todo = np.array(again, np.int64)
-    images = np.stack([one.canvas for one in all_of_them if one.canvas is not None])
-    found, of_tests = judge.probabilities(images), judge.probabilities(test.images)
-    right = found.argmax(1) == labels
-    share, config = float(right.mean()), net.config
-    paper = 255 if test.images.mean() > 127.5 else 0
-    ground = paper if config.background is None else config.background
+    images = np.stack([best[i][1] for i in range(count)])
+    judged, of_tests = judge.probabilities(images), judge.probabilities(test.images)
+    right = judged.argmax(1) == labels
+    share = float(right.mean())
     return Agreement(
         round(share, 4), round(1.96 * math.sqrt(share * (1 - share) / count), 4), count,
+        round(made / count, 2),
         round(float((of_tests.argmax(1) == test.labels).mean()), 4),
         round(min(float(right[labels == label].mean()) for label in np.unique(labels)), 4),
-        round(float((found.max(1) > SURE).mean()), 4), round(float((of_tests.max(1) > SURE).mean()), 4),
-        *(look_of(each, config, ground) if config.channels == 1 else None for each in (images, test.images)))
+        round(float((judged.max(1) > SURE).mean()), 4), round(float((of_tests.max(1) > SURE).mean()), 4),
+        look_of(images, config, ground) if real else None, real)

@@ -117,7 +117,7 @@ class Decoder(ABC):
 
     @torch.inference_mode()
     def judge(self, slots: Sequence[int]) -> list[Recognised]:
-        """Have the model read whole images, once they are drawn; returns how sure it is of the class of each.
+        """Have the model read whole images, once they are drawn; returns what is known of each.
 
         If an image has no class, since nothing had to be drawn, it gets the most probable one.
         """
@@ -127,7 +127,8 @@ class Decoder(ABC):
         log_probs = class_log_probs(scores)
         labels = [int(row.argmax()) if (label := self.label(slot)) is None else label
                   for slot, row in zip(slots, log_probs, strict=True)]
-        return [Recognised(label, float(row[label])) for label, row in zip(labels, log_probs, strict=True)]
+        return [Recognised(label, float(row[label]), self.checkpoint.torn(self.canvas[slot], self.known[slot]))
+                for slot, label, row in zip(slots, labels, log_probs, strict=True)]
 
     def read_into(self, slots: Sequence[int]) -> Tensor:
         """Fold what is known of images into their slots; returns class scores, (B, classes)."""

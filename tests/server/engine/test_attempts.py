@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from linpix.model.attempts import Recognised
-from linpix.model.philox import MAX_SEED
+from linpix.model.attempts import NEXT_ATTEMPT, Recognised
 from linpix.server.engine.attempts import again, best_of, chosen
 from linpix.server.engine.image import Image
 from linpix.server.engine.job import Job
@@ -11,6 +10,11 @@ from linpix.server.engine.job import Job
 
 def of(*classes: tuple[int, float]) -> list[Recognised]:
     return [Recognised(label, float(np.log(share))) for label, share in classes]
+
+
+def test_candidates_in_one_piece_come_before_torn_ones_that_are_surer():
+    drawn = [one._replace(torn=index < 3) for index, one in enumerate(of((3, 0.99), (3, 0.5), (3, 0.999), (3, 0.91)))]
+    assert best_of(drawn, 1) == [3] and best_of(drawn, 4) == [3, 2, 0, 1]
 
 
 def test_recognised_images_come_in_their_order_and_then_the_surest_of_the_others():
@@ -27,13 +31,14 @@ def test_answers_are_divided_among_classes_in_proportion_to_their_recognised_can
     assert best_of(drawn, 8) == [0, 1, 3, 5, 4, 6, 7, 2]
 
 
-def attempt(job: Job, probability: float | None, before: Image | None = None, label: int = 3) -> Image:
+def attempt(job: Job, probability: float | None, before: Image | None = None, label: int = 3,
+            torn: bool = False) -> Image:
     """The next attempt after one, done and checked with this probability of its class."""
     image = Image("a", job, 2, job.seed + 2, job.label) if before is None else again(before)
     assert image is not None
     image.label, image.canvas = label, np.full(64, image.attempt, np.uint8)
     if probability is not None:
-        image.recognised = Recognised(label, float(np.log(probability)))
+        image.recognised = Recognised(label, float(np.log(probability)), torn)
     return image
 
 
@@ -44,9 +49,19 @@ def test_an_image_is_drawn_again_until_it_is_recognised_or_there_were_enough_att
     second = attempt(job, 0.7, first)
     third = attempt(job, 0.6, second)
     assert again(third) is None and chosen(third) is second
-    assert [image.seed for image in (first, second, third)] == [7, 7 + (MAX_SEED + 1), 7 + 2 * (MAX_SEED + 1)]
+    assert [image.seed for image in (first, second, third)] == [7, 7 + NEXT_ATTEMPT, 7 + 2 * NEXT_ATTEMPT]
     assert again(attempt(Job(attempts=0), None)) is None, "it is not checked"
     assert again(attempt(Job(attempts=1), 0.1)) is None, "a candidate is drawn once"
+
+
+def test_a_torn_image_is_drawn_again_and_the_one_that_is_accepted_is_the_answer():
+    job = Job(seed=5, attempts=4)
+    first = attempt(job, 0.99, torn=True)
+    second = attempt(job, 0.95, attempt(job, 0.7, first))
+    assert again(second) is None and chosen(second) is second
+    job = Job(seed=5, attempts=2)
+    last = attempt(job, 0.8, attempt(job, 0.99, torn=True))
+    assert again(last) is None and chosen(last).recognised.confidence > 0.9, "the class comes first"
 
 
 def test_a_further_attempt_keeps_the_drawn_class_but_a_completion_draws_another():

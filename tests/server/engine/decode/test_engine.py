@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from linpix.model import attempts, pieces
 from linpix.model.attempts import Recognised
-from linpix.server.engine import attempts
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.decoder import Decoder
 from linpix.server.engine.decode.engine import Engine
@@ -96,6 +96,22 @@ def until(engine: Engine, true: Callable[[Ran], bool]) -> None:
 
 
 # --- which image it is ---
+
+@pytest.mark.parametrize("asked", ["nothing", "a picture"])
+def test_images_in_several_pieces_are_torn_where_real_pictures_hardly_ever_are(source, recognised, monkeypatch, asked):
+    recognised(1e-9)
+    monkeypatch.setattr(pieces, "VISIBLE", 200)  # random weights draw noise, which is one piece else
+    jobs, made = [Job(seed=40 + number, attempts=3, **ASKED[asked]) for number in range(6)], []
+    for share in (0.03, 0.2):
+        theirs = dataclasses.replace(source, provenance={"real_look": {"pieces": share}},
+                                     board={"ground": [0], "ink": [255], "prepare": None})
+        found = drawn(Engine(new_decoder(theirs, 6)), a=jobs)["a"]
+        known = ASKED[asked].get("known", NOTHING).reshape(8, 8)
+        assert [image.recognised.torn for image in found] == [
+            share < 0.1 and pieces.torn(image.canvas.reshape(8, 8), 0, known) for image in found]
+        made.append([image.recognised.attempts for image in found])
+    assert max(made[0]) > 1 and max(made[1]) == 1
+
 
 @pytest.mark.parametrize("asked", ["nothing", "a picture", "a picture and a class"])
 def test_the_answer_is_what_the_seed_of_its_surest_attempt_draws_alone(decoder, asked):

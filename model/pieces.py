@@ -1,7 +1,13 @@
-"""Connected components of a mask, in numpy alone."""
+"""Pieces of a picture, which are connected components of its ink, in numpy alone; and whether a drawn one is torn."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+VISIBLE = 32   # least distance from the ground of ink that is seen
+WHOLE = 0.06   # largest share of real pictures in several pieces where a drawn one in several is torn
 
 
 def components(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
@@ -25,3 +31,27 @@ def components(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
     labels = np.zeros(mask.shape, np.intp)
     labels[mask] = np.repeat(np.unique(root, return_inverse=True)[1] + 1, ends - starts)
     return labels
+
+
+def visible(image: NDArray[np.uint8], ground: int) -> NDArray[np.bool_]:
+    """Pixels of one channel with ink that is seen, on the ground's value."""
+    ink: NDArray[np.bool_] = np.abs(image.astype(np.int16) - ground) >= VISIBLE
+    return ink
+
+
+def whole(provenance: Mapping[str, Any]) -> bool:
+    """Whether the pictures that a model was trained on are hardly ever in several pieces."""
+    return bool((provenance.get("real_look") or {"pieces": 1})["pieces"] <= WHOLE)
+
+
+def torn(image: NDArray[np.uint8], ground: int, known: NDArray[np.bool_] | None = None) -> bool:
+    """Whether visible ink is in more pieces than it must be. image, known: (H, W).
+
+    One piece is enough, but where known ground divides known ink, no completion can join it.
+    """
+    ink = visible(image, ground)
+    pieces = components(ink).max()
+    if pieces < 2 or known is None:
+        return bool(pieces > 1)
+    joined = components(ink | ~known)  # as if all that is hidden were ink
+    return bool(pieces > max(1, len(np.unique(joined[ink & known]))))
