@@ -1,4 +1,4 @@
-"""The service: a map of its packages. Each imports only its own files, base files, and packages below it in this list.
+"""The service: a map of its packages. Each imports only its own files and folders, base files, and packages below it in this list.
 
 cluster/      the same application several times, on Ray Serve: fronts for HTTP, replicas that draw
 app, serve    app.py puts models, the engine thread, admission, routes and middleware together; serve.py runs them until
@@ -15,25 +15,31 @@ static/       the web page, which uses only the API
 
 Four kinds of object. A Job is what was asked: checked, frozen, picklable (engine/job.py). A Request is a job in
 progress: client, deadline, events, outcome (engine/request.py). An Image is everything about one image from the queue
-to its pixels, and a Report is what one quantum did (engine/image.py).
+to its pixels, and a Report is what one quantum did (engine/image.py). Beside them, web/asked.py has the form of the
+answer, and an Event is news for it of one image.
 
 To follow one request, read these files in this order:
-  web/routes/images.py       has the fields checked by web/asked.py, and an upload decoded by web/uploads.py: a Job
-  web/answers.py             the answer: admits the request, waits for its images, sends them, and releases it
+  web/routes/images.py       its fields are checked: types and ranges by web/fields.py, what depends on the model by
+                             web/asked.py, what decides pixels by engine/job.py; web/uploads.py decodes an upload: a Job
+  web/answers.py             the answer. FastAPI sends it: it then admits the request, waits for its images, sends them,
+                             and releases the request
   engine/admission.py        gives the request room if engine/model.py has some, hands its Images to the engine thread,
                              and turns each Report into events of requests; engine/attempts.py says which images are
                              drawn again, and which are returned
   engine/thread.py           the engine thread: runs the quanta of all models, and background work between them
   engine/decode/engine.py    one quantum of one model; scheduler.py beside it says which images are in it
-  engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp; decoder.py beside it does the same in
-                             torch, and choice.py selects one
+  engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp, or for a GPU model/cuda.py; decoder.py
+                             beside it does the same in torch, and choice.py selects one
 The event loop owns admission, requests and comparisons; the engine thread owns scheduler, slots and decoders. Calls for
 the thread go through its inbox, and its reports are calls on the event loop. Images change on the thread, and the loop
 only reads them until they are done.
 
-Deadlines: engine/model.py refuses one that cannot be met; engine/admission.py sets the timer that ends a request whose
-images are not done, engine/request.py ends other work for it, and web/middleware/bodies.py the reading.
-Failures: engine/decode/failures.py finds an image that fails, and the report of that quantum ends its request.
+Deadlines, in the order of a request: web/middleware/bodies.py ends its reading, web/uploads.py the decoding of its
+upload; engine/model.py refuses one that cannot be met, and gives up what waits too long; engine/admission.py sets the
+timer that ends it, in a front cluster/remote.py; engine/request.py ends encoding, and web/answers.py an unread stream.
+Failures: the decoder names images that are not finite, engine/decode/failures.py finds the one that makes a quantum
+raise, prefill.py the one that cannot be read; the report of that quantum ends their requests. thread.py ends the batch
+of a quantum that raises in another way.
 
 To add
   a route           a function in web/routes/ (a new file needs a line in app.py), and its answer in web/schemas.py;
@@ -47,7 +53,8 @@ To add
                     passes it on to csrc. If it changes the images, linpix/cli/bulk.py must not continue a run that has
                     another value (_settings there)
   a metric          declare it in metrics.py, update it where it happens: engine/admission.py (quanta, requests),
-                    web/middleware/ and web/error_handlers.py (HTTP), cluster/remote.py; and list it in
+                    engine/request.py (refusals), engine/catalogue.py (reloads), web/middleware/, web/uploads.py and
+                    web/error_handlers.py (HTTP), compare/jobs.py, cluster/remote.py; and list it in
                     tests/server/test_dashboard.py
   an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name and options in
                     model/config.py; if it draws, choose in model/packing.py says by which engine, and

@@ -43,14 +43,13 @@ class Metrics:
                                           "did not recognise their class or they were torn.", ("model", "backend"))
         self.pixels_generated = counter("linpix_pixels_generated", "Decoded sub-pixels, including known ones.",
                                         ("model", "backend"))
-        self.requests = counter("linpix_requests", "Admitted requests that ended, by outcome.", ("endpoint", "outcome"))
+        self.requests = counter("linpix_requests", "Requests that ended after their admission, or by a fault before it, by outcome.", ("endpoint", "outcome"))
         self.requests_rejected = counter("linpix_requests_rejected", "Requests that were refused, by reason.",
                                          ("reason",))
         self.requests_running = gauge("linpix_requests_running", "Requests with an image in a slot.")
         self.requests_waiting = gauge("linpix_requests_waiting", "Requests with no image in a slot yet.")
-        self.images_waiting = gauge("linpix_images_waiting", "Images with no slot yet; a large upload that is being "
-                                    "read, and a likelihood, count as one interactive image each.",
-                                    ("model", "priority"))
+        self.images_waiting = gauge("linpix_images_waiting", "Images with no slot yet; a likelihood counts as one "
+                                    "image until it is done.", ("model", "priority"))
         self.bodies_reading = gauge("linpix_request_bodies_reading", "Requests whose body is being read, or whose "
                                     "upload waits to be decoded.")
         self.deadlines_passed = counter("linpix_deadlines_passed", "Requests whose time limit passed, by the state "

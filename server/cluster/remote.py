@@ -46,7 +46,7 @@ class ReplicaLost(Exception):
 
 
 class Remote(Requests):
-    """A replica counts the requests that it admits or refuses, and a front those that died with their replica."""
+    """A front counts requests that it refuses itself, or that died with their replica; replicas count all others."""
 
     def __init__(self, models: Mapping[str, ServedModel], metrics: Metrics, run: Callable[[Call], AsyncIterator[News]],
                  *, request_timeout_s: float) -> None:

@@ -29,7 +29,7 @@ class Catalogue:
         self._settings, self._faults, self._share = settings, faults, share
 
     def read(self) -> dict[str, Engine]:
-        """A engine per model, the default one first. Raises CheckpointError or ValueError with the cure."""
+        """An engine per model, the default one first. Raises CheckpointError or ValueError with the cure."""
         found: dict[str, Engine] = {}
         for folder in self._folders():
             if (name := checkpoint.name_of(folder)) in found:

@@ -1,7 +1,7 @@
 """The engine thread: it alone runs the models' quanta, one after the other, and reports each to the event loop.
 
-No state is shared that would need a lock: other threads only read whether there is work. Calls for the thread wait in
-its inbox; its reports are calls on the event loop.
+No state is shared that would need a lock. Calls for the thread wait in its inbox; its reports are calls on the event
+loop. The loop also reads, up to a quantum late, whether there is work, what runs, and the state of images.
 """
 
 import logging
@@ -37,7 +37,7 @@ class Reports(Protocol):
     def quantum_done(self, engine: Engine, report: Report) -> None: ...
 
     def batch_lost(self, engine: Engine | None, requests: Sequence[str], error: ServiceError) -> None:
-        """The thread died and was restarted; these requests lost an image."""
+        """A round raised, and its batch is lost: these requests lost an image."""
 
     def work_done(self, id: str, error: Exception | None) -> None:
         """Background work has ended."""

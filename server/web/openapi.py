@@ -1,6 +1,6 @@
 """The parts of the OpenAPI that FastAPI does not derive: errors with their real texts, links, streams and examples.
 
-Fields have their descriptions and examples in fields.py, schemas.py and requests/request_schemas.py; /docs builds
+Fields have their descriptions and examples in fields.py, schemas.py and request_schemas.py; /docs builds
 examples of answers from them.
 """
 

@@ -1,4 +1,4 @@
-"""What requests may ask for: the bodies of the images routes. Unknown fields are ignored, and answers warn of them."""
+"""Bodies of requests. The images routes ignore unknown fields, and their answers warn of them."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,6 +6,7 @@ from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from ..compare.backends import BACKENDS
 from . import fields
 
 _FILE = WithJsonSchema({"type": "string", "format": "binary"})  # as generators of clients know files
@@ -82,6 +83,23 @@ class LikelihoodForm(PictureFields, UploadFields):
         "a PNG too; default: only as numbers")] = None
 
 
+class CompareBody(BaseModel):
+    """What to compare; see `linpix compare`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: fields.Model = None
+    backends: Annotated[list[str] | None, Field(min_length=1, max_length=8, examples=[["linear", "stateful-softmax"]],
+                                         description=f"some of {', '.join(BACKENDS)}; absent: all of "
+                                                     "them")] = None
+    batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8, examples=[[1, 16]],
+                                                                      description="batch sizes: numbers of images that "
+                                                                      "are decoded together; 1 is always measured "
+                                                                      "too")] = [1, 16]
+    budget: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False, examples=[10.0], description="time for the "
+                                   "measurement, in seconds; up to compare_budget of /v1/status")] = 30.0
+
+
 def names_of(form: type[UploadFields]) -> frozenset[str]:
     """The names that a form's fields have on the wire."""
     return frozenset(field.alias or name for name, field in form.model_fields.items())
@@ -104,4 +122,7 @@ LIKELIHOOD: dict[str, Any] = {
     "a whole picture, and its class": {"value": {"image": "seven.png", "labels": "all"}},
     "the lower half, as a 7": {"value": {"image": "seven.png", "keep_rows": 14, "label": 7}},
     "the part that a mask hides": {"value": {"image": "seven.png", "mask": "mask.png", "response_format": "b64_json"}},
+}
+COMPARE: dict[str, Any] = {
+    "two kinds of attention": {"value": {"backends": ["linear", "stateful-softmax"], "batch": [1, 16], "budget": 10.0}},
 }

@@ -2,33 +2,10 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from ..compare.backends import BACKENDS
 from ..pictures import encode
 from . import fields
-
-
-class CompareBody(BaseModel):
-    """What to compare; see `linpix compare`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: fields.Model = None
-    backends: Annotated[list[str] | None, Field(min_length=1, max_length=8, examples=[["linear", "stateful-softmax"]],
-                                         description=f"some of {', '.join(BACKENDS)}; absent: all of "
-                                                     "them")] = None
-    batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8, examples=[[1, 16]],
-                                                                      description="batch sizes: numbers of images that "
-                                                                      "are decoded together; 1 is always measured "
-                                                                      "too")] = [1, 16]
-    budget: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False, examples=[10.0], description="time for the "
-                                   "measurement, in seconds; up to compare_budget of /v1/status")] = 30.0
-
-
-COMPARE: dict[str, Any] = {
-    "two kinds of attention": {"value": {"backends": ["linear", "stateful-softmax"], "batch": [1, 16], "budget": 10.0}},
-}
 
 
 class ErrorFields(BaseModel):

@@ -25,7 +25,7 @@ MAX_FAILED_QUANTA = 3  # quanta in a row that decode nothing, not even a test im
 
 
 class Engine:
-    """Used by the thread that runs its quanta; `busy` may be read by any thread."""
+    """Used by the thread that runs its quanta; any thread may read `busy` and the scheduler, up to a quantum late."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder, self.config = decoder, decoder.config
@@ -49,7 +49,7 @@ class Engine:
         self.scheduler.enqueue(images)
 
     def cancel(self, request: str) -> None:
-        """Forget a request, or do nothing if it is not here. Its slots are free when the next quantum begins."""
+        """Forget a request, or do nothing if it is not here. Its slots are free before the next quantum decodes."""
         self.scheduler.cancel(request)
 
     def run_quantum(self) -> Report:

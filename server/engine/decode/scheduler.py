@@ -59,7 +59,7 @@ class Scheduler:
                 queue.append(image)
 
     def cancel(self, request: str) -> None:
-        """Forget a request wherever it is. Its running images keep their slots until the current quantum ends."""
+        """Forget a request wherever it is. Its running images keep their slots until `join` or `release_cancelled`."""
         self.interactive, self.bulk = (deque(image for image in images if image.request != request)
                                        for images in (self.interactive, self.bulk))
         for image in self.running.values():

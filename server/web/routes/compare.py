@@ -21,11 +21,8 @@ from ...errors import (
 )
 from .. import fields
 from ..openapi import BODY, LEAVING, error_responses, event_stream, ok_response
-from ..schemas import (
-    COMPARE,
-    CompareBody,
-    Comparison,
-)
+from ..request_schemas import COMPARE, CompareBody
+from ..schemas import Comparison
 from ..service import Service, ServiceDep, preferred
 
 router = APIRouter(tags=["compare"])
