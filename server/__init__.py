@@ -1,4 +1,4 @@
-"""The service: a map of its packages. Each imports only its own files and folders, base files, and packages below it in this list.
+"""The service: a map of its packages. Each imports only what is in it, base files, and packages below it in this list.
 
 cluster/      the same application several times, on Ray Serve: fronts for HTTP, replicas that draw
 app, serve    app.py puts models, the engine thread, admission, routes and middleware together; serve.py runs them until

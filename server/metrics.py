@@ -43,7 +43,8 @@ class Metrics:
                                           "did not recognise their class or they were torn.", ("model", "backend"))
         self.pixels_generated = counter("linpix_pixels_generated", "Decoded sub-pixels, including known ones.",
                                         ("model", "backend"))
-        self.requests = counter("linpix_requests", "Requests that ended after their admission, or by a fault before it, by outcome.", ("endpoint", "outcome"))
+        self.requests = counter("linpix_requests", "Requests that ended, admitted or by a fault before, by outcome.",
+                                ("endpoint", "outcome"))
         self.requests_rejected = counter("linpix_requests_rejected", "Requests that were refused, by reason.",
                                          ("reason",))
         self.requests_running = gauge("linpix_requests_running", "Requests with an image in a slot.")
