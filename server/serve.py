@@ -174,17 +174,17 @@ class Server(uvicorn.Server):
         began = self._loop.time()
         try:
             logger.info("%s: draining, for up to %g s; requests in progress: %d", why,
-                        self._service.settings.drain_timeout, len(self._requests.requests))
+                        self._service.settings.drain_timeout, len(self._requests.in_progress))
             self._service.body_drain.close()
             if self._service.comparisons is not None:
                 self._service.comparisons.stop()
             await asyncio.sleep(LINGER_S)  # connected before the signal, but not read yet: answered too
             if self.closes_at_once:
                 self._close()
-            while self._requests.requests and self._loop.time() < self._drain_until:
+            while self._requests.in_progress and self._loop.time() < self._drain_until:
                 await asyncio.sleep(0.02)
             logger.info("drained in %.1f s; requests that were not finished: %d", self._loop.time() - began,
-                        len(self._requests.requests))
+                        len(self._requests.in_progress))
             self._requests.fail_all(Draining("the server is shutting down and could not finish this request in time; "
                                            "send it again after the restart"))
             self._close()

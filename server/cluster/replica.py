@@ -71,7 +71,7 @@ class Replica:
                              "request")
         request = Request(call.id, call.endpoint, call.client, call.job, model, call.timeout_s,
                           time.monotonic() - call.spent_s)
-        with self.requests.admitted(request):
+        with self.requests.admit(request):
             if call.job.stream:
                 yield []
             news, done = News(), 0

@@ -46,8 +46,8 @@ class Admission(Requests):
         self._all: dict[Engine, Model] = {}  # of `models`, and those that are decoded until their last request ends
         self.serve(engines)
         metrics.heartbeat_age.set_function(lambda: thread.heartbeat_age_s)
-        metrics.requests_waiting.set_function(lambda: sum(not request.begun for request in self.requests.values()))
-        metrics.requests_running.set_function(lambda: sum(bool(request.begun) for request in self.requests.values()))
+        metrics.requests_waiting.set_function(lambda: sum(not request.begun for request in self.in_progress.values()))
+        metrics.requests_running.set_function(lambda: sum(bool(request.begun) for request in self.in_progress.values()))
 
     def start(self) -> None:
         self._thread.start(self, asyncio.get_running_loop().call_soon_threadsafe)
@@ -121,9 +121,9 @@ class Admission(Requests):
 
     def _check_client(self, client: str, images: int) -> None:
         """Raise ClientLimit, with the time until there is room, if so many more images are too many for one client."""
-        here = sum(request.undone for request in self.requests.values() if request.client == client)
+        here = sum(request.undone for request in self.in_progress.values() if request.client == client)
         if self._client_images and (excess := here + images - self._client_images) > 0:
-            theirs = {request.id for request in self.requests.values() if request.client == client}
+            theirs = {request.id for request in self.in_progress.values() if request.client == client}
             until = sorted(end for model in self._all.values() for end, id in model.ends() if id in theirs)
             raise ClientLimit(here, images, self._client_images, until[min(excess, len(until)) - 1] if until else 0.0)
 
@@ -243,13 +243,13 @@ class Admission(Requests):
             metrics.engine_step_batch_size.observe(report.images)
 
     def work_done(self, id: str, error: Exception | None) -> None:
-        if error is not None and (request := self.requests.get(id)) is not None:
+        if error is not None and (request := self.in_progress.get(id)) is not None:
             self._failed(request, error, "try again, or with another model")
 
     def batch_lost(self, engine: Engine | None, requests: Sequence[str], error: ServiceError) -> None:
         self.metrics.engine_restarts.inc()
         for id in requests:
-            if (request := self.requests.get(id)) is not None:
+            if (request := self.in_progress.get(id)) is not None:
                 logger.error("a request of %s failed with its whole batch", request.model.name, extra=logs.of(id))
                 request.send(error)
 

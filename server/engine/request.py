@@ -134,7 +134,7 @@ class Requests:
 
     def __init__(self, metrics: Metrics, *, request_timeout_s: float) -> None:
         self.metrics, self.request_timeout_s = metrics, request_timeout_s
-        self.requests: dict[str, Request] = {}  # admitted ones, by id
+        self.in_progress: dict[str, Request] = {}  # admitted ones, by id
         self.draining = False
         self.gone = ""                        # why this process no longer decodes; empty while it does
         self.began = time.monotonic()
@@ -181,11 +181,11 @@ class Requests:
             raise EngineGone(self.gone)
 
     def fail_all(self, error: ServiceError) -> None:
-        for request in self.requests.values():
+        for request in self.in_progress.values():
             request.send(error)
 
     @contextlib.contextmanager
-    def admitted(self, request: Request) -> Iterator[None]:
+    def admit(self, request: Request) -> Iterator[None]:
         """A request's life: however it ends, it is counted, and what it holds is freed. Raises ServiceError."""
         if request.left_s <= 0:
             self.metrics.deadlines_passed.labels("waiting").inc()
@@ -196,7 +196,7 @@ class Requests:
         except ServiceError as error:
             self.metrics.requests_rejected.labels(error.code).inc()
             raise
-        self.requests[request.id] = request
+        self.in_progress[request.id] = request
         try:
             self._begin(request)
             yield
@@ -215,5 +215,5 @@ class Requests:
         request.released, request.outcome = True, outcome or request.outcome
         if request.expiry is not None:
             request.expiry.cancel()
-        del self.requests[request.id]
+        del self.in_progress[request.id]
         self._end(request)

@@ -42,7 +42,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         requests, request = self.asked.service.requests, self.asked.request()
         try:
-            with requests.admitted(request):
+            with requests.admit(request):
                 response = await self.respond(request)
                 await response(scope, receive, send)
         finally:

@@ -100,7 +100,7 @@ class Host:
         request = Request(str(self.asked), "generations", "somebody", Job(images=images, seed=self.asked), model, 600.0)
         self.asked += images
         self.admission._admit(request)
-        self.admission.requests[request.id] = request
+        self.admission.in_progress[request.id] = request
         self.admission._begin(request)
         self.thread._take_calls(wait=False)
 
@@ -110,7 +110,7 @@ class Host:
         decoded = time.thread_time()
         self.admission.quantum_done(self.engine, report)
         ended = time.thread_time()
-        for request in [*self.admission.requests.values()]:
+        for request in [*self.admission.in_progress.values()]:
             if not request.undone:
                 self.admission.release(request, "completed")
         self.thread._take_calls(wait=False)

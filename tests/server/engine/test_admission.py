@@ -40,9 +40,9 @@ def test_a_client_with_too_many_images_is_refused(tiny):
     async def asked() -> None:
         async with serving(tiny, client_images=6) as admission:
             model = admission.models["tiny"]
-            with admission.admitted(request("a", model, 4)):
+            with admission.admit(request("a", model, 4)):
                 assert admission.refusal("somebody") is None
-                with pytest.raises(ClientLimit), admission.admitted(request("b", model, 4)):
+                with pytest.raises(ClientLimit), admission.admit(request("b", model, 4)):
                     pass
             assert not model.requests
 
@@ -55,7 +55,7 @@ def test_a_model_that_was_replaced_while_an_upload_was_decoded_still_draws_for_i
             late = request("late", admission.models["tiny"])  # made before, admitted after
             admission.serve({"tiny": Engine(new_decoder(checkpoint.read(tiny), 2, "eager"))})
             assert len(admission._all) == 1
-            with admission.admitted(late):
+            with admission.admit(late):
                 event = await late.next_event(10.0)
                 assert event is not None and event.done
                 slots = admission.metrics.values("linpix_state_slots")["linpix_state_slots", "tiny"]
@@ -70,7 +70,7 @@ def test_room_that_is_held_by_likelihoods_alone_is_full_too(tiny):
         async with serving(tiny, slots=1, max_queue=0) as admission:
             scored = request("scored", admission.models["tiny"], scored=True, canvas=np.zeros(64, np.uint8),
                              known=np.zeros(64, np.bool_))
-            with admission.admitted(scored):
+            with admission.admit(scored):
                 assert isinstance(admission.refusal("somebody"), QueueFull)
 
     asyncio.run(asked())
@@ -81,7 +81,7 @@ def test_streams_hear_of_each_image_row_and_the_first_of_every_image_is_counted(
     async def asked() -> None:
         async with serving(tiny) as admission:
             heard: dict[int, list[int]] = {0: [], 1: []}
-            with admission.admitted(drawn := request("a", admission.models["tiny"], 2, stream=stream)):
+            with admission.admit(drawn := request("a", admission.models["tiny"], 2, stream=stream)):
                 while drawn.undone or not drawn.events.empty():
                     event = await drawn.next_event(10.0)
                     assert event is not None

@@ -31,7 +31,7 @@ class Held(Requests):
         self.models, self.log, self.fails = {"tiny": MODEL}, [], fails
 
     def _admit(self, request: Request) -> None:
-        if self.requests:
+        if self.in_progress:
             raise QueueFull(1, 1, 0, 2.0)
 
     def _begin(self, request: Request) -> None:
@@ -48,15 +48,15 @@ class Held(Requests):
     (asyncio.CancelledError(), "cancelled")])
 def test_however_a_request_ends_it_is_released_once(raised, outcome):
     held = Held()
-    with contextlib.suppress(BaseException), held.admitted(request()):
+    with contextlib.suppress(BaseException), held.admit(request()):
         if raised is not None:
             raise raised
-    assert held.log == ["begins", outcome] and not held.requests
+    assert held.log == ["begins", outcome] and not held.in_progress
 
 
 def test_a_released_request_is_not_released_again():
     held = Held()
-    with held.admitted(asked := request()):
+    with held.admit(asked := request()):
         held.release(asked, "completed")
         held.release(asked, "failed")
     assert held.log == ["begins", "completed"]
@@ -64,17 +64,17 @@ def test_a_released_request_is_not_released_again():
 
 def test_a_refused_request_holds_nothing_and_is_counted_as_refused():
     held = Held()
-    with held.admitted(request()), pytest.raises(QueueFull), held.admitted(request()):
+    with held.admit(request()), pytest.raises(QueueFull), held.admit(request()):
         pass
     late = request()
     late.timeout_s = 0.0
-    with pytest.raises(DeadlinePassed), held.admitted(late):
+    with pytest.raises(DeadlinePassed), held.admit(late):
         pass
     for gone, kind in (("", Draining), ("it hung", EngineGone)):
         held.draining, held.gone = not gone, gone
-        with pytest.raises(kind), held.admitted(request()):
+        with pytest.raises(kind), held.admit(request()):
             pass
-    assert held.log == ["begins", "cancelled"] and not held.requests
+    assert held.log == ["begins", "cancelled"] and not held.in_progress
     refused = held.metrics.values("linpix_requests_rejected_total")
     assert {code: refused["linpix_requests_rejected_total", code]
             for code in ("queue_full", "draining", "engine_gone")} == dict.fromkeys(("queue_full", "draining",
@@ -83,9 +83,9 @@ def test_a_refused_request_holds_nothing_and_is_counted_as_refused():
 
 def test_a_request_that_cannot_begin_is_released():
     held = Held(RuntimeError("a bug"))
-    with pytest.raises(RuntimeError), held.admitted(request()):
+    with pytest.raises(RuntimeError), held.admit(request()):
         pass
-    assert held.log == ["begins", "failed"] and not held.requests
+    assert held.log == ["begins", "failed"] and not held.in_progress
 
 
 def test_the_error_that_ends_a_request_is_raised_and_a_deadline_makes_it_late():
