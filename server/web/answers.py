@@ -46,7 +46,7 @@ class Answer(Response):
                 response = await self.respond(request)
                 await response(scope, receive, send)
         finally:
-            scope["state"]["admitted"] = request.released  # and so it was counted
+            scope["state"]["counted"] = request.released  # and so it was counted
             if logs.TRACED and request.begun:
                 began = min(request.begun.values())
                 drawing = began + max((image.prefill_s for image in request.images), default=0.0)
@@ -90,7 +90,7 @@ class Images(Answer):
         found = {place: (await self.encoded(request, event), asked.facts_of(event))
                  async for place, event in self.returned(request) if event is not None and event.done}
         files, facts = zip(*(found[place] for place in sorted(found)), strict=True)
-        if asked.alone:
+        if asked.sole_format:
             return Response(files[0], media_type=media_type, headers=self._facts_headers(facts))
 
         def answer() -> Response:

@@ -61,7 +61,7 @@ class Asked:
         if self.frame.warning:
             self.warnings.append(self.frame.warning)
         self.accepted = preferred(http.headers.get("accept", ""))
-        self.alone = encode.MEDIA_TYPES.get(self.accepted)  # the picture itself is the answer, in this format
+        self.sole_format = encode.MEDIA_TYPES.get(self.accepted)  # the picture itself is the answer, in this format
         header_s = http.state.timeout_s
         if fields.timeout is not None and header_s not in (math.inf, fields.timeout):
             raise InvalidRequest(f"timeout {fields.timeout:g} contradicts {TIMEOUT_HEADER}: {header_s:g}; send one of "
@@ -124,11 +124,11 @@ class AskedImages(Asked):
         if fields.response_format == "url" and self.stream:
             self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
-        self.format: encode.Format = self.alone or fields.output_format or "png"
+        self.format: encode.Format = self.sole_format or fields.output_format or "png"
         self.kept: Occluded | None = None    # what the answer keeps, if that is more than the model gets
         self.overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
         self.partial_images = fields.partial_images
-        if self.alone or self.array:
+        if self.sole_format or self.array:
             self._check_accepted(fields)
         if self.job.candidates:
             if self.stream and fields.partial_images:
@@ -140,10 +140,10 @@ class AskedImages(Asked):
     def _check_accepted(self, fields: ImageFields) -> None:
         """Raise InvalidRequest for a media type that contradicts other fields."""
         n = self.job.answers
-        if fields.output_format not in (None, self.alone):
+        if fields.output_format not in (None, self.sole_format):
             raise InvalidRequest(f"output_format {fields.output_format} contradicts Accept: {self.accepted}; send one "
                                  "of them", param="output_format")
-        if self.alone and (n != 1 or self.stream):
+        if self.sole_format and (n != 1 or self.stream):
             raise InvalidRequest(f"Accept: {self.accepted} returns one picture, so it needs n=1 and no stream, got "
                                  f"n={n}, stream={str(self.stream).lower()}", param="n")
         if self.array and self.stream:

@@ -21,6 +21,7 @@ from .request_schemas import FILES, FORM_FIELDS, FORM_LISTS, UploadFields
 
 logger = logging.getLogger("linpix")
 T = TypeVar("T")
+Files = tuple[UploadFile, UploadFile | None]  # a picture, and its mask
 # While a form is read, memory holds up to 1 MiB of each file, and 4 bytes per character of a known field.
 MAX_FILES, MAX_FIELDS, FIELD_BYTES = 3, 64, 2**12
 NAME_CHARACTERS = 80  # kept of the name of an unknown field, for the warning about it
@@ -87,7 +88,7 @@ class FormRoute(APIRoute):
         return reading
 
 
-def files_of(form: UploadFields) -> tuple[UploadFile, UploadFile | None]:
+def files_of(form: UploadFields) -> Files:
     """The one picture, sent as image or as image[], and its mask. Raises InvalidRequest."""
     sent = [upload for upload in [form.image, *(form.image_list or [])] if upload is not None]
     if len(sent) != 1:
@@ -95,15 +96,15 @@ def files_of(form: UploadFields) -> tuple[UploadFile, UploadFile | None]:
     return sent[0], form.mask
 
 
-async def decoded(asked: Asked, form: UploadFields, read: Callable[[bytes, bytes | None], T],
+async def decoded(asked: Asked, files: Files, read: Callable[[bytes, bytes | None], T],
                   held: Callable[[T], int] = lambda found: 0) -> T:
-    """The result of `read`, given the form's picture and mask. Closes the files.
+    """The result of `read`, given a form's picture and mask. Closes the files.
 
     read is called in a thread, and so are the files read: waiting uploads stay in their files, and out of memory.
     held: bytes of the result; they count from then on, in place of the upload's. Raises ServiceError, and what read
     raises.
     """
-    picture, mask = files_of(form)
+    picture, mask = files
     http, service = asked.http, asked.service
 
     def work() -> T:

@@ -133,7 +133,7 @@ class Body:
             self.hold(self.declared or 0)
         return timeout_s
 
-    def hold(self, space: int = 0, *, reading: bool = False) -> None:
+    def hold(self, space: int, *, reading: bool = False) -> None:
         """Hold room for so many bytes, in memory or in a file, and for reading them. Raises ServiceError."""
         shares = self._bodies
         for share, before, after in ((shares.reading, self._reading, reading), (shares.space, self._space, space)):

@@ -105,7 +105,7 @@ class Gate:
         except Exception:
             if status:  # too late for another answer: the connection is closed in the middle of this one
                 raise
-            if not state.get("admitted") and (endpoint := path.rpartition("/")[2]) in ENDPOINTS:
+            if not state.get("counted") and (endpoint := path.rpartition("/")[2]) in ENDPOINTS:
                 self.bodies.metrics.requests.labels(endpoint, "failed").inc()  # a bug, counted nowhere else
             logger.exception("unexpected failure at %s %s", method, _route(scope))
             await response_of(Unexpected(request_id))(scope, receive, send_recorded)
@@ -113,7 +113,7 @@ class Gate:
             access(method=method, route=_route(scope), status=status,
                    duration_s=round(time.monotonic() - began, 6), client=state["client"], model=state.get("model"),
                    images=state.get("images"), traceparent=state.get("traceparent"))
-            body.hold()
+            body.hold(0)
             self._ids.discard(request_id)
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> ServiceError | None:

@@ -55,14 +55,13 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
 
     Choose `image/png` as the media type of the response to see the picture itself.
     """
-    asked = AskedImages(http, form)
-    files_of(form)
+    asked, files = AskedImages(http, form), files_of(form)
     asked.check_edit(form)
 
     def read(picture: bytes, mask: bytes | None) -> uploads.Upload:
         return uploads.read(picture, asked.config, mask=mask, keep_rows=form.keep_rows,
                             preparation=form.prepare or "none", lay_back=bool(form.lay_back))
 
-    upload = await decoded(asked, form, read, lambda upload: upload.held)
+    upload = await decoded(asked, files, read, lambda upload: upload.held)
     occluded = asked.complete(upload, form.conditioning)
     return Images(asked, EditResponse, EditEvent, facts_of(occluded, upload) | {"candidates": form.candidates})

@@ -112,8 +112,7 @@ async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Respo
     http.state.images = 1  # for the log
     if form.response_format == "url":
         raise InvalidRequest("response_format must be b64_json here, or absent, got 'url'", param="response_format")
-    files_of(form)
-    every = form.labels == "all"
+    files, every = files_of(form), form.labels == "all"
     if every and not asked.checkpoint.class_names:
         raise InvalidRequest(f"labels=all needs a model with classes, and {asked.model.name} has none; leave it out",
                              param="labels")
@@ -122,7 +121,7 @@ async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Respo
         return read_scored(picture, asked.config, mask=mask, keep_rows=form.keep_rows)
 
     asked.job = Job(model=asked.model.name, scored=True)
-    occluded = await decoded(asked, form, read)
+    occluded = await decoded(asked, files, read)
     asked.warnings += outside(occluded)
     labels = labels_of(asked.checkpoint, occluded, asked.label, every=every)
     asked.job = replace(asked.job, canvas=occluded.canvas, known=occluded.known, labels=labels)
@@ -152,7 +151,7 @@ class Scored(Answer):
         assert asked.job.known is not None
         bits, scores = likelihood(checkpoint, asked.job.known, log_probs, priors, asked.label, every=self.every)
         source = {"model": checkpoint.name, "checkpoint": checkpoint.digest}
-        alone = asked.alone == "png"  # only PNG: maps have transparent parts, and exact values
+        alone = asked.sole_format == "png"  # only PNG: maps have transparent parts, and exact values
         png = map_png(bits, asked.config, asked.frame) if self.drawn or alone else b""
         if alone:
             headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in source.items()}

@@ -87,7 +87,7 @@ def test_streams_hear_of_each_image_row_and_the_first_of_every_image_is_counted(
                     assert event is not None
                     heard[event.image] += [] if event.done else [event.rows]
             assert heard == dict.fromkeys((0, 1), [*range(1, 9)] if stream else [])
-            counted = admission.metrics.registry.get_sample_value("linpix_first_row_seconds_count")
+            counted = admission.metrics.registry.get_sample_value("linpix_first_row_seconds_count", {"model": "tiny"})
             assert counted == 2
 
     asyncio.run(asked())
