@@ -115,7 +115,7 @@ class _Drawing:
         names = decoder.checkpoint.class_names
         facts = {"seed": self._job.seed + index, "label": label,
                  "class": None if label is None or label >= len(names) else names[label],
-                 "temperature": self._job.temperature, "attempts": max(1, self._job.attempts),
+                 "temperature": self._job.temperature, "attempts": self._job.attempts,
                  "model": decoder.checkpoint.name,
                  "digest": decoder.checkpoint.digest, "engine": decoder.name, "precision": decoder.precision}
         key = f"{index:09}"  # no dot: in WebDataset, a sample's files differ after the first dot
@@ -184,7 +184,7 @@ def _settings(order: BulkOrder, engine: Engine) -> dict[str, object]:
     decoder = engine.decoder
     of_eager = {"batch": decoder.slots, "threads": torch.get_num_threads()}
     return {"count": order.count, "shards": order.shards, "shard_format": order.shard_format,
-            "temperature": order.job.temperature, "attempts": max(1, order.job.attempts), "label": order.job.label,
+            "temperature": order.job.temperature, "attempts": order.job.attempts, "label": order.job.label,
             "scale": order.scale, **decoder.facts, "kernel": ops.kernel(), "torch": torch.__version__,
             "pillow": importlib.metadata.version("pillow"),
             **(of_eager if decoder.name.startswith("eager") else {})}

@@ -28,13 +28,18 @@ class Job:
     seed: int = 0
     temperature: float = 1.0
     label: int | None = None       # None: the unconditional start, or a class that the model draws
-    attempts: int = 0              # most attempts until the model recognises an image's class; 0: it does not check
+    attempts: int = 1              # most at each image, until it is accepted
     canvas: NDArray[np.uint8] | None = None  # (T,), with `known` if it is a picture to complete or to score
     known: NDArray[np.bool_] | None = None   # (T,)
     labels: Sequence[int | None] | None = None  # classes under which to score; None: as of Scoring
     scored: bool = False           # the picture is scored, and nothing is drawn
     bulk: bool = False             # it gets one slot in four while others wait
     stream: bool = False           # each finished image row is sent
+
+    @property
+    def checked(self) -> bool:
+        """Whether the model reads each image that it has drawn, to see whether it recognises its class."""
+        return self.attempts > 1 or self.candidates
 
     @property
     def prefix(self) -> int:
@@ -92,18 +97,15 @@ def _first_seed(seed: int | None, count: int) -> int:
 
 
 def _attempts(attempts: int | None, checkpoint: Checkpoint, *, candidates: int | None, temperature: float) -> int:
-    """Job.attempts. Candidates are drawn once, and checked."""
-    ranked = candidates is not None
+    """Job.attempts."""
     if attempts is None:
-        attempts = 1 if ranked or temperature == 0 else checkpoint.attempts
+        attempts = 1 if candidates is not None or temperature == 0 else checkpoint.attempts
     if attempts not in range(1, MAX_ATTEMPTS + 1):
         raise OptionError(f"attempts must be 1..{MAX_ATTEMPTS}, got {attempts}", "attempts")
-    if attempts == 1:
-        return int(ranked)
-    if ranked:
+    if attempts > 1 and candidates is not None:
         raise OptionError(f"candidates and attempts do not work together, got {candidates} candidates and "
                           f"{attempts} attempts; leave out one of them", "attempts")
-    if temperature == 0:
+    if attempts > 1 and temperature == 0:
         raise OptionError(f"at temperature 0 all attempts are the same, got {attempts} attempts; leave out "
                           "attempts", "attempts")
     return attempts

@@ -179,7 +179,7 @@ class Engine:
         """Images that are done leave, and so do cancelled ones. Those that are drawn are done, or are checked first."""
         drawn = self.scheduler.takes_steps & (self.scheduler.position >= self.config.length)
         for image in [self.scheduler.running[slot] for slot in np.flatnonzero(drawn).tolist()]:
-            if image.job.attempts:
+            if image.job.checked:
                 image.state, image.retried = State.CHECKING, False
                 self.scheduler.takes_steps[image.slot] = False
                 self._prefills.append([image])

@@ -165,7 +165,7 @@ def test_images_that_are_drawn_again_are_those_of_the_plain_server(class_first):
                 assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
 
         asyncio.run(same())
-    assert called == [3] * 3 + [5] * 3 + [0] * 3 + [1] * 3, "the last is refused by the front"
+    assert called == [3] * 3 + [5] * 3 + [1] * 3 + [1] * 3, "the last is refused by the front"
 
 
 def test_a_request_whose_replica_dies_runs_again_and_has_the_same_image(tiny):

@@ -50,8 +50,8 @@ def test_an_image_is_drawn_again_until_it_is_recognised_or_there_were_enough_att
     third = attempt(job, 0.6, second)
     assert again(third) is None and chosen(third) is second
     assert [image.seed for image in (first, second, third)] == [7, 7 + NEXT_ATTEMPT, 7 + 2 * NEXT_ATTEMPT]
-    assert again(attempt(Job(attempts=0), None)) is None, "it is not checked"
-    assert again(attempt(Job(attempts=1), 0.1)) is None, "a candidate is drawn once"
+    assert again(attempt(Job(), None)) is None, "it is not checked"
+    assert again(attempt(Job(candidates=True), 0.1)) is None, "a candidate is drawn once"
 
 
 def test_a_torn_image_is_drawn_again_and_the_one_that_is_accepted_is_the_answer():
