@@ -271,6 +271,7 @@ def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(slow, tm
     assert written.count("\x1b[") > 100 and "A\r" in written  # it was drawn over itself
 
 
+@pytest.mark.slow
 def test_json_on_standard_output_is_alone_and_without_a_preview(tiny, tmp_path):
     written, printed = on_terminal("sample", "--model", tiny, "--json", "--out", tmp_path / "out.png",
                                    stdout_too=False)
