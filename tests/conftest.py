@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import fcntl
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,14 @@ def class_first(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for parameter in net.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
     checkpoint.save(folder, net, {}, "# first\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def thrice(class_first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, of which three attempts are made where nothing is said."""
+    folder = shutil.copytree(class_first, tmp_path_factory.mktemp("attempts") / "first")
+    checkpoint.describe(folder, {"attempts": 3})
     return folder
 
 

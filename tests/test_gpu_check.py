@@ -56,12 +56,6 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_no_step_begins_when_the_time_of_all_is_over(tmp_path):
-    check = Check(tmp_path, limit_s=0)
-    assert not check.step("late", [sys.executable, "-c", "raise SystemExit('began')"], 60)
-    assert rows(check)["late"][0] == "no time was left for it"
-
-
 def test_where_decoding_fails_only_with_overlap_the_rest_runs_without(tmp_path, monkeypatch):
     monkeypatch.setenv("LINPIX_OVERLAP", "1")
     run = dict.fromkeys(commands(sys.executable, tmp_path, tmp_path), WELL) | {

@@ -7,11 +7,9 @@ import multiprocessing
 import os
 import pydoc
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,14 +103,6 @@ def test_the_best_candidates_are_those_of_a_server(thrice):
     assert np.array_equal(drawn, images_of(answer))
     with pytest.raises(ValueError, match="candidates must be at least 2, got 1; the best 2 are returned"):
         linpix.complete(str(thrice), picture, known, 2, candidates=1)
-
-
-@pytest.fixture(scope="module")
-def thrice(class_first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of which three attempts are made where nothing is said."""
-    folder = shutil.copytree(class_first, tmp_path_factory.mktemp("attempts") / "first")
-    checkpoint.describe(folder, {"attempts": 3})
-    return folder
 
 
 @pytest.mark.parametrize("attempts", [None, 2])
@@ -230,11 +220,9 @@ def test_arrays_of_another_shape_or_kind_are_refused(tiny, image, known, words):
         linpix.complete(str(tiny), image, known)
 
 
-@pytest.mark.parametrize("place", ["model/__init__.py"])
-def test_other_modules_with_the_names_of_our_rooms_do_not_conflict(tmp_path, place):
-    file = tmp_path / place
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("raise SystemExit('imported in place of ours')")
+def test_other_modules_with_the_names_of_our_rooms_do_not_conflict(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/__init__.py").write_text("raise SystemExit('imported in place of ours')")
     ended = subprocess.run([sys.executable, "-m", "linpix", "doctor", "--json"], cwd=tmp_path, capture_output=True,
                            text=True, timeout=60)
     assert ended.returncode == 0 and json.loads(ended.stdout), ended.stderr

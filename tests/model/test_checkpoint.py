@@ -236,6 +236,7 @@ def test_a_configuration_that_asks_for_more_than_there_is_costs_nothing(change, 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
 
 
+@pytest.mark.slow
 def test_reading_a_checkpoint_does_not_wait_for_torchs_compiler():
     """Importing it takes as long as importing torch, at each start of a command or a server."""
     code = """if True:

@@ -67,6 +67,7 @@ def test_other_weights_have_another_file(tmp_path):
     assert len(files(tmp_path)) == len(kept)
 
 
+@pytest.mark.slow
 def test_processes_that_begin_at_once_have_one_file_and_when_all_are_killed_the_next_removes_it(tmp_path):
     others = [subprocess.Popen([sys.executable, "-c", OTHER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
               for _ in range(2)]

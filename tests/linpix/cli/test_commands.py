@@ -7,7 +7,6 @@ import json
 import math
 import os
 import pty
-import shutil
 import struct
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import termios
 import numpy as np
 import pyte
 import pytest
-import torch
 from PIL import Image
 
 from linpix.__main__ import main
@@ -56,17 +54,6 @@ def succeeds(linpix):
     return run
 
 
-@pytest.fixture(scope="module")
-def colourful(tmp_path_factory):
-    """A checkpoint of 8 x 8 colour images, with random weights."""
-    folder = tmp_path_factory.mktemp("checkpoints") / "colourful"
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(dataclasses.replace(PRESETS["tiny"], channels=3))
-    checkpoint.save(folder, net, {"data": "random weights"}, "# colourful\n")
-    return folder
-
-
 # --- animations ---
 
 @pytest.mark.parametrize("suffix", [".gif", ".webp", ".GIF"])
@@ -84,18 +71,6 @@ def test_sample_animates_a_grid_that_ends_as_the_png(succeeds, tiny, tmp_path, s
         assert np.array_equal(shown[20:20 + 20 * rows], drawn)
         assert (shown[20 + 20 * rows:180, 20:180] == UNDRAWN).all()
     assert printed["files"] == [str(tmp_path / f"out{suffix}")]
-
-
-def test_an_animation_in_colours_is_exact_as_webp(succeeds, colourful, tmp_path):
-    arguments = ("sample", "--model", colourful, "--count", 2, "--seed", 7, "--scale", 3, "--out")
-    for suffix in ("webp", "gif", "png"):
-        succeeds(*arguments, tmp_path / f"out.{suffix}")
-    webp, gif = (frames_of((tmp_path / f"out.{suffix}").read_bytes(), "RGB") for suffix in ("webp", "gif"))
-    png = pixels(tmp_path / "out.png")
-    assert png.shape == (30, 57, 3)
-    assert len(webp) == len(gif) == 9
-    assert np.array_equal(webp[-1][0], png)
-    assert np.abs(gif[-1][0].astype(int) - png).mean() < 4  # 130 colours, and a palette of 256
 
 
 def test_complete_animates_from_what_is_known(succeeds, tiny, tmp_path):
@@ -156,16 +131,14 @@ def test_each_image_comes_with_its_attempts_and_the_models_confidence(succeeds, 
     assert [pixels(file).tolist() for file in told["files"]] != [pixels(file).tolist() for file in once["files"]]
 
 
-def test_a_checkpoint_says_how_many_attempts_are_made_where_the_command_does_not(succeeds, class_first, tmp_path):
-    shutil.copytree(class_first, tmp_path / "thrice")
-    checkpoint.describe(tmp_path / "thrice", {"attempts": 3})
+def test_a_checkpoint_says_how_many_attempts_are_made(succeeds, class_first, thrice, tmp_path):
     asked = ("sample", "--count", 2, "--seed", 7, "--json", "--out", tmp_path / "out.png", "--model")
     own, said = (json.loads(succeeds(*asked, *more)[0]) for more in
-                 ((tmp_path / "thrice",), (class_first, "--attempts", 3)))
+                 ((thrice,), (class_first, "--attempts", 3)))
     assert own["attempts"] == [3, 3] and own["confidences"] == said["confidences"]
     for more in (("--attempts", 1), ("--temperature", 0)):
-        assert "attempts" not in json.loads(succeeds(*asked, tmp_path / "thrice", *more)[0])
-    ranked = json.loads(succeeds(*asked, tmp_path / "thrice", "--candidates", 4)[0])
+        assert "attempts" not in json.loads(succeeds(*asked, thrice, *more)[0])
+    ranked = json.loads(succeeds(*asked, thrice, "--candidates", 4)[0])
     assert "attempts" not in ranked and len(ranked["confidences"]) == 2
 
 
@@ -271,6 +244,7 @@ def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(slow, tm
     assert written.count("\x1b[") > 100 and "A\r" in written  # it was drawn over itself
 
 
+@pytest.mark.slow
 def test_json_on_standard_output_is_alone_and_without_a_preview(tiny, tmp_path):
     written, printed = on_terminal("sample", "--model", tiny, "--json", "--out", tmp_path / "out.png",
                                    stdout_too=False)

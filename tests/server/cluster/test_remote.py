@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import pickle
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 from starlette.testclient import TestClient
 
 from linpix.model import checkpoint
-from linpix.model.config import PRESETS
-from linpix.model.transformer import Transformer
 from linpix.server.app import application, create_app
 from linpix.server.cluster.front import front_server, models_of
 from linpix.server.cluster.remote import Call, News, Remote, ReplicaLost
@@ -131,27 +128,20 @@ def test_answers_and_errors_are_those_of_the_plain_server(tiny):
 
 
 @pytest.fixture
-def class_first(tmp_path: Path) -> Path:
-    """A checkpoint folder, also named tiny, that draws the class first and makes three attempts."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(dataclasses.replace(PRESETS["tiny"], patch=4,
-                                              look_ups=("previous", "row", "column", "class")))
-        for parameter in net.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    checkpoint.save(tmp_path / "tiny", net, {"attempts": 3}, "#")
-    return tmp_path / "tiny"
+def namesake(thrice: Path, tmp_path: Path) -> Path:
+    """Of other weights, but also named tiny."""
+    return shutil.copytree(thrice, tmp_path / "tiny")
 
 
-def test_images_that_are_drawn_again_are_those_of_the_plain_server(class_first):
-    settings = Settings(checkpoints=class_first.parent)
+def test_images_that_are_drawn_again_are_those_of_the_plain_server(namesake):
+    settings = Settings(checkpoints=namesake.parent)
     bodies = [{"seed": 3, "n": 3}, {"seed": 3, "label": 4, "attempts": 5}, {"seed": 3, "attempts": 1},
               {"seed": 3, "candidates": 4}, {"seed": 3, "attempts": 2, "candidates": 4}]
     called = []
     with TestClient(create_app(settings), base_url="http://localhost") as plain:
 
         async def same() -> None:
-            async with fronted(class_first) as front:
+            async with fronted(namesake) as front:
                 client = front.client
                 for body in bodies:
                     answer = await client.post("/v1/images/generations", json=body)
@@ -184,11 +174,11 @@ def test_a_request_whose_replica_dies_runs_again_and_has_the_same_image(tiny):
     asyncio.run(again())
 
 
-def test_a_replica_with_other_weights_draws_nothing(tiny, class_first):
+def test_a_replica_with_other_weights_draws_nothing(tiny, namesake):
     async def refused() -> None:
         async with fronted(tiny) as front:
             near, client = front.near, front.client
-            own, near.replica = near.replica, Replica(Settings(checkpoints=class_first.parent))
+            own, near.replica = near.replica, Replica(Settings(checkpoints=namesake.parent))
             try:
                 for body in ({"seed": 7}, {"seed": 7, "stream": True}):
                     answer = await client.post("/v1/images/generations", json=body)
@@ -201,10 +191,10 @@ def test_a_replica_with_other_weights_draws_nothing(tiny, class_first):
     asyncio.run(refused())
 
 
-def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, class_first):
+def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, namesake):
     async def waits() -> None:
         async with fronted(tiny) as front:
-            near, settings = front.near, Settings(checkpoints=class_first.parent, port=0)
+            near, settings = front.near, Settings(checkpoints=namesake.parent, port=0)
             new = Replica(settings)
             described = [near.replica.describe(), near.replica.describe(), new.describe()]
 

@@ -21,7 +21,7 @@ from linpix.server.engine.thread import EngineThread
 from linpix.server.errors import Conflict, JustCancelled
 from linpix.server.metrics import Metrics
 from tests.server.compare.test_comparison import make
-from tests.server.conftest import eventually, serving
+from tests.server.conftest import eventually, here
 
 PLAN = ComparisonPlan(backends=("linear", "softmax"), batches=(1,), budget_s=0.2)
 LONG = ComparisonPlan(backends=("linear", "softmax"), batches=(1,), budget_s=60.0)
@@ -154,13 +154,13 @@ def test_of_an_ended_comparison_numbers_stay_and_no_network_does(family):
     asyncio.run(scenario())
 
 
-def test_an_error_about_a_twin_does_not_reveal_the_folder_of_checkpoints(family):
+def test_an_error_about_a_twin_does_not_reveal_the_folder_of_checkpoints(family, caplog):
     with (family / "small-softmax" / "model.safetensors").open("ab") as file:
         file.write(b"x")
-    with serving(family, "--models", "small") as process, process.client() as client:
+    with here(family, models="small") as server, server.client() as client:
         id = client.post("/v1/compare", json={"batch": [1], "budget": 1}).json()["id"]
         assert eventually(lambda: client.get(f"/v1/compare/{id}").json()["status"] == "failed")
         error = client.get(f"/v1/compare/{id}").json()["error"]
         assert error.startswith("CheckpointError: small-softmax/model.safetensors has SHA-256")
         assert str(family) not in error
-        assert eventually(lambda: any(f"{family}/small-softmax" in line for line in process.printed))
+        assert f"{family}/small-softmax" in caplog.text

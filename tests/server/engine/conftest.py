@@ -28,7 +28,8 @@ def source() -> checkpoint.Checkpoint:
     return checkpoint.Checkpoint("tiny", net, {}, "", tuple("0123456789"))
 
 
-@pytest.fixture(params=["eager", "compiled", "int8", *[pytest.param(kind, marks=pytest.mark.slow) for kind in FORMATS]])
+@pytest.fixture(params=["compiled", "int8",
+                        *[pytest.param(kind, marks=pytest.mark.slow) for kind in ("eager", *FORMATS)]])
 def decoder(request, source):
     """Makes one of so many slots. int8: compiled too. gpu: emulated."""
     if request.param in ("compiled", "int8") and not ops.compiled:

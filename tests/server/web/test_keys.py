@@ -70,7 +70,7 @@ def test_no_file_that_others_may_touch_is_accepted(tmp_path, mode):
         assert [key.name for key in keys.read(path)] == ["a"]
 
 
-@pytest.mark.parametrize("given", ["secret" * 100, "a sha256:secret\n"])
+@pytest.mark.parametrize("given", ["a sha256:secret\n", pytest.param("secret" * 100, marks=pytest.mark.slow)])
 def test_a_key_in_the_place_of_its_file_is_not_printed(given):
     ended = linpix("serve", "--port", "0", LINPIX_API_KEYS=given)
     assert ended.returncode == 2
@@ -222,7 +222,7 @@ def test_a_server_with_keys_asks_for_one(tiny, tmp_path):
         assert schema["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
         for path, operations in schema["paths"].items():
             for operation in operations.values():
-                assert operation.get("security") == ([{"key": []}] if path.startswith("/v1/") else None)
+                assert operation["security"] == ([{"key": []}] if path.startswith("/v1/") else [])
                 assert {"401", "429"} <= operation["responses"].keys() or not path.startswith("/v1/")
                 assert "403" in operation["responses"]
         assert server.metric('linpix_requests_rejected_total{reason="unauthorized"}') == 32

@@ -260,9 +260,10 @@ def test_a_page_of_another_origin_in_a_real_browser_makes_nothing_work_for_it(br
 
 # --- headers ---
 
-def test_every_answer_has_the_security_headers(tiny, tmp_path):
+def test_every_answer_has_the_security_headers(server, tiny, tmp_path):
     path = private(tmp_path / "keys", line("a", "first"))
-    with serving(tiny.parent, "--api-keys", str(path)) as server, server.client() as client:
+    assert "server" not in server.get("/").headers  # where uvicorn would put its name
+    with here(tiny.parent, api_keys=path) as asked, asked.client() as client:
         answers = [client.get(path) for path in ("/", "/docs", "/openapi.json", "/metrics", "/healthz", "/nothing",
                                                  "/static/favicon.svg", "/static/swagger-ui.css", "/v1/models")]
         answers += [client.get("/", headers={"host": "evil.example"}), client.put("/"),
@@ -282,7 +283,6 @@ def test_every_answer_has_the_security_headers(tiny, tmp_path):
             assert answer.headers["cross-origin-resource-policy"] == "same-origin"
             assert answer.headers["cross-origin-opener-policy"] == "same-origin"
             assert re.fullmatch("[0-9a-f]{16}", answer.headers["x-request-id"])
-            assert "server" not in answer.headers
 
 
 # --- the port of the probes ---
