@@ -27,6 +27,7 @@ QUIET = {  # variables that Ray reads before it begins; those that a user has se
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",         # between fronts and replicas: faster than calls of actors
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a replica's own work is in the engine thread already
     "RAY_DEDUP_LOGS": "0",
+    "grpc_proxy": "",                             # no proxy of http_proxy between our own processes
     "RAY_prestart_worker_first_driver": "0",      # else it starts processes for tasks, of which we have none
     "RAY_worker_niceness": "0",                   # else 15: engines and fronts would yield to any other program
 }

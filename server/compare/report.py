@@ -93,7 +93,7 @@ def markdown(report: Report) -> str:
             "`~`: estimated from the steps at some positions (report.json lists them), with straight lines between "
             "them. Other figures are measured: a whole decode with drawing, from the first sub-pixel to the last, or "
             "the median of several if there was time. †: other work slowed this measurement down, so the true speed is "
-            "higher.",
+            "higher, and no factor is given.",
             "torch uses only torch, without LinPix's kernels. compiled uses LinPix's kernels.",
             "The time of a step is the lower quartile over several rounds through the positions, forwards and "
             "backwards. softmax, lsh-1 and lsh-4 keep no state and compute the whole prefix again at each position; "
@@ -111,7 +111,7 @@ def _throughput(report: Report) -> list[list[str]]:
              "paper: bits/dim", "paper: images/s"]]
     for name, backend, engine in rows_of(report):
         ours = [_at(report, backend, engine, batch) for batch in batches]
-        bases = [_at(report, "softmax", engine, batch).get("images_per_second") for batch in batches]
+        bases = [_at(report, "softmax", engine, batch) for batch in batches]
         theirs = paper.get(backend, {})
         grid.append([name, _bits(ours[0]),
                      *(_measured(one, "images_per_second", base) for one, base in zip(ours, bases, strict=True)),
@@ -124,7 +124,7 @@ def _alone(report: Report) -> list[list[str]]:
     paper = report["paper"][dataset_of(report)[0]]
     grid = [["backend", "seconds", "paper: CPU", "paper: GPU"]]
     for name, backend, engine in rows_of(report):
-        base = _at(report, "linear", engine, 1).get("seconds_per_image")
+        base = _at(report, "linear", engine, 1)
         grid.append([name, _measured(_at(report, backend, engine, 1), "seconds_per_image", base),
                      *(_printed(paper.get(backend, {}), device, paper["linear"])
                        for device in ("cpu_seconds", "gpu_seconds"))])
@@ -167,11 +167,14 @@ def _bits(result: Result) -> str:
     return figure(bits) + ("*" if bits and result.get("exception") else "")
 
 
-def _measured(result: Result, field: str, base: float | None = None) -> str:
-    """Our figure with the marks that it needs, and its factor against base."""
+def _measured(result: Result, field: str, base: Result | None = None) -> str:
+    """Our figure with the marks that it needs, and its factor against base's, unless one of them was disturbed."""
     if not (x := result.get(field)):
         return figure(x)
-    return figure(x, "~" if result["estimated"] else "") + ("†" if result.get("disturbed") else "") + factor(x, base)
+    if result.get("disturbed"):
+        return figure(x, "~" if result["estimated"] else "") + "†"
+    return figure(x, "~" if result["estimated"] else "") + (
+        factor(x, base.get(field)) if base and not base.get("disturbed") else "")
 
 
 def _printed(figures: dict[str, float], field: str, base: dict[str, float] | None = None) -> str:

@@ -46,7 +46,7 @@ export class Race {
     select.value = choices.includes(Number(before)) ? before : choices.find((seconds) => seconds >= 30) ?? budget;
   }
 
-  /** Take the model chosen in the other panels, or, since conditional ones cannot be compared, one of its shape if possible. */
+  /** Take the model chosen elsewhere or, since conditional ones cannot be compared, one of its shape. */
   take(chosen) {
     const able = models.cards.filter((card) => !card.conditional);
     const cards = able.length ? able : models.cards;
@@ -72,7 +72,7 @@ export class Race {
     this.compareInWords();
   }
 
-  /** Race at once, at known speeds. If the server's last comparison was cancelled, or there is none, measure meanwhile. */
+  /** Race at once, at known speeds. If the server has no comparison that was not cancelled, measure meanwhile. */
   async open(comparison) {
     if (this.task.running || this.report) return;
     if (comparison?.status === "running") await this.compare({id: comparison.id, ours: false});
@@ -85,7 +85,7 @@ export class Race {
     }
   }
 
-  /** Follow a comparison beside a race at the speeds known before; then race at its speeds. job: gets its id, and ours. */
+  /** Follow a comparison beside a race at earlier speeds; then race at its speeds. job: gets its id, and ours. */
   compare(job) {
     return this.task.start(async (signal) => {
       const {images} = await this.draw(this.card.id, signal);
@@ -101,7 +101,7 @@ export class Race {
     });
   }
 
-  /** Begin a comparison, or find the one that is running. One stopped before the server has answered is cancelled too. */
+  /** Begin a comparison, or find the running one. One stopped before it has an id is cancelled too. */
   async begin(job, signal) {
     const body = {model: fieldsOf(this.form).model, budget: Number(this.form.elements.budget.value)};
     await unless(signal, this.asked);
@@ -123,7 +123,7 @@ export class Race {
     } else Object.assign(job, {ours: false, id: comparison.id});
   }
 
-  /** Follow a comparison to its end. An abort cancels ours. If it ends in another way, the job forgets its id. */
+  /** Follow a comparison to its end. An abort cancels ours. */
   async watch(job, signal) {
     const {id, ours} = job;
     if (ours) signal.onabort = () => { this.asked = end(id); };
@@ -156,7 +156,7 @@ export class Race {
 
   // --- what was measured ---
 
-  /** Show a report. While it grows, lanes that have no figure in it yet stay as they were. */
+  /** Show a report. While it grows, lanes without a figure stay as they were. */
   show(report, grows = false) {
     this.report = report;
     const kinds = report.results.filter((result) => result.batch === 1).map((result) => [result.backend, result.engine]);
@@ -171,7 +171,7 @@ export class Race {
     this.compareInWords();
   }
 
-  /** Give a lane its speed. elsewhere: it was measured on another machine. */
+  /** Give a lane its speed. elsewhere: of another machine. */
   time(lane, result, tokens, elsewhere = false) {
     Object.assign(lane, {elsewhere, disturbed: result?.disturbed});
     const total = lane.total = result?.seconds_per_image;
@@ -183,7 +183,7 @@ export class Race {
     if (!total) count(lane, 0);
   }
 
-  /** What the speeds mean, for a visitor. Only lanes of one machine are compared. */
+  /** What the speeds mean. Only lanes of one machine are compared. */
   compareInWords() {
     const find = (backend, engine) => this.all.find((lane) => lane.backend === backend && lane.engine === engine && lane.total);
     const [linear, softmax] = [find("linear", "eager"), find("softmax", "eager")];
@@ -191,13 +191,14 @@ export class Race {
     const [fast, slow] = linear?.total > softmax?.total ? [softmax, linear] : [linear, softmax];
     const times = (lane) => counted(Math.max(1, Math.floor(slow.total / lane.total + 1e-9)), "picture");
     const [kept, ours] = [find("stateful-softmax", "eager"), find("linear", "compiled")].map((lane) => lane?.elsewhere === slow?.elsewhere && lane);
+    $("headline-bad").hidden = ![linear, softmax, kept, ours].some((lane) => lane && lane.disturbed);
+    if (!$("headline-bad").hidden) return;  // the last good one stays
     $("headline").textContent = linear && softmax
       ? `While ${slow.backend} attention draws 1 picture, ${fast.backend} attention draws ${times(fast).replace(/ .*/, "")}.` : "";
     $("headline-more").textContent = !linear || !softmax ? "" : ["Both run in plain torch.",
       kept && `Softmax that stores all it has computed draws ${times(kept)}, but needs ${size(kept.bytes)} for each; linear needs ${size(linear.bytes)}.`,
       ours && `Linear attention in our compiled code draws ${times(ours)}.`,
-      [linear, softmax, kept, ours].some((lane) => lane && lane.disturbed) && "Other work disturbed this measurement: measure again for figures to rely on.",
-      this.all.some((lane) => lane.elsewhere) && ELSEWHERE, this.card.conditional && UNABLE].filter(Boolean).join(" ");
+      this.all.some((lane) => lane.elsewhere) ? ELSEWHERE : `Measured with ${this.report.model}, ${new Date(this.report.created).toLocaleString()}.`, this.card.conditional && UNABLE].filter(Boolean).join(" ");
   }
 
   setUp(kinds, card) {
@@ -232,7 +233,8 @@ export class Race {
       fill.style.width = value ? `${Math.max(1.5, 100 * value / top)}%` : "0";
       return el("td", {class: "bars"}, el("span", {}, text), el("b", {"aria-hidden": "true"}, fill));
     };
-    const factor = (value, base) => value && base ? ` (${figure(value / base)}×)` : "";
+    const speed = (one) => !one.disturbed && one.images_per_second;
+    const factor = (one, base) => speed(one) && speed(base) ? ` (${figure(speed(one) / speed(base))}×)` : "";
     const bits = (result) => result.bits_per_dim ? figure(result.bits_per_dim) + (result.exception ? "*" : "") : "–";
     this.panel.querySelector("thead").replaceChildren(el("tr", {},
       ...["Attention", ...batches.map((batch) => batch === 1 ? "Images/s, alone" : `Images/s, ${batch} together`), "Seconds for one", "bits/dim", "Memory of an image"].map((text) => el("th", {scope: "col", class: /images/i.test(text) && "bars"}, text))));
@@ -242,9 +244,9 @@ export class Race {
         el("th", {scope: "row"}, lane.backend, el("small", {}, ` ${ENGINES[lane.engine]}`)),
         ...batches.map((batch, index) => {
           const one = at(lane, batch);
-          const base = at({backend: "softmax", engine: lane.engine}, batch).images_per_second;
+          const base = at({backend: "softmax", engine: lane.engine}, batch);
           return bar(one.images_per_second, tops[index], (one.estimated && one.images_per_second ? "~" : "")
-            + figure(one.images_per_second) + mark(one) + factor(one.images_per_second, base));
+            + figure(one.images_per_second) + mark(one) + factor(one, base));
         }),
         ...[(alone.estimated && alone.seconds_per_image ? "~" : "") + figure(alone.seconds_per_image) + mark(alone),
           bits(alone), size(alone.state_bytes)].map((text) => el("td", {}, String(text))));
@@ -260,7 +262,7 @@ export class Race {
 
   // --- the race itself ---
 
-  /** The images of one model for the lanes, drawn before anything is measured, so that they do not disturb it. */
+  /** The images of one model for the lanes, drawn before anything is measured. */
   async draw(model, signal) {
     if (!this.images[model]) {
       const answer = await json("v1/images/generations", {body: {model, n: Math.min(IMAGES, models.limits.max_n)}, signal});
@@ -280,7 +282,7 @@ export class Race {
     this.task.say(`The race is over. The lanes show their first image, of seed ${seed}. ${measured}`);
   }
 
-  /** Run all lanes, each at the speed known for it at that moment, until the slowest has drawn one image. */
+  /** Run all lanes, at speeds that may still change, until the slowest has drawn one image. */
   replay(images, signal) {
     this.halt?.();
     const {names} = this;
@@ -329,12 +331,12 @@ function coloured(backend, ...element) {
   return made;
 }
 
-/** The mark of a figure that other work has disturbed; its note says how. */
+/** The mark of a disturbed figure; its note says how. */
 const mark = (result) => result.disturbed ? "†" : "";
 
 const end = (id) => patiently(`${PATH}/${id}`, {method: "DELETE"}).catch(() => {});
 
-/** Seconds at which each token is drawn: measured steps, with straight lines between, scaled to the whole image. */
+/** Seconds at which each token is drawn: between measured steps on straight lines, scaled to the whole image. */
 function endsOf(result, tokens) {
   const steps = result.step_seconds;
   const ends = new Float64Array(tokens);
@@ -369,7 +371,7 @@ function advance(lane, elapsed, images) {
     if (lane.ends[middle] <= into) low = middle + 1;
     else high = middle;
   }
-  const instant = lane.total < 0.1;  // too quick for a screen to show its pixels
+  const instant = lane.total < 0.1;  // too quick for a screen
   const index = instant || !low ? Math.max(0, made - 1) : made;
   const image = images[index % images.length];
   const pixels = made > index ? image.width * image.height : Math.floor(low * image.width * image.height / lane.ends.length);
@@ -380,7 +382,7 @@ function advance(lane, elapsed, images) {
   }
   if (made === lane.made) return;
   const pile = lane.pile.getContext("2d");
-  if (made < lane.made) {  // a newer figure made the lane slower
+  if (made < lane.made) {  // the lane got slower
     pile.clearRect(0, 0, lane.pile.width, lane.pile.height);
     lane.made = 0;
   }

@@ -279,7 +279,8 @@ def test_two_fronts_and_two_replicas_serve_as_one_while_some_are_killed(cluster,
 def test_a_second_signal_ends_everything_at_once(tmp_path):
     checkpoint.save(tmp_path / "large", Transformer(PRESETS["cifar10"]), {"data": "random weights"}, "# large\n")
     server = Process(tmp_path, "--replicas", "1", "--fronts", "1", "--replica-threads", "1", "--drain-timeout", "300",
-                     "--metrics-targets", str(tmp_path / "targets"))
+                     "--metrics-targets", str(tmp_path / "targets"),
+                     before=("env", "http_proxy=http://127.0.0.1:9"))  # which is for others: nothing listens there
     family, began = processes(server.process.pid), time.monotonic()
     with ThreadPoolExecutor(1) as others:  # some minutes of work
         asked = others.submit(httpx.post, server.url + "/v1/images/generations", json={"n": 16}, timeout=60)

@@ -136,6 +136,16 @@ def test_a_row_that_other_work_disturbed_says_so_itself_compiled_ones_too(report
     assert "100†" in table(report) and "100†" in svg(report) and "†: disturbed by other work" in svg(report)
 
 
+@pytest.mark.parametrize("busy", ["linear", "softmax"])
+def test_no_factor_is_formed_with_a_row_that_other_work_disturbed(report, busy):
+    for one in report["results"]:
+        one["disturbed"] = one["backend"] == busy
+    throughput, alone = markdown(report).split("## ")[1:3]
+    dagger = {name: "†" if name == busy else "" for name in ("linear", "softmax")}
+    assert f"| linear | 0.912 | 1.67{dagger['linear']} |" in throughput
+    assert f"| softmax | 5.00{dagger['softmax']} |" in alone
+
+
 def test_cifar_stands_beside_the_papers_cifar(report):
     text = markdown(report | {"subpixels": 3072})
     assert "17.85" in text and "tables 2 and 4" in text
