@@ -40,9 +40,9 @@ class Model(ServedModel):
         return sum(request.undone for request in self.requests.values())
 
     def waiting(self, bulk: bool | None = None) -> int:
-        """Images without a slot, of one class or of both; a picture to be scored counts as one."""
-        return sum(request.job.scored + sum(image.state is State.WAITING for image in request.images)
-                   for request in self.requests.values() if bulk in (None, request.job.bulk))
+        """Images that have had no slot yet, of one class or of both; a picture to be scored counts as one."""
+        return sum(request.job.images - len(request.begun) for request in self.requests.values()
+                   if bulk in (None, request.job.bulk))
 
     def room_left(self, bulk: bool = False) -> int:
         """Images of a class that would be admitted now."""
@@ -60,7 +60,7 @@ class Model(ServedModel):
         self.check_room(job)
         if not job.scored:
             each = job.tokens(self.config)
-            waiting = sum(image.state is State.WAITING for image in self.images)
+            waiting = max(0, self.undone - len(self.engine.scheduler.running))
             tokens = int(self.engine.scheduler.left.sum()) + waiting * self.config.length + each * job.images
             # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
             bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(self.slots)
