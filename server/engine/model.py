@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ..errors import DeadlineUnreachable, QueueFull
 from .decode.engine import Engine
@@ -28,12 +28,6 @@ class Model(ServedModel):
         self.requests: dict[str, Request] = {}  # in the order they came
         self._measured_at = -math.inf
         self._enough = self.config.length // MEASURED_SHARE
-
-    @property
-    def images(self) -> Iterator[Image]:
-        """Images that wait or are in slots."""
-        return (image for request in self.requests.values() for image in request.images
-                if image.state is not State.DONE)
 
     @property
     def undone(self) -> int:
@@ -68,7 +62,8 @@ class Model(ServedModel):
                 new = [Remaining(request.id, each)] * job.images
                 needed_s = SAFETY * max(end for end, id in self.ends(new, bulk=job.bulk) if id == request.id)
                 if needed_s > request.left_s:
-                    raise DeadlineUnreachable(request.left_s, needed_s, sum(1 for _ in self.images))
+                    ahead = sum(other.undone for other in self.requests.values() if not other.job.scored)
+                    raise DeadlineUnreachable(request.left_s, needed_s, ahead)
         self.requests[request.id] = request
 
     def check_room(self, job: Job) -> None:
