@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ StatePrecision = Literal["fp32", "fp16"]
 Work = Callable[[], object]
 
 logger = logging.getLogger(__name__)
+_stream = cache(torch.cuda.Stream)  # for recording, by GPU: each stream keeps the memory that was used on it
 _recording = threading.Lock()  # CUDA allows one capture at a time, and a model may be loaded while another one decodes
 # Whether a kernel may begin while the one before it ends; csrc reads it at each launch. It is set at import: adding a
 # name later may make C move the environment while another thread reads it.
@@ -66,20 +67,23 @@ class _Rows:
 
 
 def record_graph(work: Work, device: str = "cuda") -> Work:
-    """Record the work of `work` on this GPU; return a function that replays it. Runs the work twice meanwhile."""
+    """Record the work of `work` on this GPU; return a function that replays it. Runs the work twice meanwhile.
+
+    On a stream of its own, and not by torch.cuda.graph, which would wait until another model has decoded.
+    """
     with torch.cuda.device(device):  # the stream is one of the current GPU
-        work()  # warm-up: some things are created at first use
-        torch.cuda.synchronize()
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        before = torch.cuda.current_stream()
-        try:
-            # thread_local: other threads may allocate memory meanwhile
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        graph, stream = torch.cuda.CUDAGraph(), _stream(device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            work()  # warm-up: some things are created at first use
+            stream.synchronize()
+            graph.capture_begin(capture_error_mode="thread_local")  # other threads may allocate memory meanwhile
+            try:
                 work()
-        finally:  # if the recording fails, torch leaves its stream the current one
-            torch.cuda.set_stream(before)
-        graph.replay()  # detects a graph that the driver accepts but cannot run
-        torch.cuda.synchronize()
+            finally:
+                graph.capture_end()
+            graph.replay()  # detects a graph that the driver accepts but cannot run
+            stream.synchronize()
     return graph.replay
 
 
