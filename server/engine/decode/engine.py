@@ -45,7 +45,6 @@ class Engine:
         return bool(self.scheduler.running or self.scheduler.interactive or self.scheduler.bulk)
 
     def submit(self, images: Sequence[Image]) -> None:
-        """Queue images."""
         self.scheduler.enqueue(images)
 
     def cancel(self, request: str) -> None:
