@@ -54,8 +54,7 @@ class Model(ServedModel):
         self.check_room(job)
         if not job.scored:
             each = job.tokens(self.config)
-            waiting = max(0, self.undone - len(self.engine.scheduler.running))
-            tokens = int(self.engine.scheduler.left.sum()) + waiting * self.config.length + each * job.images
+            tokens = self.undone * self.config.length + each * job.images  # at most
             # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
             bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(self.slots)
             if bound_s * SAFETY > request.left_s:  # hardly ever
