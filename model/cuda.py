@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ StatePrecision = Literal["fp32", "fp16"]
 Work = Callable[[], object]
 
 logger = logging.getLogger(__name__)
+_stream = cache(torch.cuda.Stream)  # for recording, by GPU: each stream keeps the memory that was used on it
 _recording = threading.Lock()  # CUDA allows one capture at a time, and a model may be loaded while another one decodes
 # Whether a kernel may begin while the one before it ends; csrc reads it at each launch. It is set at import: adding a
 # name later may make C move the environment while another thread reads it.
@@ -59,29 +60,30 @@ class StateFormat:
 class _Rows:
     """The tensors of its rows that a graph reads and writes, at fixed addresses."""
 
-    numbers: Tensor       # (5, bucket) int64: slots, positions, steps left, start, seeds
-    temperatures: Tensor  # (bucket,) float32
-    conditioned: Tensor          # (bucket,) bool
-    finite: Tensor        # (bucket,) bool
-    passes: Tensor        # (bucket,) int64: steps that went through the layers
+    # (9, bucket) int64, one transfer each way: slots, positions, steps left, start, seeds, passes (steps that went
+    # through the layers), and at the beginning of a line each temperatures (float32), conditioned and finite (bool)
+    numbers: Tensor
     graph: Work | None = field(default=None)  # replays the recorded work
 
 
 def record_graph(work: Work, device: str = "cuda") -> Work:
-    """Record the work of `work` on this GPU; return a function that replays it. Runs the work twice meanwhile."""
+    """Record the work of `work` on this GPU; return a function that replays it. Runs the work twice meanwhile.
+
+    On a stream of its own, and not by torch.cuda.graph, which would wait until another model has decoded.
+    """
     with torch.cuda.device(device):  # the stream is one of the current GPU
-        work()  # warm-up: some things are created at first use
-        torch.cuda.synchronize()
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        before = torch.cuda.current_stream()
-        try:
-            # thread_local: other threads may allocate memory meanwhile
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        graph, stream = torch.cuda.CUDAGraph(), _stream(device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            work()  # warm-up: some things are created at first use
+            stream.synchronize()
+            graph.capture_begin(capture_error_mode="thread_local")  # other threads may allocate memory meanwhile
+            try:
                 work()
-        finally:  # if the recording fails, torch leaves its stream the current one
-            torch.cuda.set_stream(before)
-        graph.replay()  # detects a graph that the driver accepts but cannot run
-        torch.cuda.synchronize()
+            finally:
+                graph.capture_end()
+            graph.replay()  # detects a graph that the driver accepts but cannot run
+            stream.synchronize()
     return graph.replay
 
 
@@ -233,20 +235,18 @@ class GpuPool:
         """Run the graph `strides` times; returns (3, B): the results of decode."""
         count = len(scales)
         rows = self._rows_for(count)
-        rows.numbers[2] = 0  # padding takes no step
-        rows.numbers[:, :count] = torch.from_numpy(numbers).to(self.device)
-        rows.temperatures[:count] = torch.from_numpy(scales).to(self.device)
-        rows.conditioned[:count] = torch.from_numpy(conditioned).to(self.device)
-        rows.finite.fill_(True)
-        rows.passes.zero_()
+        host = np.zeros(rows.numbers.shape, np.int64)  # padding takes no step
+        host[:5, :count] = numbers
+        host[6].view(np.float32)[:count], host[7].view(np.bool_)[:count] = scales, conditioned
+        host[8].view(np.bool_)[:] = True
+        rows.numbers.copy_(torch.from_numpy(host))
         for _ in range(strides):
             if rows.graph is None:
                 self._advance(rows)
             else:
                 rows.graph()
-        done = torch.stack([rows.finite.long(), rows.numbers[1], rows.passes])[:, :count].cpu().numpy()
-        done[1] -= numbers[1]
-        return done
+        done = rows.numbers.cpu().numpy()
+        return np.stack([done[8].view(np.bool_)[:count], done[1, :count] - numbers[1], done[5, :count]])
 
     def record(self, rows: int) -> None:
         """Record the graphs for every number of rows up to this one, so that no request has to wait for it."""
@@ -257,15 +257,17 @@ class GpuPool:
 
     def _advance(self, rows: _Rows) -> None:
         """The content of a graph: `stride` passes of every row with steps left, and the update of its numbers."""
-        slots, positions, steps, start, seeds = rows.numbers
+        slots, positions, steps, start, seeds, all_passes, *others = rows.numbers
+        temperatures, conditioned, all_finite = (line.view(kind)[:len(slots)] for line, kind in zip(
+            others, (torch.float32, torch.bool, torch.bool), strict=True))
         packed, skips = self._packed, self.tokens is not None
         _, finite, taken, passes = self._operators.decode_quantum(
             self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated, self.last, self.tokens,
-            rows.conditioned if skips else None, slots, positions, steps, start, seeds, rows.temperatures,
+            conditioned if skips else None, slots, positions, steps, start, seeds, temperatures,
             packed.weights, packed.sizes, packed.eps, self.config.length if skips else self.stride, self.stride, 1,
             math.inf, False)
-        rows.finite &= finite
-        rows.passes += passes
+        all_finite &= finite
+        all_passes += passes
         positions += taken
         steps -= taken
 
@@ -273,11 +275,7 @@ class GpuPool:
         """The smallest bucket that holds this many rows. Its graph is recorded at first use."""
         bucket = next(size for size in BUCKETS if size >= count)
         if bucket not in self._rows:
-            rows = _Rows(torch.zeros(5, bucket, dtype=torch.int64, device=self.device),
-                         torch.ones(bucket, device=self.device),
-                         torch.zeros(bucket, dtype=torch.bool, device=self.device),
-                         torch.ones(bucket, dtype=torch.bool, device=self.device),
-                         torch.zeros(bucket, dtype=torch.int64, device=self.device))
+            rows = _Rows(torch.zeros(9, bucket, dtype=torch.int64, device=self.device))
             if self._recorder:  # no row has a step left yet
                 rows.graph = _record(self._recorder, partial(self._advance, rows))
             self._rows[bucket] = rows
@@ -287,8 +285,8 @@ class GpuPool:
                start: NDArray[np.int64]) -> None:
         """Check the arguments, since the kernels do not: a wrong one would write into another image's memory."""
         N, length, last = len(self.canvas), self.config.length, START + self.config.classes
-        real = slots[slots != PADDING_SLOT]
-        if not len(slots) or slots.min() < 0 or slots.max() >= N or len(np.unique(real)) < len(real):
+        if (not len(slots) or slots.min() < 0 or slots.max() >= N
+                or np.bincount(slots)[PADDING_SLOT + 1:].max(initial=0) > 1):
             raise ValueError(f"slots must be in 0..{N - 1}, and only 0 may appear twice, got {slots.tolist()}")
         if wrong := np.flatnonzero((positions < 0) | (steps < 0) | (positions + steps > length)).tolist():
             raise ValueError(f"an image has {length} tokens, got {steps[wrong[0]]} steps from {positions[wrong[0]]}")

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from .fault_rules import parse
 from .origins import Hosts, Origins, check_proxies
 
+ON_GPU = {"slots": 1024, "max_queue": 2048, "max_n": 128, "client_images": 1024}  # defaults there: it needs many images
 _ELSEWHERE = re.compile(  # variables of training, kernels and tests, and those that Kubernetes sets
     r"LINPIX_(MIRRORS|KERNEL|OVERLAP|DATA|GOLDEN|FORBID_SKIPS|TEST_.*|FUZZ_.*|(.*_)?(SERVICE_(HOST|PORT)|PORT_\d).*)")
 
@@ -106,12 +107,13 @@ class Settings(BaseSettings):
     checkpoints: Path | None = Field(None, description="folder of checkpoints, read again on SIGHUP; default: "
                                      "checkpoints/ in the source tree")
     slots: int = Field(64, ge=1, le=10_000_000, description="images decoded at once per linear model; each has a state "
-                                                            "in memory")
+                                                            "in memory; on a GPU 1024")
     softmax_slots: int = Field(8, ge=1, le=10_000, description="images decoded at once per softmax model, whose "
                                                                "states are large")
-    max_queue: int = Field(256, ge=0, description="images that may wait for a slot, per model")
-    max_n: int = Field(16, ge=1, le=1024, description="largest n that a request may ask for")
-    client_images: int = Field(256, ge=0, description="images that one client may have waiting or running; 0: no limit")
+    max_queue: int = Field(256, ge=0, description="images that may wait for a slot, per model; on a GPU 2048")
+    max_n: int = Field(16, ge=1, le=1024, description="largest n that a request may ask for; on a GPU 128")
+    client_images: int = Field(256, ge=0, description="images that one client may have waiting or running; on a GPU "
+                                                     "1024; 0: no limit")
     max_requests: int = Field(512, ge=0, description="largest number of request bodies that are read at once; 0: no "
                                                      "limit")
     head_timeout: Seconds = Field(20.0, gt=0, description="time within which the head of a request must arrive")
@@ -170,6 +172,13 @@ class Settings(BaseSettings):
                                                                     "and requests for /v1/status")
     faults: str = Field("", json_schema_extra=HIDDEN, description="for tests: faults to inject, as described in "
                                                                   "server/fault_rules.py")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_gpu(cls, given: dict[str, Any]) -> dict[str, Any]:
+        from linpix.model import ops  # torch, which --help does not need
+
+        return (ON_GPU if ops.gpu and given.get("device") != "cpu" else {}) | given
 
     @field_validator("checkpoints", "metrics_port", mode="before")
     @classmethod

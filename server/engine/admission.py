@@ -9,7 +9,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from linpix.model.likelihood import Scoring
@@ -143,12 +143,16 @@ class Admission(Requests):
 
     def _follow(self, model: Model) -> None:
         """Have the gauges follow a model; one and the one that replaces it have the same name, and count together."""
-        name = model.name
-        self.metrics.add_model(name, model.backend)
-        self.metrics.follow_slots(name, partial(self._slots, name), partial(self._slots_used, name))
+        self.metrics.add_model(name := model.name, model.backend)
+
+        def total(number: Callable[[Model], int]) -> int:
+            return sum(number(model) for model in self._all.values() if model.name == name)
+
+        self.metrics.follow_slots(name, lambda: total(lambda model: model.slots),
+                                  lambda: total(lambda model: len(model.engine.scheduler.running)))
         for bulk, priority in enumerate(PRIORITIES):
             self.metrics.images_waiting.labels(name, priority).set_function(
-                partial(self._images_waiting, name, bool(bulk)))
+                partial(total, partial(Model.waiting, bulk=bool(bulk))))
 
     def _forget_idle(self) -> None:
         """Free the memory of models that are no longer served and have no requests."""
@@ -169,15 +173,6 @@ class Admission(Requests):
         collect()
         if left := [engine for engine in gone if engine() is not None]:
             asyncio.get_running_loop().call_later(again_s, self._give_back, left, 2 * again_s)
-
-    def _slots(self, name: str) -> int:
-        return sum(model.slots for model in self._all.values() if model.name == name)
-
-    def _slots_used(self, name: str) -> int:
-        return sum(len(model.engine.scheduler.running) for model in self._all.values() if model.name == name)
-
-    def _images_waiting(self, name: str, bulk: bool) -> int:
-        return sum(model.waiting(bulk) for model in self._all.values() if model.name == name)
 
     # --- reports of the engine thread ---
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ..errors import DeadlineUnreachable, QueueFull
 from .decode.engine import Engine
@@ -30,19 +30,13 @@ class Model(ServedModel):
         self._enough = self.config.length // MEASURED_SHARE
 
     @property
-    def images(self) -> Iterator[Image]:
-        """Images that wait or are in slots."""
-        return (image for request in self.requests.values() for image in request.images
-                if image.state is not State.DONE)
-
-    @property
     def undone(self) -> int:
         return sum(request.undone for request in self.requests.values())
 
     def waiting(self, bulk: bool | None = None) -> int:
-        """Images without a slot, of one class or of both; a picture to be scored counts as one."""
-        return sum(request.job.scored + sum(image.state is State.WAITING for image in request.images)
-                   for request in self.requests.values() if bulk in (None, request.job.bulk))
+        """Images that have had no slot yet, of one class or of both; a picture to be scored counts as one."""
+        return sum(request.job.images - len(request.begun) for request in self.requests.values()
+                   if bulk in (None, request.job.bulk))
 
     def room_left(self, bulk: bool = False) -> int:
         """Images of a class that would be admitted now."""
@@ -60,15 +54,15 @@ class Model(ServedModel):
         self.check_room(job)
         if not job.scored:
             each = job.tokens(self.config)
-            waiting = sum(image.state is State.WAITING for image in self.images)
-            tokens = int(self.engine.scheduler.left.sum()) + waiting * self.config.length + each * job.images
+            tokens = self.undone * self.config.length + each * job.images  # at most
             # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
             bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(self.slots)
             if bound_s * SAFETY > request.left_s:  # hardly ever
                 new = [Remaining(request.id, each)] * job.images
                 needed_s = SAFETY * max(end for end, id in self.ends(new, bulk=job.bulk) if id == request.id)
                 if needed_s > request.left_s:
-                    raise DeadlineUnreachable(request.left_s, needed_s, sum(1 for _ in self.images))
+                    ahead = sum(other.undone for other in self.requests.values() if not other.job.scored)
+                    raise DeadlineUnreachable(request.left_s, needed_s, ahead)
         self.requests[request.id] = request
 
     def check_room(self, job: Job) -> None:

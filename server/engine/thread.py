@@ -93,7 +93,7 @@ class EngineThread:
 
     def run_in_background(self, work: Work) -> None:
         """Run a generator between quanta, one `next` at a time."""
-        self._inbox.put(partial(self._begin, work))
+        self._inbox.put(lambda: self._background.append(work))
 
     def cancel(self, id: str, engine: Engine | None = None) -> None:
         """Forget a request, or background work."""
@@ -197,9 +197,6 @@ class EngineThread:
         if engine is not None:
             engine.cancel(id)
         self._background = [work for work in self._background if work.id != id]
-
-    def _begin(self, work: Work) -> None:
-        self._background = [*self._background, work]
 
     def _serve(self, engines: Sequence[Engine]) -> None:
         for engine in engines:

@@ -349,6 +349,24 @@ def test_a_recording_that_fails_on_a_gpu_leaves_the_stream_as_it_was():
     assert torch.cuda.current_stream() == before
 
 
+@pytest.mark.cuda
+def test_a_graph_is_recorded_while_another_stream_is_busy():
+    """A model may be loaded while another one decodes."""
+    if not ops.gpu:
+        pytest.skip(ops.why_no_gpu())
+    record_graph(lambda: None)  # what is created at first use may wait
+    other, done, numbers = torch.cuda.Stream(), torch.cuda.Event(), torch.zeros(8, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(2**32)  # cycles: some two seconds
+        done.record()
+    replay = record_graph(lambda: numbers.add_(1))
+    assert not done.query()
+    replay()
+    torch.cuda.synchronize()
+    assert numbers.tolist() == [3.0] * 8
+
+
 @pytest.mark.parametrize(("shape", "format_"),
                          shapes_and_formats("tiny", "no start token", "background", "patches", "pixels"))
 def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from linpix.model import ops
 from linpix.server.settings import BYTES, SECONDS, Settings, misspelt, names_of
 
 
@@ -120,3 +121,12 @@ def test_only_the_flag_for_faults_is_hidden():
     described = Settings.model_json_schema()["properties"]
     assert json.dumps(described["faults"]).count("hidden") == 1
     assert not any("hidden" in value for name, value in described.items() if name != "faults")
+
+
+def test_a_gpu_has_other_defaults_which_flags_and_variables_override(monkeypatch):
+    assert (Settings().slots, Settings().max_queue, Settings().max_n) == (64, 256, 16)
+    monkeypatch.setattr(ops, "gpu", True)
+    monkeypatch.setenv("LINPIX_MAX_N", "16")
+    there = Settings(slots=7)
+    assert (there.slots, there.max_queue, there.max_n, there.client_images) == (7, 2048, 16, 1024)
+    assert Settings(device="cpu").slots == 64

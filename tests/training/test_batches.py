@@ -33,6 +33,19 @@ def test_batches_made_ahead_are_those_of_their_numbers_in_order(stripes, config,
             assert one is other is None or torch.equal(one, other)
 
 
+@pytest.mark.parametrize("config", [TINY, CONDITIONAL], ids=["plain", "conditional"])
+def test_processes_that_make_batches_do_not_touch_a_gpu(stripes, monkeypatch, config):
+    """They are forked, and a GPU that was used before cannot be used in them."""
+    def used() -> None:
+        raise RuntimeError("a GPU was used")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", used)
+    with pytest.raises(RuntimeError, match="a GPU was used"):
+        torch.cuda.current_device()
+    batches = Batches(stripes, dataclasses.replace(SETTINGS, augment="flip"), config)
+    assert len([*islice(batches.since(0, 2), 4)]) == 4
+
+
 @pytest.mark.slow
 def test_a_signal_to_training_and_its_makers_alike_ends_it_after_a_save(tmp_path):
     """As torchrun and service managers send it. Batches are made ahead as for a GPU."""

@@ -80,10 +80,9 @@ class Decoder(ABC):
         job, at = images[0].job, np.array(slots)
         if job.known is not None:
             check_known(self.config, job.known)
-        for slot, image in zip(slots, images, strict=True):
+        for slot in slots:
             self.pool.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
-            self.seed[slot] = image.seed
-            self.temperature[slot] = job.temperature
+        self.seed[at], self.temperature[at] = [image.seed for image in images], job.temperature
         self.start[at] = self.net.start_index(images[0].label)
         self.canvas[at] = 0 if job.canvas is None else job.canvas
         self.known[at] = False if job.known is None else job.known

@@ -32,9 +32,9 @@ class Engine:
         self.name, self.backend = decoder.checkpoint.name, decoder.checkpoint.net.attention.steps_as
         self.beat: Callable[[], None] = lambda: None  # called before each call of the decoder
         self.scheduler = Scheduler(decoder.slots, self.config.length)
-        # streams show each image row, so no quantum is longer
-        self._length = QuantumLength(decoder.stride, self.config.row_length)
+        self._length = QuantumLength(decoder.stride)
         self._prefills = Prefills(decoder, self.scheduler.position)
+        self._streams = np.zeros(decoder.slots + 1, np.bool_)  # by slot: whether each image row is to be reported
         self._next_row = np.full(decoder.slots + 1, NEVER)  # by slot: the next image row to be reported, counted from 1
         self._decoded_s = QUANTUM_S  # seconds of decoding in the last quantum
         self._failed_quanta = 0
@@ -45,7 +45,6 @@ class Engine:
         return bool(self.scheduler.running or self.scheduler.interactive or self.scheduler.bulk)
 
     def submit(self, images: Sequence[Image]) -> None:
-        """Queue images."""
         self.scheduler.enqueue(images)
 
     def cancel(self, request: str) -> None:
@@ -65,8 +64,10 @@ class Engine:
         self.scheduler.takes_steps[[image.slot for image in ended if image.state is State.DRAWING]] = True
         for request in report.failed:
             self.cancel(request)
-        if images := self.scheduler.drawing.size:
-            self._decode(self.scheduler.plan(self._length.steps(images)), report)
+        if (slots := self.scheduler.drawing).size:
+            rows = self.decoder.device == "cpu" or self._streams[slots].any()  # a GPU waits between quanta
+            most = self.config.row_length if rows else self.config.length
+            self._decode(self.scheduler.plan(self._length.steps(slots.size, most)), report)
         self._leave([image for image in ended if image.state is State.DONE], report)
         return report
 
@@ -107,6 +108,7 @@ class Engine:
         self.scheduler.position[slots] = 0 if prefill and not conditioned else prefix
         self.scheduler.left[slots] = self.decoder.left_from[slots, prefix]
         self.scheduler.takes_steps[slots] = not prefill
+        self._streams[slots] = job.stream
         self._next_row[slots] = job.known_rows(self.config) + 1 if job.stream or images[0].attempt == 1 else NEVER
         for image in images:
             image.state = State.PREFILL if prefill else State.DRAWING  # last: the event loop may look at any time

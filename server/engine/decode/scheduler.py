@@ -121,18 +121,18 @@ class QuantumLength:
     It learns the seconds of a step, without prefill, for each number of images in powers of two.
     """
 
-    def __init__(self, stride: int, max_steps: int) -> None:
-        """stride: steps that the engine runs in one go; a quantum has a multiple of them · max_steps: of a quantum."""
-        self._stride, self._max_steps = stride, max_steps
+    def __init__(self, stride: int) -> None:
+        """stride: steps that the engine runs in one go; a quantum has a multiple of them."""
+        self._stride = stride
         self._seconds: dict[int, float] = {}  # smoothed
 
-    def steps(self, images: int) -> int:
+    def steps(self, images: int, most: int) -> int:
         known = [size for size in self._seconds if size <= images.bit_length()]
         if not known:
             return self._stride
         # a size that is not known is taken from the next smaller one, as if each image cost the same
         seconds = self._seconds[max(known)] * 2 ** (images.bit_length() - max(known))
-        return max(self._stride, min(self._max_steps, int(QUANTUM_S / seconds)) // self._stride * self._stride)
+        return max(self._stride, min(most, int(QUANTUM_S / seconds)) // self._stride * self._stride)
 
     def learn(self, images: int, seconds: float) -> None:
         """One step of so many images took so many seconds."""

@@ -306,7 +306,7 @@ def test_a_quantum_that_threw_half_way_is_put_back_and_run_again_in_parts(tiny):
 def finish(model: Engine, requests: dict[str, list[int]]) -> tuple[dict[int, Any], dict[str, Exception], int]:
     """Turn until all is over; images by seed, requests that failed, quanta that were run again."""
     for request, seeds in requests.items():
-        ask(model, request, [Job(seed=seed) for seed in seeds])
+        ask(model, request, [Job(seed=seed, stream=True) for seed in seeds])  # many quanta on a GPU too
     images, failed, retried = {}, {}, 0
     while model.busy:
         report = model.run_quantum()
@@ -372,7 +372,7 @@ def test_after_an_internal_error_every_slot_is_free_and_waiting_images_still_wai
 def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
     model = Engine(tiny(4))
     for request, seeds in (("good", [1, 2]), ("bad", [3, 4]), ("later", [5])):
-        ask(model, request, [Job(seed=seed) for seed in seeds])
+        ask(model, request, [Job(seed=seed, stream=True) for seed in seeds])
     model.run_quantum()
     model.decoder.pool.fill_with_nan(3)
     report = model.run_quantum()

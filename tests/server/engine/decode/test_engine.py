@@ -251,7 +251,7 @@ def test_an_attempt_that_cannot_be_begun_ends_its_request_alone(best):
 
 
 def test_a_quantum_that_throws_in_a_later_attempt_changes_no_byte(decoder):
-    spec = Job(seed=1, attempts=3, **ASKED["a picture"])
+    spec = Job(seed=1, attempts=3, stream=True, **ASKED["a picture"])  # a stream, so that quanta are short on a GPU too
     broken = Engine(with_faults(decoder(1), Faults("glitch:every=2")))
     submit(broken, "a", [spec])
     reports = ran(broken)
@@ -276,6 +276,17 @@ def test_an_image_that_cannot_be_drawn_ends_alone_beside_images_that_are_judged(
     assert np.array_equal(finished(reports, "whole")[0].canvas, PICTURE)
     if decoder(1).name == "compiled":
         assert_same(finished(reports, "again"), drawn(Engine(decoder(2)), a=requests["again"])["a"])
+
+
+@pytest.mark.parametrize(("device", "stream", "steps"), [("cpu", False, 8), ("cuda", True, 8), ("cuda", False, 64)])
+def test_only_on_a_gpu_and_without_streams_a_quantum_may_be_longer_than_an_image_row(source, device, stream, steps):
+    engine = Engine(new_decoder(source, 2, "eager"))
+    engine.decoder.device = device
+    engine._length.learn(2, 1e-9)  # seconds of a step
+    submit(engine, "a", [Job(seed=1, stream=stream)])
+    submit(engine, "b", [Job(seed=2)])
+    engine.run_quantum()
+    assert engine.scheduler.position[1:].tolist() == [steps] * 2
 
 
 # --- what is reported ---
