@@ -8,6 +8,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import says, written
 from tests.browser.test_completion import begin, complete, digit, png, results, sent, stroke
+from tools.benchmarks import strokes
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,20 @@ def test_masks_have_a_button_and_a_key_each(shipped, visit, tmp_path):
         page.locator("#editor").focus()
         page.keyboard.press(key)
         np.testing.assert_array_equal(mask(page), expected, key)
+
+
+def test_the_pen_leaves_the_ink_that_benchmarks_of_drawn_digits_assume(shipped, visit):
+    _, page = begin(visit, shipped)
+    page.get_by_role("button", name="Keep all").click()
+    page.get_by_role("button", name="Draw", exact=True).click()
+    way = [(8.5, 6.25), (19.5, 6.25), (12.5, 22.5)]
+    stroke(page, way)
+    page.get_by_role("button", name="Middle").click()
+    complete(page, 1)
+    picture, expected = sent(page), strokes.drawn([[way[0], way[1], way[1], way[2]]]).reshape(28, 28)
+    known = picture[..., 3] > 0
+    assert (expected[known] > 0).sum() > 30
+    assert np.abs(picture[known][:, 0].astype(int) - expected[known]).max() <= 8
 
 
 def test_everything_can_be_done_with_the_keyboard_alone(shipped, visit):

@@ -7,9 +7,10 @@ pictures by what needs no judge.
 Digits. Labels: images of every class; how many the CNN gives the class that was asked for. Unconditional images: how
 many it is sure of (a probability above 0.9). Completions of test images, by what is hidden: how many keep the class of
 the original, how many do by the prefix only (everything after the first hole is hidden too), how many the CNN is sure
-of, and over 16 completions of one picture the entropy of their classes in bits. And of few pictures the nats of what is
-hidden, given all known pixels, and given only earlier pixels, hidden ones too. The CNN is kept in build/, and trained
-again where that is gone.
+of, and over 16 completions of one picture the entropy of their classes in bits. The same of digits that are drawn with
+the page's pen (strokes.py), 8 completions each, as they are and moved to the middle. Of all images, how many are in
+more than one piece, and how many have specks. And of few pictures the nats of what is hidden, given all known pixels,
+and given only earlier pixels, hidden ones too. The CNN is kept in build/, and trained again where that is gone.
 
 Models of other pictures (cifar10-conditional), by what is hidden, in grey levels a sub-pixel: the error of a
 completion, its mean distance from the original where that is hidden; the same by the prefix only, and of two
@@ -36,10 +37,12 @@ from linpix.model.config import PRESETS
 from linpix.model.likelihood import Scoring
 from linpix.model.transformer import Transformer
 from linpix.training import datasets
+from linpix.training.own.look import look_of
 from tests.server.conftest import ROOT, serving
-from tools.benchmarks.occlusion import Asked, Images, error, from_first_hole_on, masks, seam, write_sheets
+from tools.benchmarks.occlusion import DIGITS, Asked, Images, error, from_first_hole_on, masks, seam, write_sheets
+from tools.benchmarks.strokes import centred, pen_digits
 
-SIDE, SURE, WAYS, FEW = 28, 0.9, 16, 50
+SIDE, SURE, WAYS, FEW, EACH = 28, 0.9, 16, 50, 8
 
 
 class Judge(nn.Module):
@@ -97,24 +100,32 @@ def trained_judge(data: Path, epochs: int = 2) -> Judge:
 Figures = dict[str, dict[str, float]]  # by what was asked, and what was counted
 
 
+def seen(judge: Judge, images: Images, classes: NDArray[np.int64] | None = None) -> dict[str, float]:
+    """Shares of images: of these classes, and all others that need no more than the images."""
+    of, sure = judged(judge, images)
+    look = look_of(images, DIGITS, 0)
+    kept = {} if classes is None else {"kept": float((of == classes).mean())}
+    return kept | {"sure": float((sure > SURE).mean()), "pieces": look.pieces, "specks": look.specks}
+
+
 def measured(asked: Asked, judge: Judge, originals: Images, labels: NDArray[np.int64]) -> Figures:
     """labels: (N,), the classes of the originals."""
     count, found = len(originals), Figures()
     classes = np.arange(count) % 10
-    of, sure = judged(judge, asked.drawn(classes.tolist()))
-    found["a class asked for"] = {"kept": float((of == classes).mean()), "sure": float((sure > SURE).mean())}
-    _, sure = judged(judge, asked.drawn([None] * count, seed=10**6))
-    found["no class asked for"] = {"sure": float((sure > SURE).mean())}
+    found["a class asked for"] = seen(judge, asked.drawn(classes.tolist()), classes)
+    found["no class asked for"] = seen(judge, asked.drawn([None] * count, seed=10**6))
     few = max(1, count // 20)
     for name, hidden in masks(count).items():
-        of, sure = judged(judge, asked.completed(originals, hidden))
         by_prefix, _ = judged(judge, asked.completed(originals, from_first_hole_on(hidden)))
         ways = judged(judge, asked.completed(originals[:few], hidden[:few], WAYS, 2 * 10**6))[0].reshape(-1, WAYS)
         share = np.stack([np.bincount(part, minlength=10) for part in ways]) / WAYS
         entropy = -(share * np.log2(np.where(share > 0, share, 1))).sum(-1).mean()
-        found[f"completion, {name} hidden"] = {
-            "kept": float((of == labels).mean()), "prefix kept": float((by_prefix == labels).mean()),
-            "sure": float((sure > SURE).mean()), "entropy": float(entropy)}
+        found[f"completion, {name} hidden"] = seen(judge, asked.completed(originals, hidden), labels) | {
+            "prefix kept": float((by_prefix == labels).mean()), "entropy": float(entropy)}
+    drawn, classes = pen_digits()
+    lower = masks(len(drawn))["lower half"]
+    for name, originals in (("pen strokes", drawn), ("pen strokes, centred", centred(drawn))):
+        found[f"{name}, lower half hidden"] = seen(judge, asked.completed(originals, lower, EACH), classes.repeat(EACH))
     return found
 
 
@@ -145,7 +156,8 @@ def measured_without_judge(asked: Asked, originals: Images) -> dict[str, dict[st
 
 def table(found: dict[str, Figures]) -> str:
     """Markdown: a line for each thing asked, a column for each count and model."""
-    whats = {"kept": "class kept", "prefix kept": "by prefix only", "sure": "sure", "entropy": "entropy",
+    whats = {"kept": "class kept", "prefix kept": "by prefix only", "sure": "sure", "pieces": "in pieces",
+             "specks": "with specks", "entropy": "entropy",
              "error": "error", "prefix error": "error by prefix only", "apart": "two completions apart", "seam": "seam",
              "own seam": "seam of the originals", "bits": "bits/dim", "nats": "nats", "earlier nats": "nats by earlier"}
     columns = [(what, model) for what in whats for model, figures in found.items()
