@@ -37,7 +37,7 @@ def release() -> str:
         return "unknown"
 
 
-def local(settings: Settings, *, share: bool = False) -> tuple[Service, str]:
+def service_of(settings: Settings, *, share: bool = False) -> tuple[Service, str]:
     """A service with an engine in this process, and the kernel that it uses. Raises before any request is read.
 
     share: whether other processes of this machine serve the same models.
@@ -48,7 +48,7 @@ def local(settings: Settings, *, share: bool = False) -> tuple[Service, str]:
         logger.warning("THIS SERVICE INJECTS FAULTS, because --faults (LINPIX_FAULTS) is set: %s", settings.faults)
     catalogue = Catalogue(settings, faults, share=share)
     engines = catalogue.read()
-    used = {(engine.decoder.name, engine.decoder.device) for engine in engines.values()}
+    used = {(engine.decoder.kind, engine.decoder.device) for engine in engines.values()}
     kernel = ("cuda" if ("compiled", "cuda") in used else ops.kernel() if ("compiled", "cpu") in used else "eager")
     logger.info("LinPix %s, kernel %s: %s", release(), kernel, ", ".join(
         "{0} ({engine}, {precision}, {device}, checkpoint {checkpoint:.16})".format(name, **engine.decoder.facts)
@@ -63,7 +63,7 @@ def local(settings: Settings, *, share: bool = False) -> tuple[Service, str]:
 
 def create_app(settings: Settings) -> FastAPI:
     """The application that serves the models of the settings. Raises before any request is read."""
-    return application(local(settings)[0])
+    return application(service_of(settings)[0])
 
 
 def application(service: Service) -> FastAPI:

@@ -91,7 +91,7 @@ class _Drawing:
 
     def __init__(self, engine: Engine, order: BulkOrder, shards: list[int], bar: "tqdm[Any]") -> None:
         self._engine, self._order, self._job, self._bar = engine, order, order.job, bar
-        self._eager = engine.decoder.name.startswith("eager")
+        self._eager = engine.decoder.kind.startswith("eager")
         self._parts = (part for shard in shards for part in self._parts_of(order.images_of(shard)))
         self._finished: dict[int, tuple[NDArray[np.uint8], int | None]] = {}  # sub-pixels (T,), and class, by number
 
@@ -117,7 +117,7 @@ class _Drawing:
                  "class": None if label is None or label >= len(names) else names[label],
                  "temperature": self._job.temperature, "attempts": self._job.attempts,
                  "model": decoder.checkpoint.name,
-                 "digest": decoder.checkpoint.digest, "engine": decoder.name, "precision": decoder.precision}
+                 "digest": decoder.checkpoint.digest, "engine": decoder.kind, "precision": decoder.precision}
         key = f"{index:09}"  # no dot: in WebDataset, a sample's files differ after the first dot
         files.add(f"{key}.png", pictures.png(canvas, decoder.config, self._order.scale))
         files.add(f"{key}.json", json.dumps(facts, ensure_ascii=False).encode())
@@ -187,7 +187,7 @@ def _settings(order: BulkOrder, engine: Engine) -> dict[str, object]:
             "temperature": order.job.temperature, "attempts": order.job.attempts, "label": order.job.label,
             "scale": order.scale, **decoder.facts, "kernel": ops.kernel(), "torch": torch.__version__,
             "pillow": importlib.metadata.version("pillow"),
-            **(of_eager if decoder.name.startswith("eager") else {})}
+            **(of_eager if decoder.kind.startswith("eager") else {})}
 
 
 # --- files ---

@@ -87,7 +87,7 @@ def _sample_shards(given: argparse.Namespace) -> None:
     speed = drawn.images / drawn.seconds if drawn.images else None
     result = {"images": given.count, "drawn": drawn.images, "seconds": drawn.seconds, "images_per_second": speed,
               **decoder.facts, "seed": drawn.seed, "shards": given.shards, "files": drawn.files}
-    how = (f" in {drawn.seconds:.2f} s ({speed:.2f} images/s, {decoder.name} engine, {decoder.precision})"
+    how = (f" in {drawn.seconds:.2f} s ({speed:.2f} images/s, {decoder.kind} engine, {decoder.precision})"
            if speed else "")
     _say(given, result, f"{given.out} has {given.count} images in {given.shards} shards, seeds from {drawn.seed}; "
                         f"{drawn.images} of them were drawn now{how}")
@@ -173,7 +173,7 @@ def _produce(given: argparse.Namespace, engine: Engine, output: Output, job: Job
     what = f"the best {len(kept)} of them " if job.candidates else ""
     drawn = "1 image" if job.images == 1 else f"{job.images} images"
     _say(given, result, f"{drawn} in {seconds:.2f} s ({job.images / seconds:.2f} images/s, "
-         f"{decoder.name} engine, {decoder.precision}), seeds from {job.seed}, {what}written to {text}")
+         f"{decoder.kind} engine, {decoder.precision}), seeds from {job.seed}, {what}written to {text}")
 
 
 def compare(given: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ class Replica:
         """Reads the models. Raises CheckpointError or ValueError with the cure."""
         sys.setswitchinterval(0.0005)  # as server/serve.py
         self._settings = settings
-        service, self._kernel = app.local(settings, share=True)
+        service, self._kernel = app.service_of(settings, share=True)
         assert isinstance(service.requests, Admission)
         self.requests = service.requests
         self.requests.start()

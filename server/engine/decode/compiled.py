@@ -65,7 +65,7 @@ class BitwiseDecoder(Decoder):
 class CompiledDecoder(BitwiseDecoder):
     """csrc's kernels on a processor. An image does not depend on what else is in the batch, bit for bit."""
 
-    name, reads_together = "compiled", READS_TOGETHER
+    kind, reads_together = "compiled", READS_TOGETHER
 
     def __init__(self, checkpoint: Checkpoint, slots: int, *, precision: str = "fp32", share: bool = False) -> None:
         """share: whether other processes on this machine decode with the same weights."""
@@ -116,7 +116,7 @@ class CudaDecoder(BitwiseDecoder):
     Known sub-pixels are read on the processor: some fifty tokens of a few images are too little work for a GPU.
     """
 
-    name, device = "compiled", "cuda"
+    kind, device = "compiled", "cuda"
     prefill_stride = 128
     pool: GpuPool
 

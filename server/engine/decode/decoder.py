@@ -1,6 +1,9 @@
 """Decoders: images in slots, advanced together a quantum at a time. Torch begins here.
 
 EagerDecoder uses torch, step by step, and is easy to read; the decoders of compiled.py call csrc's kernels.
+
+A position counts an image's tokens. A step settles the token at a position, and moves the image to the next one. A pass
+is a step for which the image goes through the layers: where tokens are known or background, it need not.
 """
 
 from abc import ABC, abstractmethod
@@ -66,7 +69,7 @@ class Decoder(ABC):
     @property
     def facts(self) -> dict[str, str]:
         """How images are made, as answers report it."""
-        return {"model": self.checkpoint.name, "checkpoint": self.checkpoint.digest, "engine": self.name,
+        return {"model": self.checkpoint.name, "checkpoint": self.checkpoint.digest, "engine": self.kind,
                 "precision": self.precision, "device": self.device, "state": self.state_format}
 
     def close(self) -> None:  # noqa: B027 - most have nothing of the kind
@@ -150,7 +153,7 @@ class Decoder(ABC):
 
     @property
     @abstractmethod
-    def name(self) -> str:
+    def kind(self) -> str:
         """The name of the engine, as in --engine and in answers."""
 
     @abstractmethod
@@ -183,7 +186,7 @@ class EagerDecoder(Decoder):
     """Torch alone, or with our operator for the step of linear attention."""
 
     @property
-    def name(self) -> str:
+    def kind(self) -> str:
         return "eager+operator" if isinstance(self.state, RecurrentState) and self.state.operator else "eager"
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:

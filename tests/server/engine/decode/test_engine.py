@@ -133,9 +133,9 @@ def test_an_image_is_the_same_in_any_company_of_images_that_are_drawn_again(deco
                "others": [Job(seed=seed, attempts=2) for seed in range(2)], "once": [Job(seed=0)],
                "judged": [Job(seed=9, candidates=True, label=4)]}
     alone = {name: [drawn(Engine(decoder(1)), a=[spec])["a"][0] for spec in specs] for name, specs in company.items()}
-    for slots in (2, 6) if decoder(1).name == "compiled" else (6,):
+    for slots in (2, 6) if decoder(1).kind == "compiled" else (6,):
         together = drawn(Engine(decoder(slots)), **company)
-        if decoder(1).name == "compiled":
+        if decoder(1).kind == "compiled":
             for name, images in together.items():
                 assert_same(images, alone[name])
         else:  # batches of another size round otherwise, and then another attempt may be the surest
@@ -237,7 +237,7 @@ def test_a_judgement_that_throws_is_repeated_once_and_then_ends_its_request_alon
     for name, specs in requests.items():
         if name not in failed:
             alone = drawn(Engine(decoder(1)), a=specs)["a"]
-            if decoder(1).name == "compiled":
+            if decoder(1).kind == "compiled":
                 assert_same(finished(reports, name), alone)
         assert len(finished(reports, name)) == (name not in failed)
 
@@ -274,7 +274,7 @@ def test_an_image_that_cannot_be_drawn_ends_alone_beside_images_that_are_judged(
     assert_bad_failed_alone(engine, reports)
     assert [image.recognised.attempts for name in ("whole", "again") for image in finished(reports, name)] == [1, 2, 1]
     assert np.array_equal(finished(reports, "whole")[0].canvas, PICTURE)
-    if decoder(1).name == "compiled":
+    if decoder(1).kind == "compiled":
         assert_same(finished(reports, "again"), drawn(Engine(decoder(2)), a=requests["again"])["a"])
 
 
