@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import signal
+import tarfile
 import time
 import warnings
 from collections import Counter
@@ -40,6 +41,31 @@ class Target(Generic[Case]):
     refusals: tuple[type[Exception], ...]
     kinds: Mapping[str, str]  # of refusal: what all of its message is, as a regular expression
     share: int = 1            # how many uploads one case stands for
+
+
+def lay(path: Path, what: str) -> None:
+    """Something that is not a file, where one is looked for."""
+    match what:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "endless":
+            path.symlink_to("/dev/zero")
+        case "itself":
+            path.symlink_to(path)
+        case "elsewhere":
+            path.symlink_to("/etc/passwd")
+
+
+def member(size: int, kind: bytes = tarfile.REGTYPE, name: str = "a.png") -> bytes:
+    """A header of a tar archive, its sum right whatever it says; a size that octal digits cannot say in base 256."""
+    raw = bytearray(tarfile.TarInfo("a.png").tobuf(tarfile.GNU_FORMAT))
+    raw[:100] = name.encode("utf-8", "surrogateescape")[:100].ljust(100, b"\0")
+    raw[124:136] = b"%011o\0" % size if 0 <= size < 8**11 else (size % 2**96 | 1 << 95).to_bytes(12)
+    raw[148:157], raw[157:257] = b" " * 8 + kind, b"a.png".ljust(100, b"\0")
+    raw[148:156] = b"%06o\0 " % sum(raw)
+    return bytes(raw)
 
 
 class Hung(BaseException):

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from linpix.model.checkpoint import CheckpointError, read
-from tests.fuzz.harness import Target
+from tests.fuzz.harness import Target, lay
 
 pytestmark = pytest.mark.slow
 
@@ -176,19 +175,8 @@ class Folder:
         path.write_text(path.read_text() + f"{'0' * 64}  {name}\n")
 
     def instead(self, name: str, what: str) -> None:
-        path = self.path / name
-        path.unlink()
-        match what:
-            case "folder":
-                path.mkdir()
-            case "pipe":
-                os.mkfifo(path)
-            case "endless":
-                path.symlink_to("/dev/zero")
-            case "itself":
-                path.symlink_to(path)
-            case "elsewhere":
-                path.symlink_to("/etc/passwd")
+        (self.path / name).unlink()
+        lay(self.path / name, what)
 
     def second_shard(self, spot: float) -> None:
         raw = (self.path / "model.safetensors").read_bytes()

@@ -3,14 +3,12 @@
 import gzip
 import io
 import lzma
-import os
 import shutil
 import struct
 import tarfile
 import zlib
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,7 @@ from linpix.training.readers import (
     read_idx,
     tar_members,
 )
-from tests.fuzz.harness import Target
+from tests.fuzz.harness import Target, lay, member
 from tests.fuzz.pictures import encode, pictures
 
 SHAPE = (8, 8, 1)
@@ -86,8 +84,8 @@ def tars(draw: st.DrawFn) -> bytes:
         kind = draw(st.sampled_from(TYPES))
         body = draw(st.sampled_from(PAX) if kind in (tarfile.XHDTYPE, tarfile.XGLTYPE)
                     else st.one_of(st.binary(max_size=20), st.sampled_from([bytes(512), BLACK])))
-        out.write(_header(draw(st.sampled_from(NAMES)), kind, draw(st.sampled_from(
-            [len(body)] * 8 + [-1, -512, -1024, 0, 1, 8**11 - 1, 2**62, 2**70]))))
+        out.write(member(draw(st.sampled_from(
+            [len(body)] * 8 + [-1, -512, -1024, 0, 1, 8**11 - 1, 2**62, 2**70])), kind, draw(st.sampled_from(NAMES))))
         out.write(body + bytes(-len(body) % 512))
         if out.tell() > 10_000:  # many members are many of the same
             out.write(out.getvalue() * draw(st.sampled_from([0, 0, 100])))
@@ -97,18 +95,6 @@ def tars(draw: st.DrawFn) -> bytes:
         if raw:
             raw[draw(st.integers(0, len(raw) - 1))] = draw(st.integers(0, 255))
     return bytes(raw[:draw(st.integers(0, len(raw)))] if draw(st.integers(0, 7)) == 0 else raw)
-
-
-def _header(name: str, kind: bytes, size: int) -> bytes:
-    """512 bytes, their sum right whatever they say; a size that octal digits cannot say in base 256."""
-    digits = b"%011o\0" % size if 0 <= size < 8**11 else (size % 2**96 | 1 << 95).to_bytes(12)
-    raw = bytearray(512)
-    raw[:100] = name.encode("utf-8", "surrogateescape")[:100].ljust(100, b"\0")
-    raw[100:148] = b"0000644\0" + b"0000000\0" * 2 + digits + b"00000000000\0"
-    raw[148:156], raw[156:157], raw[157:263] = b" " * 8, kind, b"a.png".ljust(100, b"\0") + b"ustar\0"
-    raw[263:265] = b"00"
-    raw[148:156] = b"%06o\0 " % sum(raw)
-    return bytes(raw)
 
 
 @st.composite
@@ -183,7 +169,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Target[File]:
                 (at / other).parent.mkdir(parents=True, exist_ok=True)
                 (at / other).write_bytes(BLACK)
             path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, file)
+        if file.instead:
+            lay(path, file.instead)
+        else:
+            path.write_bytes(file.raw)
         match file.how:
             case "idx":
                 assert read_idx(contents(path), path, 3).ndim == 3
@@ -204,20 +193,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Target[File]:
         assert sorted(at.parent.iterdir()) == [at], "something was written beside it"
 
     return Target("files of data", FILES, read, (DataError,), KINDS, share=10)
-
-
-def _write(path: Path, file: File) -> None:
-    match file.instead:
-        case "":
-            path.write_bytes(file.raw)
-        case "folder":
-            path.mkdir()
-        case "pipe":
-            os.mkfifo(path)
-        case "endless":
-            path.symlink_to("/dev/zero")
-        case "itself":
-            path.symlink_to(path)
 
 
 @pytest.mark.slow

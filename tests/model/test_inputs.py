@@ -25,11 +25,6 @@ def images(count: int) -> torch.Tensor:
     return torch.randint(0, 256, (count, T), generator=random, dtype=torch.uint8)
 
 
-def rows_of(inputs: InputEmbedding, canvas: torch.Tensor, t: torch.Tensor, start: torch.Tensor,
-            known: torch.Tensor | None = None) -> torch.Tensor:
-    return inputs.indices(inputs.values(canvas, t, start, known), t, start[:, None].expand_as(t))
-
-
 def naive(table: torch.Tensor, image: list[int], t: int, start: int) -> torch.Tensor:
     """The sum of look-ups at t as the module's first lines describe it, block after block."""
     pixels = {(t // 15, t // 3 % 5, t % 3): value for t, value in enumerate(image)}  # by row, column, channel
@@ -60,22 +55,6 @@ def test_rows_at_different_positions_are_looked_up_each_at_its_own(inputs):
     together, everywhere = inputs(canvas, t, start), inputs(canvas, torch.arange(T).expand(3, -1), start)
     for row in range(3):
         assert torch.equal(together[row, 0], everywhere[row, t[row, 0]])
-
-
-def test_nothing_from_t_on_is_looked_up(inputs):
-    canvas, t = images(1).expand(T, -1), torch.arange(T)[:, None]
-    start = torch.full((T,), START)
-    unknown = torch.where(torch.arange(T) >= t, 255 - canvas, canvas)
-    assert torch.equal(rows_of(inputs, canvas, t, start), rows_of(inputs, unknown, t, start))
-    earlier = torch.where(torch.arange(T) < t, 255 - canvas, canvas)
-    assert not torch.equal(rows_of(inputs, canvas, t, start), rows_of(inputs, earlier, t, start))
-
-
-def test_the_start_is_seen_at_position_0_only(inputs):
-    canvas, t = images(1).expand(3, -1), torch.arange(T).expand(3, -1)
-    found = rows_of(inputs, canvas, t, torch.tensor([START, START + 1, START + 2]))
-    assert found[:, 0, 0].tolist() == [256, 257, 258]
-    assert torch.equal(found[0, 1:], found[1, 1:])
 
 
 def test_a_conditional_input_looks_up_the_class_and_what_follows_where_it_is_known():

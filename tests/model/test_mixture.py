@@ -144,15 +144,6 @@ def test_a_mean_outside_the_image_is_drawn_as_its_edge():
         assert draw(parameters, torch.full((2, 2), 0.5), torch.full((2,), temperature)).tolist() == [0, 255]
 
 
-def test_the_first_mixture_whose_sum_passes_is_picked():
-    means = [-0.8, -0.2, 0.4, 0.8]
-    parameters = parameters_of([(math.log(weight), mean, -7.0)
-                                for weight, mean in zip([1, 2, 4, 1], means, strict=True)])
-    edges = torch.tensor([2**-24, 0.124, 0.126, 0.374, 0.376, 0.874, 0.876, 1 - 2**-24])
-    values = draw(parameters.expand(8, -1), torch.stack([edges, torch.full((8,), 0.5)], 1), torch.ones(8))
-    assert values.tolist() == [round((means[j] + 1) / 2 * 255) for j in (0, 0, 1, 1, 2, 2, 3, 3)]
-
-
 # A pixel's parameters by component: logit_prob | means of r, g, b | log_scales | coefficients: g from r, b from r, b
 # from g. Smooth; green follows red and blue follows green; on the edges
 PIXELS = {
@@ -185,16 +176,6 @@ def pixel_exactly(components: list[tuple[float, ...]], pixel: list[int], channel
             exactly([(0.0, mean, log_scale)], value) for mean, log_scale, value in
             zip(means_given(component, pixel)[:channels], component[4:], pixel, strict=False))
                    for component in components)
-
-
-@pytest.mark.parametrize("components", PIXELS.values(), ids=PIXELS)
-@pytest.mark.parametrize("channel", [0, 1, 2])
-@pytest.mark.parametrize("earlier", [[0, 255, 0], [37, 200, 0], [128, 127, 0]])
-def test_probabilities_of_a_channel_given_the_earlier_ones_sum_to_one(components, channel, earlier):
-    pixels = torch.tensor([earlier]).repeat(256, 1)
-    pixels[:, channel] = torch.arange(256)
-    log_probs = log_likelihood(pixel_parameters(components).expand(256, 1, -1), pixels)
-    assert float(log_probs[:, channel].exp().sum()) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("components", PIXELS.values(), ids=PIXELS)
