@@ -141,7 +141,7 @@ def png_headers(answer: type[BaseModel]) -> dict[str, Any]:
     return {f"X-LinPix-{name.title().replace('_', '-')}": {
                 "description": "only in answers that are not JSON: "
                                f"{fields[name]['description']}", "schema": fields[name]}
-            for name in ("seed", "confidence", "attempts", "model", "checkpoint", "engine", "precision",
+            for name in ("seed", "label", "confidence", "attempts", "model", "checkpoint", "engine", "precision",
                          "device", "state", "bits_per_dim", "log_likelihood")
             if name in fields}
 
