@@ -1,11 +1,12 @@
 """What a quantum costs the host: Python, numpy, copies and reports, with a GPU that answers at once.
 
-    python -m tools.benchmarks.host [--images 64,1024,4096] [--n 16] [--preset mnist] [--repeat 5] [--profile]
+    python -m tools.benchmarks.host [--images 64,1024,4096] [--n 16] [--repeat 5] [--profile]
 
 The engine, the decoder for a GPU, its pool and the event loop's part are the server's own. The pool is in main memory,
-and its kernels only move positions on, in a time that is left out. Times are of the processor, in us of a quantum, and
-medians of --repeat runs. The first columns are a quantum in which no image joins or ends. The last are all quanta while
-requests of n images come and go, as many at a time as there are slots. --profile lists the functions that take longest.
+and its kernels only move positions on, in a time that is left out. A quantum is one image row of `mnist`. Times are of
+the processor, in us of a quantum, and medians of --repeat runs. The first columns are a quantum in which no image joins
+or ends. The last are all quanta while requests of n images come and go, as many at a time as there are slots. --profile
+lists the functions that take longest.
 
 `python -m tools.benchmarks.host serve FLAGS` is `linpix serve` with such decoders: see tools/benchmarks/http.py.
 """
@@ -32,6 +33,7 @@ from linpix.server.engine import catalogue
 from linpix.server.engine.admission import Admission
 from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.decode.scheduler import QuantumLength
 from linpix.server.engine.job import Job
 from linpix.server.engine.request import Request
 from linpix.server.engine.thread import EngineThread
@@ -81,6 +83,13 @@ def instant(checkpoint: Checkpoint, slots: int, *_: object, kernels: Kernels | N
     return CudaDecoder(checkpoint, slots, pool, precision="fp32")
 
 
+class ImageRow(QuantumLength):
+    """Quanta of one image row, however little time its steps take."""
+
+    def steps(self, images: int, most: int) -> int:
+        return PRESETS["mnist"].row_length
+
+
 class Times(NamedTuple):
     engine: float  # us of a quantum, on the engine's thread
     loop: float    # and on the event loop
@@ -92,6 +101,7 @@ class Host:
     def __init__(self, checkpoint: Checkpoint, slots: int, n: int) -> None:
         self.kernels, self.thread, self.n, self.asked = Kernels(), EngineThread(), n, 0
         self.engine = Engine(instant(checkpoint, slots, kernels=self.kernels))
+        self.engine._length = ImageRow(self.engine.decoder.stride)
         metrics = Metrics([("preset", "linear")], ["linear"], version="0", kernel="none")
         self.admission = Admission({"preset": self.engine}, metrics, self.thread, max_queue=2 * slots)
 
@@ -149,9 +159,9 @@ class Host:
 
 
 async def measure(given: argparse.Namespace) -> None:
-    net = Transformer(dataclasses.replace(PRESETS[given.preset], layers=1)).eval()
+    net = Transformer(dataclasses.replace(PRESETS["mnist"], layers=1)).eval()
     checkpoint = Checkpoint("preset", net, {}, "", tuple("0123456789"))
-    print(f"{machine()}; {given.preset}, requests of {given.n}\n\n| images | none joins or ends, us a quantum: engine "
+    print(f"{machine()}; mnist, requests of {given.n}\n\n| images | none joins or ends, us a quantum: engine "
           "| event loop | of both, us an image | they come and go: engine | event loop | of both, us an image |\n"
           "|---|---|---|---|---|---|---|")
     for images in given.images:
@@ -172,7 +182,6 @@ def main() -> None:
     numbers: Callable[[str], list[int]] = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
     parser.add_argument("--images", type=numbers, default=[64, 1024, 4096])
     parser.add_argument("--n", type=int, default=16, help="images a request")
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="mnist")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
