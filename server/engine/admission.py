@@ -178,17 +178,18 @@ class Admission(Requests):
 
     def quantum_done(self, engine: Engine, report: Report) -> None:
         """Send events to the requests of one quantum, and count it in the metrics."""
-        model, metrics, now = self._all.get(engine), self.metrics, time.monotonic()
+        model, now = self._all.get(engine), time.monotonic()
         if model is None:  # the model is no longer served, and its last request has ended
             return
+        queue_wait, first_row = self.metrics.queue_wait.labels(model.name), self.metrics.first_row.labels(model.name)
         for image in report.joined:
             if (request := model.requests.get(image.request)) is not None and image.attempt == 1:
                 request.begun[image.index] = report.joined_at
-                metrics.queue_wait.labels(model.name).observe(report.joined_at - request.began)
+                queue_wait.observe(report.joined_at - request.began)
         for image, rows, canvas in report.rows:
             if (request := model.requests.get(image.request)) is not None:
                 if image.attempt == 1 and rows.start == request.given + 1:
-                    metrics.first_row.labels(model.name).observe(now - request.began)
+                    first_row.observe(now - request.began)
                 if canvas is not None:
                     for row in rows:
                         request.send(Event(image.index, row, canvas))
