@@ -31,7 +31,7 @@ from tests.server.web.routes.test_images import encode
 
 PICTURE = encode(np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8))
 LARGE = encode(np.random.default_rng(0).integers(0, 255, (500, 500), dtype=np.uint8))  # room is kept while it is read
-VOLATILE = {"created"}
+VOLATILE = {"created", "created_at"}
 
 
 class Near:
