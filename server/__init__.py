@@ -16,7 +16,7 @@ static/       the web page, which uses only the API
 Four kinds of object. A Job is what was asked: checked, frozen, picklable (engine/job.py). A Request is a job in
 progress: client, deadline, events, outcome (engine/request.py). An Image is everything about one image from the queue
 to its pixels, and a Report is what one quantum did (engine/image.py). Beside them, web/asked.py has the form of the
-answer, and an Event is news for it of one image.
+answer, and an Event tells the answer what happened to one image.
 
 To follow one request, read these files in this order:
   web/routes/images.py       its fields are checked: types and ranges by web/fields.py, what depends on the model by

@@ -1,7 +1,4 @@
-"""The log on standard error: text for people, or one JSON object a line. It never holds keys or pictures.
-
-And OpenTelemetry's spans for the parts of a request, if `opentelemetry-instrument` has started the service.
-"""
+"""The log on standard error: text for people, or one JSON object a line; it never holds keys or pictures. And traces."""
 
 import contextlib
 import json
@@ -17,7 +14,7 @@ from typing import Any, Literal
 
 try:
     from opentelemetry import trace
-except ModuleNotFoundError:
+except ImportError:
     TRACED = False
 else:
     TRACED = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from .fault_rules import parse
 from .origins import Hosts, Origins, check_proxies
 
-ON_GPU = {"slots": 1024, "max_queue": 2048, "max_n": 128, "client_images": 1024}  # defaults there: it needs many images
+ON_GPU = {"slots": 1024, "max_queue": 2048, "max_n": 128, "client_images": 1024}  # defaults: a GPU needs many
 _ELSEWHERE = re.compile(  # variables of training, kernels and tests, and those that Kubernetes sets
     r"LINPIX_(MIRRORS|KERNEL|OVERLAP|DATA|GOLDEN|FORBID_SKIPS|TEST_.*|FUZZ_.*|(.*_)?(SERVICE_(HOST|PORT)|PORT_\d).*)")
 
@@ -178,7 +178,8 @@ class Settings(BaseSettings):
     def _of_a_gpu(cls, given: dict[str, Any]) -> dict[str, Any]:
         from linpix.model import ops  # torch, which --help does not need
 
-        return (ON_GPU if ops.gpu and given.get("device") != "cpu" else {}) | given
+        here = given.get("device") == "cpu" or given.get("engine") == "eager" or given.get("precision") == "int8"
+        return (ON_GPU if ops.gpu and not here else {}) | given
 
     @field_validator("checkpoints", "metrics_port", mode="before")
     @classmethod

@@ -67,6 +67,7 @@ class Replica:
     async def _events(self, call: Call) -> AsyncIterator[News]:
         model = self.requests.models.get(call.job.model)
         if model is None or model.facts != call.facts:  # replicas are replaced one after the other
+            self.requests.metrics.requests.labels(call.endpoint, "failed").inc()
             raise EngineGone("this replica serves other models, weights or precisions than the front that sent the "
                              "request")
         request = Request(call.id, call.endpoint, call.client, call.job, model, call.timeout_s,

@@ -15,11 +15,10 @@ from .image import Image
 def again(image: Image) -> Image | None:
     """The next attempt at an image that is done; None if it is the last one, and `chosen` is to be returned."""
     job, checked = image.job, image.recognised
-    if image.attempt >= job.attempts or checked is None or checked.accepted:
+    if image.attempt >= job.attempts or checked is None or checked.accepted or (
+            job.known is not None and job.known.all()):
         return None
     known = job.known is not None and job.known.any()
-    if known and job.known is not None and job.known.all():
-        return None
     # a completion draws its class again, since the last one may not have fitted what is known
     return Image(image.request, job, image.index, image.seed + NEXT_ATTEMPT, job.label if known else image.label,
                  attempt=image.attempt + 1, best=chosen(image))

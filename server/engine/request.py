@@ -60,7 +60,7 @@ class Request:
     images: list[Image] = field(default_factory=list)     # the current attempt at each
     begun: dict[int, float] = field(default_factory=dict)  # when each image got its first slot
     done: int = 0                  # images that are finished
-    drawn: float = 0.0             # when the last one of these was
+    drawn: float = 0.0             # when the last image was, by time.monotonic; 0: none yet
     outcome: str = "cancelled"     # "completed", "cancelled" or "failed": what is counted at its end
     late: bool = False             # its deadline has passed, or can no longer be met
     released: bool = False

@@ -19,7 +19,7 @@ LARGEST_SIDE = 2048  # of an answer, in pixels; enlarging by nearest neighbour o
 MEDIA_TYPES: dict[str, Format] = {"image/png": "png", "image/webp": "webp", "image/jpeg": "jpeg"}
 NPY = "application/x-npy"
 JPEG_QUALITY = 95
-INLINE_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 15 to 30 ms
+INLINE_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 18 to 55 ms
 SMALL_PIXELS, SMALL_LEVEL = 2**12, 2  # the largest grey picture that _small_png writes, and its zlib level
 
 Image.init()  # load Pillow's writers now, not while a request waits

@@ -104,8 +104,7 @@ async def decoded(asked: Asked, files: Files, read: Callable[[bytes, bytes | Non
     held: bytes of the result; they count from then on, in place of the upload's. Raises ServiceError, and what read
     raises.
     """
-    picture, mask = files
-    http, service = asked.http, asked.service
+    (picture, mask), http, service = files, asked.http, asked.service
 
     def work() -> T:
         return read(picture.file.read(), None if mask is None else mask.file.read())

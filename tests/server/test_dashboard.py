@@ -225,6 +225,17 @@ def test_every_metric_that_is_asked_for_has_the_labels_that_are_asked_for(name, 
         assert {label.strip() for label in labels.split(",")} <= carried
 
 
+def test_legends_name_labels_that_their_query_keeps():
+    for panel in PANELS:
+        for target in panel["targets"]:
+            kept = re.findall(r"\bby\s*\(([^)]*)\)", target["expr"])
+            metrics = [metric for metric, _ in SELECTOR.findall(target["expr"])]
+            families = [re.sub("_(total|sum|count|bucket)$", "", metric) for metric in metrics]
+            known = {label.strip() for labels in kept for label in labels.split(",")} if kept else set().union(
+                *(METRICS[family][1] for family in families if family in METRICS))
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= known, panel["title"]
+
+
 def test_prometheus_evaluates_every_alert_and_none_fires_for_a_service_that_was_busy(prometheus, loaded):
     def evaluated() -> bool:
         [group] = prometheus.ask("rules")

@@ -95,6 +95,11 @@ def test_a_405_names_every_method_that_is_allowed(server):
     assert "DELETE, GET" in answer.json()["error"]["message"]
 
 
+def test_poison_reaches_the_decoder(tiny):
+    requests = create_app(Settings(checkpoints=tiny.parent, poison=True)).state.service.requests
+    assert [model.engine.decoder.fill_freed_with_nan for model in requests.models.values()] == [True]
+
+
 def test_an_unexpected_failure_is_500_with_its_request_id(tiny):
     app = create_app(Settings(checkpoints=tiny.parent))
 

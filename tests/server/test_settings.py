@@ -124,9 +124,11 @@ def test_only_the_flag_for_faults_is_hidden():
 
 
 def test_a_gpu_has_other_defaults_which_flags_and_variables_override(monkeypatch):
+    monkeypatch.setattr(ops, "gpu", False)
     assert (Settings().slots, Settings().max_queue, Settings().max_n) == (64, 256, 16)
     monkeypatch.setattr(ops, "gpu", True)
     monkeypatch.setenv("LINPIX_MAX_N", "16")
     there = Settings(slots=7)
     assert (there.slots, there.max_queue, there.max_n, there.client_images) == (7, 2048, 16, 1024)
-    assert Settings(device="cpu").slots == 64
+    for elsewhere in ({"device": "cpu"}, {"engine": "eager"}, {"precision": "int8"}):
+        assert Settings(**elsewhere).slots == 64

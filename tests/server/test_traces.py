@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.server.conftest import serving
 from tests.server.web.routes.test_images import encode
+
+pytest.importorskip("opentelemetry.instrumentation.fastapi", reason="pip install '.[otel]'")
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 pytestmark = pytest.mark.slow
 

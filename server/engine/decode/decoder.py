@@ -123,14 +123,15 @@ class Decoder(ABC):
 
         If an image has no class, since nothing had to be drawn, it gets the most probable one.
         """
-        canvas, state = from_numpy(self.images(slots)), attention_for(self.config).new_state(len(slots))
+        drawn = self.images(slots)  # of a GPU, too
+        canvas, state = from_numpy(drawn), attention_for(self.config).new_state(len(slots))
         scores = self.read_known(canvas, torch.ones_like(canvas, dtype=torch.bool), state,
                                  torch.arange(1, len(slots) + 1))
         log_probs = class_log_probs(scores)
         labels = [int(row.argmax()) if (label := self.label(slot)) is None else label
                   for slot, row in zip(slots, log_probs, strict=True)]
-        return [Recognised(label, float(row[label]), self.checkpoint.torn(self.canvas[slot], self.known[slot]))
-                for slot, label, row in zip(slots, labels, log_probs, strict=True)]
+        return [Recognised(label, float(row[label]), self.checkpoint.torn(image, self.known[slot]))
+                for slot, label, row, image in zip(slots, labels, log_probs, drawn, strict=True)]
 
     def read_into(self, slots: Sequence[int]) -> Tensor:
         """Fold what is known of images into their slots; returns class scores, (B, classes)."""

@@ -188,12 +188,12 @@ class Engine:
             else:
                 image.state = State.DONE
                 done.append(image)
+        report.finished += done  # before anything can raise: see `abandon`
         canvases = self.decoder.images([image.slot for image in done]) if done else ()
         for image, canvas in zip(done, canvases, strict=True):
             image.canvas = canvas
             image.label = image.recognised.label if image.recognised else self.decoder.label(image.slot)
             self.scheduler.release(image)
-        report.finished += done
         self.scheduler.release_cancelled()
         if self.decoder.fill_freed_with_nan:
             for slot in self.scheduler.free:

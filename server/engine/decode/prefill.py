@@ -62,7 +62,8 @@ class Prefills:
                 ended = []
             spent_s = (time.perf_counter() - began) / len(groups)
             for group in groups:
-                group[0].prefill_s += spent_s
+                if group[0].state is State.PREFILL:
+                    group[0].prefill_s += spent_s
             for group in ended:
                 self._waiting.remove(group)
                 if group[0].state is State.PREFILL:

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from linpix.model import checkpoint
 from linpix.server.app import application, create_app
 from linpix.server.cluster.front import front_server, models_of
-from linpix.server.cluster.remote import Call, News, Remote, ReplicaLost
+from linpix.server.cluster.remote import RUNS, Call, News, Remote, ReplicaLost
 from linpix.server.cluster.replica import Replica
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.errors import Draining
@@ -184,6 +184,8 @@ def test_a_replica_with_other_weights_draws_nothing(tiny, namesake):
                     answer = await client.post("/v1/images/generations", json=body)
                     assert answer.status_code == 503 and "weights or precisions" in answer.json()["error"]["message"]
                     assert answer.headers["retry-after"]
+                counted = near.replica.requests.metrics.values("linpix_requests_total")
+                assert counted["linpix_requests_total", "generations", "failed"] == 2 * RUNS
             finally:
                 await near.replica.stop()
                 near.replica = own

@@ -269,6 +269,14 @@ def test_a_picture_without_a_hole_is_not_prefilled(tiny, monkeypatch):
     assert calls == []
 
 
+def test_a_wait_for_a_slot_does_not_include_the_images_own_prefill(monkeypatch):
+    model, begun = Engine(EagerDecoder(loaded(side=16), 1)), []
+    prefill = model.decoder.prefill
+    monkeypatch.setattr(model.decoder, "prefill", lambda *given: (begun.append(time.monotonic()), prefill(*given)))
+    ask(model, "complete", completions([1]))
+    assert model.run_quantum().joined_at <= begun[0]
+
+
 def test_bulk_work_makes_every_image_whatever_the_number_of_slots(tiny):
     for slots in (2, 7, 20):
         produced = produce(Engine(tiny(slots)), Job(seed=SEEDS[0], images=7))

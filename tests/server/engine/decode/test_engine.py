@@ -8,7 +8,9 @@ import pytest
 
 from linpix.model import attempts, pieces
 from linpix.model.attempts import Recognised
+from linpix.model.cuda import GpuPool
 from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.decoder import Decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.decode.faults import Faults, with_faults
@@ -97,15 +99,19 @@ def until(engine: Engine, true: Callable[[Ran], bool]) -> None:
 
 # --- which image it is ---
 
+@pytest.mark.parametrize("gpu", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("asked", ["nothing", "a picture"])
-def test_images_in_several_pieces_are_torn_where_real_pictures_hardly_ever_are(source, recognised, monkeypatch, asked):
+def test_images_in_several_pieces_are_torn_where_real_pictures_hardly_ever_are(source, recognised, monkeypatch, request,
+                                                                                   asked, gpu):
     recognised(1e-9)
     monkeypatch.setattr(pieces, "VISIBLE", 200)  # random weights draw noise, which is one piece else
     jobs, made = [Job(seed=40 + number, attempts=3, **ASKED[asked]) for number in range(6)], []
     for share in (0.03, 0.2):
         theirs = dataclasses.replace(source, provenance={"real_look": {"pieces": share}},
                                      board={"ground": [0], "ink": [255], "prepare": None})
-        found = drawn(Engine(new_decoder(theirs, 6)), a=jobs)["a"]
+        decoder = CudaDecoder(theirs, 6, GpuPool(theirs.net, 6, precision="fp32", device="cpu", operators=(
+            request.getfixturevalue("emulated").operators)), precision="fp32") if gpu else new_decoder(theirs, 6)
+        found = drawn(Engine(decoder), a=jobs)["a"]
         known = ASKED[asked].get("known", NOTHING).reshape(8, 8)
         assert [image.recognised.torn for image in found] == [
             share < 0.1 and pieces.torn(image.canvas.reshape(8, 8), 0, known) for image in found]
