@@ -1,4 +1,4 @@
-"""The log on standard error: text for people, or one JSON object a line; it never holds keys or pictures. And traces."""
+"""The log on standard error: text for people, or one JSON object a line, without keys or pictures. And traces."""
 
 import contextlib
 import json
