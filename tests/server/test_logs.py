@@ -124,7 +124,7 @@ def test_a_server_says_what_it_is_and_how_it_ends(slow):
     flags = (*EAGER, "--slots", "2", "--drain-timeout", "500ms")
     with serving(slow, *flags) as server, server.client() as client:
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(client.post, "/v1/images/generations", json={})
+            answer = pool.submit(client.post, "/v1/images/generations", json={"n": 8})
             assert eventually(lambda: server.metric("linpix_requests_running") == 1)
             assert server.stop() == 0
             assert answer.result().status_code == 503
