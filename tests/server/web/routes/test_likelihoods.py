@@ -260,13 +260,18 @@ def scoring(slow):
 def test_a_client_that_leaves_is_not_scored_any_further(scoring):
     completed = 'linpix_images_completed_total{backend="linear",model="slow",outcome="%s"}'
 
+    left = 0
+
     def left_three_times() -> bool:  # a client that leaves while its upload is decoded is not counted
+        nonlocal left
+        left += 1
         with pytest.raises(httpx.TimeoutException), httpx.Client(base_url=scoring.url, timeout=0.2) as client:
             ask(client, LARGE, labels="all")
         return scoring.metric(COUNTED % "cancelled") >= 3
 
     assert eventually(left_three_times, 30)
     assert eventually(lambda: scoring.quiet("slow"))
+    assert scoring.metric(COUNTED % "cancelled") <= left, "each is counted once"
     assert all(scoring.metric(completed % outcome) == 0 for outcome in ("completed", "cancelled", "failed"))
 
 
