@@ -34,16 +34,16 @@ class Model(ServedModel):
         return sum(request.undone for request in self.requests.values())
 
     def waiting(self, bulk: bool | None = None) -> int:
-        """Images that have had no slot yet, of one class or of both; a picture to be scored counts as one."""
-        return sum(request.job.images - len(request.begun) for request in self.requests.values()
-                   if bulk in (None, request.job.bulk))
+        """Images without a slot, of one class or of both; a picture to be scored counts as one."""
+        return sum(request.job.scored + sum(image.state is State.WAITING for image in request.images)
+                   for request in self.requests.values() if bulk in (None, request.job.bulk))
 
     def room_left(self, bulk: bool = False) -> int:
         """Images of a class that would be admitted now."""
-        undone, waiting = self.undone, self.waiting()
-        left = self.slots + self.max_queue - undone
+        left = self.slots + self.max_queue - self.undone
         if bulk:
-            left = min(left, self.slots - (undone - waiting) + self.queue_of(bulk) - self.waiting(bulk=True))
+            running = self.undone - self.waiting()
+            left = min(left, self.slots - running + self.queue_of(bulk) - self.waiting(bulk=True))
         return left
 
     def admit(self, request: Request) -> None:
