@@ -98,7 +98,7 @@ class Remote(Requests):
             else:
                 admitted.set_result(None)
         for event in news:
-            request.done += isinstance(event, Event) and event.done
+            request.undone -= isinstance(event, Event) and event.done
             request.send(event)
 
     async def _run(self, request: Request) -> None:

@@ -40,10 +40,10 @@ class Model(ServedModel):
 
     def room_left(self, bulk: bool = False) -> int:
         """Images of a class that would be admitted now."""
-        left = self.slots + self.max_queue - self.undone
+        left = self.slots + self.queue[False] - self.undone
         if bulk:
             running = self.undone - self.waiting()
-            left = min(left, self.slots - running + self.queue_of(bulk) - self.waiting(bulk=True))
+            left = min(left, self.slots - running + self.queue[bulk] - self.waiting(bulk=True))
         return left
 
     def admit(self, request: Request) -> None:
@@ -53,16 +53,15 @@ class Model(ServedModel):
             self.pace.forget()
         self.check_room(job)
         if not job.scored:
-            each = job.tokens(self.config)
-            tokens = self.undone * self.config.length + each * job.images  # at most
+            tokens = self.undone * self.config.length + request.tokens * job.images  # at most
             # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
             bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(self.slots)
-            if bound_s * SAFETY > request.left_s:  # hardly ever
-                new = [Remaining(request.id, each)] * job.images
+            if bound_s * SAFETY > (left_s := request.deadline - now):  # hardly ever
+                new = [Remaining(request.id, request.tokens)] * job.images
                 needed_s = SAFETY * max(end for end, id in self.ends(new, bulk=job.bulk) if id == request.id)
-                if needed_s > request.left_s:
+                if needed_s > left_s:
                     ahead = sum(other.undone for other in self.requests.values() if not other.job.scored)
-                    raise DeadlineUnreachable(request.left_s, needed_s, ahead)
+                    raise DeadlineUnreachable(left_s, needed_s, ahead)
         self.requests[request.id] = request
 
     def check_room(self, job: Job) -> None:
@@ -70,7 +69,7 @@ class Model(ServedModel):
         if (excess := job.images - self.room_left(job.bulk)) > 0:
             bulk = job.bulk and job.images <= self.room_left()  # only bulk images have too little room
             until_s = [end for end, _ in self.ends()]  # none, if all room is held by pictures to be scored
-            raise QueueFull(self.waiting(job.bulk if bulk else None), job.images, self.queue_of(bulk),
+            raise QueueFull(self.waiting(job.bulk if bulk else None), job.images, self.queue[bulk],
                             until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
 
     def ends(self, new: Sequence[Remaining] = (), *, bulk: bool = False) -> list[tuple[float, str]]:
@@ -78,10 +77,9 @@ class Model(ServedModel):
         classes: tuple[list[Remaining], list[Remaining]] = ([], [])
         running, left = [], self.engine.scheduler.left.tolist()
         for request in self.requests.values():
-            each = request.job.tokens(self.config)
             for image in request.images:
                 if image.state is State.WAITING:
-                    classes[request.job.bulk].append(Remaining(request.id, each))
+                    classes[request.job.bulk].append(Remaining(request.id, request.tokens))
                 elif image.state is not State.DONE:
                     running.append(Remaining(request.id, left[image.slot]))
         classes[bulk].extend(new)
@@ -92,11 +90,10 @@ class Model(ServedModel):
         if self.pace.measured < CONFIDENT:
             drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
             for request in self.requests.values():
-                each = request.job.tokens(self.config)
                 for index, began in request.begun.items():
                     image = request.images[index]
-                    if image.slot and image.state is not State.DONE and each >= self._enough:
-                        drawn += each - int(self.engine.scheduler.left[image.slot])
+                    if image.slot and image.state is not State.DONE and request.tokens >= self._enough:
+                        drawn += request.tokens - int(self.engine.scheduler.left[image.slot])
                         seconds, running = seconds + now - began, running + 1
             if drawn and seconds > MEASURED_S:
                 return (seconds / drawn) * math.sqrt(images / running)
@@ -106,9 +103,9 @@ class Model(ServedModel):
     def finished(self, request: Request, image: Image) -> None:
         """One of a request's images is done: learn from the time it took."""
         self._measured_at = now = time.monotonic()
-        if (tokens := request.job.tokens(self.config)) >= self._enough:
+        if request.tokens >= self._enough:
             images = min(len(self.engine.scheduler.running) + 1, self.slots)
-            self.pace.learn(images, (now - request.begun[image.index]) / tokens)
+            self.pace.learn(images, (now - request.begun[image.index]) / request.tokens)
 
     def too_late(self) -> list[Request]:
         """Requests without a slot that would hardly be done in time even if they got one now; marks them as late.
@@ -119,8 +116,8 @@ class Model(ServedModel):
                    if not (request.begun or request.late or request.job.scored)]
         images = min(len(self.engine.scheduler.running) + 1, self.slots)
         token_s = self.seconds_per_token(images) if waiting else 0.0
-        late = [request for request in waiting  # the next report comes up to a quantum later
-                if request.job.tokens(self.config) * token_s * SAFETY > request.left_s - QUANTUM_S]
+        next_report = time.monotonic() + QUANTUM_S  # at the latest
+        late = [request for request in waiting if request.tokens * token_s * SAFETY > request.deadline - next_report]
         for request in late:
             request.late = True
         return late

@@ -39,11 +39,8 @@ class ServedModel:
     def __init__(self, checkpoint: Checkpoint, facts: dict[str, str], backend: str, slots: int, max_queue: int) -> None:
         """facts: of Decoder · backend: its attention, as metrics name it · max_queue: images that may wait."""
         self.checkpoint, self.facts, self.backend, self.slots = checkpoint, facts, backend, slots
-        self.name, self.config, self.max_queue = checkpoint.name, checkpoint.net.config, max_queue
-
-    def queue_of(self, bulk: bool) -> int:
-        """Images of a class that may wait."""
-        return self.max_queue - self.max_queue // BULK_QUEUE if bulk else self.max_queue
+        self.name, self.config = checkpoint.name, checkpoint.net.config
+        self.queue = max_queue, max_queue - max_queue // BULK_QUEUE  # images that may wait: in all, of them bulk ones
 
 
 @dataclass(slots=True, eq=False)
@@ -57,9 +54,12 @@ class Request:
     model: ServedModel
     timeout_s: float               # from `began`
     began: float = field(default_factory=time.monotonic)  # when its head was read
+    deadline: float = field(init=False)
+    undone: int = field(init=False)   # images that wait, or are drawn
+    tokens: int = field(init=False)   # of each image, to be drawn
+    given: int = field(init=False)    # image rows of each that are known from the start
     images: list[Image] = field(default_factory=list)     # the current attempt at each
     begun: dict[int, float] = field(default_factory=dict)  # when each image got its first slot
-    done: int = 0                  # images that are finished
     drawn: float = 0.0             # when the last image was, by time.monotonic; 0: none yet
     outcome: str = "cancelled"     # "completed", "cancelled" or "failed": what is counted at its end
     late: bool = False             # its deadline has passed, or can no longer be met
@@ -67,31 +67,16 @@ class Request:
     expiry: asyncio.TimerHandle | None = None  # sends DeadlinePassed
     events: asyncio.Queue[Event | ServiceError] = field(default_factory=asyncio.Queue)
 
-    @property
-    def deadline(self) -> float:
-        return self.began + self.timeout_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline."""
-        return self.deadline - time.monotonic()
-
-    @property
-    def given(self) -> int:
-        """Image rows that are known from the start."""
-        return self.job.known_rows(self.model.config)
-
-    @property
-    def undone(self) -> int:
-        """Images that wait, or are drawn."""
-        return self.job.images - self.done
+    def __post_init__(self) -> None:
+        self.deadline, self.undone = self.began + self.timeout_s, self.job.images
+        self.tokens, self.given = self.job.tokens(self.model.config), self.job.known_rows(self.model.config)
 
     def send(self, event: Event | ServiceError) -> None:
         self.events.put_nowait(event)
 
     def finish(self, image: Image) -> None:
         """The last attempt at an image is done: send the best one."""
-        self.done, self.drawn = self.done + 1, time.monotonic()
+        self.undone, self.drawn = self.undone - 1, time.monotonic()
         best = chosen(image)
         assert best.canvas is not None
         recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
@@ -99,7 +84,7 @@ class Request:
 
     def check_time(self) -> None:
         """Raise DeadlinePassed if the deadline passed during work that the event loop could not interrupt."""
-        if self.left_s <= 0:
+        if self.deadline <= time.monotonic():
             self.late = True
             raise DeadlinePassed(self.timeout_s)
 
@@ -187,9 +172,11 @@ class Requests:
     @contextlib.contextmanager
     def admit(self, request: Request) -> Iterator[None]:
         """A request's life: however it ends, it is counted, and what it holds is freed. Raises ServiceError."""
-        if request.left_s <= 0:
+        try:
+            request.check_time()
+        except DeadlinePassed:
             self.metrics.deadlines_passed.labels("waiting").inc()
-        request.check_time()
+            raise
         try:
             self.check_open()
             self._admit(request)

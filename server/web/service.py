@@ -48,7 +48,7 @@ class Service:
     def max_images(self, *models: ServedModel, bulk: bool = False) -> int:
         """Images that one request may ask for, for any of these models."""
         return min(self.settings.max_n, self.settings.client_images or self.settings.max_n,
-                   *(served.slots + served.queue_of(bulk) for served in models))
+                   *(served.slots + served.queue[bulk] for served in models))
 
 
 async def _service(request: Request) -> Service:

@@ -45,7 +45,7 @@ def run(model: Model) -> list[str]:
         assert again(image) is None
         request = model.requests[image.request]
         model.finished(request, image)
-        request.done += 1
+        request.undone -= 1
         if not request.undone:
             del model.requests[request.id]
     for late in model.too_late():

@@ -67,7 +67,7 @@ def test_a_refused_request_holds_nothing_and_is_counted_as_refused():
     with held.admit(request()), pytest.raises(QueueFull), held.admit(request()):
         pass
     late = request()
-    late.timeout_s = 0.0
+    late.deadline = late.began
     with pytest.raises(DeadlinePassed), held.admit(late):
         pass
     for gone, kind in (("", Draining), ("it hung", EngineGone)):
