@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import data as torch_data
 
@@ -19,6 +20,7 @@ from .masks import known_of
 from .run import Batch, TrainConfig
 from .workers import blocked_in_children
 
+FARTHEST = 3    # pixels by which an image is moved in y and in x
 MAX_MAKERS = 8  # each makes some thousand images a second
 
 
@@ -47,12 +49,23 @@ class Batches(torch_data.Dataset[Batch]):
             conditioned = generator.random(size) < self.config.conditional
             known = torch.from_numpy(known_of(generator, self.model, size) & conditioned[:, None])
         images = self.data.images[picked]
+        generator = np.random.default_rng((seed, 3, step))
+        changed, pictures = generator.random(size) < 0.5, images.reshape(size, self.model.height, self.model.width, -1)
         if self.config.augment == "flip":
-            mirrored = np.random.default_rng((seed, 3, step)).random(size) < 0.5
-            pictures = images.reshape(size, self.model.height, self.model.width, -1)
-            images = np.where(mirrored[:, None, None, None], pictures[:, :, ::-1], pictures).reshape(size, -1)
+            images = np.where(changed[:, None, None, None], pictures[:, :, ::-1], pictures).reshape(size, -1)
+        if self.config.augment == "shift" and known is not None:
+            changed &= known.numpy().any(1)  # images that are drawn whole stay in the middle, as those that it draws
+            images = np.stack([self._moved(picture, *generator.integers(-FARTHEST, FARTHEST + 1, 2)) if one else picture
+                               for one, picture in zip(changed, pictures, strict=True)]).reshape(size, -1)
         start = np.where(free, START, START + 1 + labels) if self.model.classes else np.full(size, START)
         return torch.from_numpy(images), torch.from_numpy(start), known
+
+    def _moved(self, picture: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
+        """A picture, (height, width, channels), moved by whole pixels. Background comes in, or black."""
+        height, width, _ = picture.shape
+        ground = np.pad(picture, ((FARTHEST, FARTHEST), (FARTHEST, FARTHEST), (0, 0)),
+                        constant_values=self.model.background or 0)
+        return ground[FARTHEST - down:FARTHEST - down + height, FARTHEST - right:FARTHEST - right + width]
 
     def since(self, step: int, processes: int = 0) -> Iterator[Batch]:
         """All batches from a step on, made ahead by so many processes; 0: by this one, each when it is asked for."""

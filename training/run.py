@@ -25,7 +25,7 @@ from .own.inherit import differences, inherited, inverted, negative
 from .precision import Muon
 
 Optimizer = Literal["adamw", "radam", "muon"]
-Augmentation = Literal["none", "flip"]
+Augmentation = Literal["none", "flip", "shift"]
 STATE_VERSION = 1
 Batch = tuple[Tensor, Tensor, Tensor | None]  # images (B, T), start indices (B,), known (B, T)
 
@@ -74,8 +74,10 @@ class TrainConfig:
     clip: float = setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
     dropout: float = setting(0.0, "share of each sub-layer's outputs, and of the embedded inputs, that are left out at "
                                   "random; for runs that see each image more than some 15 times")
-    augment: Augmentation = setting("none", "none, or flip: half of the images are mirrored; for pictures whose mirror "
-                                            "image is as likely, such as photographs, but not digits or letters")
+    augment: Augmentation = setting("none", "none; or flip: half of the images are mirrored, for pictures whose mirror "
+                                            "image is as likely, such as photographs, but not digits or letters; or "
+                                            "shift: half of those with known pixels are moved by up to 3 pixels each "
+                                            "way, so that a model completes what people draw beside the middle")
     ema: float = setting(0.998, "decay per step of the averaged weights, which are exported; lower in the first steps")
     unconditional: float = setting(0.5, "share of the images that train without their class; not used by a model that "
                                    "draws the class first")
@@ -171,6 +173,9 @@ class Run:
     """Weights, averaged weights, optimiser state and counters, which a save stores and a resume restores."""
 
     def __init__(self, model: ModelConfig, config: TrainConfig) -> None:
+        if config.augment == "shift" and not model.patch:
+            raise ValueError("--augment shift moves images with known pixels, which only models with patches read; "
+                             "train one, such as mnist-conditional, or leave --augment out")
         torch.manual_seed(config.seed)
         self.model, self.config = model, config
         self.net = Transformer(model, feed_forward_chunks=config.feed_forward_chunks, dropout=config.dropout)

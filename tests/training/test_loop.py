@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from linpix.model import checkpoint, mixture
@@ -344,6 +345,31 @@ def test_a_run_with_dropout_that_is_resumed_is_the_run_that_did_not_stop(stripes
     without = Run(TINY, dataclasses.replace(settings, dropout=0.0))
     train(without, stripes, tmp_path / "without", command="test")
     assert not torch.equal(weights(without), weights(whole))
+
+
+def test_half_of_the_images_with_known_pixels_are_moved_by_whole_pixels_and_the_same_ones_after_a_resume():
+    images = np.random.default_rng(0).integers(1, 256, (50, 8 * 8), dtype=np.uint8)
+    data = Dataset("noise", images, np.zeros(50, np.int64), ("noise",))
+    settings = TrainConfig(batch=40, augment="shift", conditional=0.5)
+    plain = Batches(data, dataclasses.replace(settings, augment="none"), CONDITIONAL)
+    moved = Batches(data, settings, CONDITIONAL)
+    ways, completed = [], 0
+    for step in range(10):
+        for before, after, known in zip(plain[step][0], moved[step][0], moved[step][2], strict=True):
+            completed += bool(known.any())
+            if torch.equal(before, after):
+                continue
+            assert known.any(), "an image that is drawn whole was moved"
+            wide = F.pad(before.view(1, 8, 8), (3, 3, 3, 3))[0]
+            [way] = [(y, x) for y in range(-3, 4) for x in range(-3, 4)
+                     if torch.equal(wide[3 - y:11 - y, 3 - x:11 - x], after.view(8, 8))]
+            ways.append(way)
+        for one, again in zip(moved[step], Batches(data, settings, CONDITIONAL)[step], strict=True):
+            assert torch.equal(one, again)
+    assert 0.4 < len(ways) / completed < 0.6 and 120 < completed < 280
+    assert {y for y, _ in ways} == {x for _, x in ways} == {*range(-3, 4)}
+    with pytest.raises(ValueError, match="--augment shift moves images with known pixels"):
+        Run(TINY, settings)
 
 
 def test_half_of_the_pictures_are_mirrored_and_the_same_ones_after_a_resume():
