@@ -9,24 +9,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ..errors import (
-    Exhausted,
+    EXHAUSTED,
     InvalidRequest,
     ModelNotFound,
-    NotJson,
     OptionError,
     ServiceError,
-    TooLarge,
-    UnsupportedMedia,
+    exhausted,
     in_seconds,
+    not_json,
     shown,
 )
 from ..metrics import ENDPOINTS, Metrics
 from .schemas import ErrorEnvelope, ErrorFields
 
 logger = logging.getLogger("linpix")
-_BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
-              415: "unsupported_media_type"}
-_OPTION_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 _MIN_RETRY_MS = 250  # smallest retry-after-ms: when a body gives back its place cannot be predicted
 
 
@@ -58,19 +54,19 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
         assert isinstance(error, ServiceError)
         if error.status in (400, 413, 415) or (isinstance(error, ModelNotFound) and request.method == "POST"):
             metrics.requests_rejected.labels("too_large" if error.status == 413 else "invalid").inc()
-        if isinstance(error, Exhausted) and (endpoint := request.url.path.rpartition("/")[2]) in ENDPOINTS:
+        if error.code == EXHAUSTED and (endpoint := request.url.path.rpartition("/")[2]) in ENDPOINTS:
             metrics.requests.labels(endpoint, "failed").inc()
         return response_of(error)
 
     async def option_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, OptionError)
-        return await service_error(request, _OPTION_ERRORS[error.status](str(error), param=error.param))
+        return await service_error(request, ServiceError(str(error), error.status, param=error.param))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
-            return await service_error(request, NotJson(request.headers.get("content-type", "none")))
+            return await service_error(request, not_json(request.headers.get("content-type", "none")))
         # a field of several types, such as label, has an error for each, whose place ends with the type
         places = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "int", "str")]
         wanted = " or ".join(other["msg"].removeprefix("Input should be ") if index else other["msg"]
@@ -92,7 +88,7 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
                 return await service_error(request, cause)
             if isinstance(cause, MemoryError):
                 logger.error("not enough memory to read the body", exc_info=cause)
-                return await service_error(request, Exhausted())
+                return await service_error(request, exhausted())
             if isinstance(cause, ClientDisconnect):
                 return Response(status_code=499)  # not read: the client left before its upload was complete
             cause = cause.__cause__
@@ -107,12 +103,10 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
             if documented_path is not None:  # the router names only the methods of the first route that matches
                 headers["Allow"] = ", ".join(sorted(map(str.upper, app.openapi()["paths"][documented_path])))
             message = f"{request.method} is not allowed at {request.url.path}; allowed: {headers.get('Allow', 'GET')}"
-        answer = envelope(ServiceError(message))
-        answer.error.code = _BY_STATUS.get(error.status_code, "error")
-        answer.error.type = "invalid_request_error" if error.status_code < 500 else "server_error"
         if error.status_code == 400:
             metrics.requests_rejected.labels("invalid").inc()
-        return Response(answer.model_dump_json(), error.status_code, headers, "application/json")
+        return Response(envelope(ServiceError(message, error.status_code)).model_dump_json(), error.status_code,
+                        headers, "application/json")
 
     app.add_exception_handler(ServiceError, service_error)
     app.add_exception_handler(OptionError, option_error)

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import RateLimited
-
 logger = logging.getLogger("linpix")
 LOOK_S = 1.0  # a changed file is noticed by the first request this long after the last check
 
@@ -167,8 +165,6 @@ class Keys:
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         return matches[0] if matches else None  # after a comparison with every key: the time reveals nothing
 
-    def count(self, key: Key) -> None:
-        """Count a request of a key. Raises RateLimited."""
-        wait = key.bucket.take(self._clock()) if key.bucket else 0.0
-        if wait:
-            raise RateLimited(key.name, key.rate, math.ceil(wait))
+    def wait_s(self, key: Key) -> int:
+        """Count a request of a key. Returns 0, or the seconds until it may make one."""
+        return math.ceil(key.bucket.take(self._clock())) if key.bucket else 0

@@ -12,22 +12,22 @@ from pydantic.json_schema import models_json_schema
 
 from ..errors import (
     BatchFailed,
-    BodyTimeout,
-    BodyTooLarge,
     ClientLimit,
     DeadlinePassed,
     DeadlineUnreachable,
     Draining,
     EngineGone,
-    ForeignHost,
-    ForeignOrigin,
     QueueFull,
-    RateLimited,
     ServiceError,
-    TooManyBodies,
-    TooManyOfClient,
-    Unauthorized,
-    Unexpected,
+    body_timeout,
+    body_too_large,
+    foreign_host,
+    foreign_origin,
+    rate_limited,
+    too_many_bodies,
+    too_many_of_client,
+    unauthorized,
+    unexpected,
 )
 from ..pictures.encode import NPY
 from .error_handlers import envelope
@@ -39,13 +39,13 @@ Links = dict[str, dict[str, str]]
 
 # Errors that routes can answer, besides those that they raise themselves, by what the routes do
 LEAVING = (Draining(), EngineGone("the engine made no progress for 60 s"))
-BODY = (BodyTimeout(1_460, 60.0), BodyTooLarge(1_500_000, PLAIN_BYTES), TooManyBodies(512),
-        TooManyOfClient(128))
-DRAWING = (QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0), Unexpected("4eaca4dc47d7a5db"),
+BODY = (body_timeout(1_460, 60.0), body_too_large(1_500_000, PLAIN_BYTES), too_many_bodies(512),
+        too_many_of_client(128))
+DRAWING = (QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0), unexpected("4eaca4dc47d7a5db"),
            BatchFailed("RuntimeError"), *LEAVING, DeadlineUnreachable(2.0, 7.25, 90), DeadlinePassed(30.0))
-_HOSTS = (ForeignHost("rebound.example"),)  # of every route
-_CLIENTS = (Unauthorized(presented=False), ForeignOrigin("origin https://elsewhere.example", "localhost:8000"),
-            RateLimited("alice", "600/min", 1))  # of every route under /v1/
+_HOSTS = (foreign_host("rebound.example"),)  # of every route
+_CLIENTS = (unauthorized(presented=False), foreign_origin("origin https://elsewhere.example", "localhost:8000"),
+            rate_limited("alice", "600/min", 1))  # of every route under /v1/
 
 _BEGINS = {"image/png": "\x89PNG\r\n\x1a\n...", "image/webp": "RIFF....WEBPVP8L...",
            "image/jpeg": "\xff\xd8\xff\xe0..."}
@@ -91,7 +91,7 @@ def _answers(errors: tuple[ServiceError, ...]) -> dict[int, dict[str, Any]]:
         answer = found.setdefault(error.status, {"description": _MEANING[error.status], "content": {
             "application/json": {"examples": {}}}})
         examples = answer["content"]["application/json"]["examples"]
-        name = error.code if error.code not in examples else f"{error.code}, {type(error).__name__}"
+        name = error.code if error.code not in examples else f"{error.code}, {len(examples)}"
         examples[name] = {"value": envelope(error).model_dump()}
         if error.retry_after_s is not None:
             answer["headers"] = _RETRY

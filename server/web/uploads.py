@@ -11,7 +11,7 @@ from fastapi import Request, Response, UploadFile
 from fastapi.routing import APIRoute
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from ..errors import ClientLeft, DeadlinePassed, Exhausted, InvalidRequest, ServiceError
+from ..errors import ClientLeft, DeadlinePassed, InvalidRequest, ServiceError, exhausted
 from ..pictures.pictures import Occluded
 from ..pictures.uploads import Upload
 from .answers import while_connected
@@ -59,7 +59,7 @@ async def read_form(http: Request) -> None:
         raise
     except (OSError, MemoryError, RuntimeError) as error:  # such as a full disk, or no more threads
         logger.exception("an upload could not be read")
-        raise Exhausted() from error
+        raise exhausted() from error
     except Exception as error:  # whatever else it is, it is the client's mistake
         why = error.message if isinstance(error, MultiPartException) else type(error).__name__
         raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data with at most "
@@ -124,7 +124,7 @@ async def decoded(asked: Asked, files: Files, read: Callable[[bytes, bytes | Non
         raise
     except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread
         logger.exception("a picture could not be decoded")
-        raise Exhausted() from error
+        raise exhausted() from error
     await http.close()  # closes its files: they are not needed while it waits for a slot
     body: Body = http.scope["linpix.body"]
     body.hold(held(found))

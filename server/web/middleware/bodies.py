@@ -13,19 +13,17 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from ...errors import (
-    BodyTimeout,
-    BodyTooLarge,
     ClientLeft,
     DeadlinePassed,
     Draining,
-    Encoded,
     InvalidRequest,
-    NotForm,
-    NotJson,
-    NotUtf8,
     ServiceError,
-    TooManyBodies,
-    TooManyOfClient,
+    body_timeout,
+    body_too_large,
+    not_json,
+    shown,
+    too_many_bodies,
+    too_many_of_client,
 )
 from ...metrics import Metrics
 from ...settings import Settings
@@ -53,9 +51,9 @@ class Share:
         """Have a client hold an amount instead of what it held before. Returns the error if too little is left."""
         if (more := after - before) > 0:
             if self._taken[client] + more > self._each:
-                return TooManyOfClient(self._each, self._unit)
+                return too_many_of_client(self._each, self._unit)
             if self._taken.total() + more > self._allowed:
-                return TooManyBodies(self._allowed, self._unit)
+                return too_many_bodies(self._allowed, self._unit)
         self._taken[client] += more
         if not self._taken[client]:
             del self._taken[client]
@@ -126,7 +124,7 @@ class Body:
         if wrong := _media(self._path, self.headers):
             raise self._refused(wrong, "invalid")
         if self.declared is not None and self.declared > self._max_bytes:
-            raise self._refused(BodyTooLarge(self.declared, self._max_bytes), "too_large")
+            raise self._refused(body_too_large(self.declared, self._max_bytes), "too_large")
         if self.large:
             if refusal := self._bodies.full(client):
                 raise self._refused(refusal, refusal.code)
@@ -145,7 +143,7 @@ class Body:
         self._space = space
 
     async def receive(self) -> Message:
-        """ASGI's receive. Raises ClientLeft, BodyTimeout, BodyTooLarge, TooManyBodies, DeadlinePassed or Draining."""
+        """ASGI's receive. Raises ServiceError."""
         if self.whole:
             return await self._receive()
         if not self._reading:
@@ -166,14 +164,14 @@ class Body:
             if self.deadline <= self._ends:
                 self._bodies.metrics.deadlines_passed.labels("reading").inc()
                 raise DeadlinePassed(self.timeout_s) from None
-            late = BodyTimeout(self._received, self._bodies.settings.body_timeout)
+            late = body_timeout(self._received, self._bodies.settings.body_timeout)
             raise self._refused(late, "body_timeout") from None
         if message["type"] == "http.disconnect":
             raise ClientLeft(f"the client disconnected after {self._received:,} bytes of its body")
         self._received += len(message.get("body", b""))
         self.whole = not message.get("more_body", False)
         if self._received > self._max_bytes:
-            raise BodyTooLarge(self._received, self._max_bytes)  # counted when it is answered
+            raise body_too_large(self._received, self._max_bytes)  # counted when it is answered
         # an upload that is there as a whole still waits to be decoded
         self.hold(max(self._space, self._received) if self.large else 0, reading=self._upload or not self.whole)
         return message
@@ -214,11 +212,13 @@ def _media(path: str, headers: Mapping[str, str]) -> ServiceError | None:
         return None
     coding, kind = headers.get("content-encoding", "identity"), headers.get("content-type", "none")
     if coding.lower() != "identity":
-        return Encoded(coding)
+        return ServiceError(f"the body must be sent uncompressed, without a Content-Encoding, got {shown(coding)}", 415)
     if path in UPLOADS:
         media, options = parse_options_header(kind)
         charset = options.get(b"charset", b"utf-8").decode("latin-1")
         if media != b"multipart/form-data":
-            return NotForm(kind)
-        return None if charset.lower() in UTF8 else NotUtf8(charset)
-    return None if JSON_MEDIA.fullmatch(kind) else NotJson(kind)
+            return ServiceError("the body must be a form: send the header 'Content-Type: multipart/form-data; "
+                                f"boundary=...', got {shown(kind)}", 415)
+        return None if charset.lower() in UTF8 else ServiceError(
+            f"a form must be in UTF-8: send a Content-Type without charset, got {shown(charset)}", 415)
+    return None if JSON_MEDIA.fullmatch(kind) else not_json(kind)

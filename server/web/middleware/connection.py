@@ -13,7 +13,7 @@ from typing import Any
 from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ...errors import NotHTTP
+from ...errors import ServiceError
 from ...logs import access
 from ..error_handlers import response_of
 
@@ -114,7 +114,7 @@ def connection(head_timeout_s: float, headers: Mapping[str, str], trusts: Callab
             if running is None or not running.response_started:
                 error, request_id = sys.exception(), secrets.token_hex(8)
                 why = (error and error.__context__) or error or msg  # httptools wraps what its callbacks raise
-                answer = response_of(NotHTTP(f"the request cannot be read: {str(why)[:200]}"))
+                answer = response_of(ServiceError(f"the request cannot be read: {str(why)[:200]}", 400, "invalid_http"))
                 sent = [*answer.raw_headers, (b"connection", b"close"), (b"x-request-id", request_id.encode()),
                         *((name.encode(), value.encode()) for name, value in headers.items())]
                 self.transport.write(b"".join([b"HTTP/1.1 400 Bad Request\r\n", *(b"%s: %s\r\n" % one for one in sent),

@@ -19,14 +19,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...errors import (
-    ForeignHost,
-    ForeignOrigin,
-    RateLimited,
-    ServiceError,
-    Unauthorized,
-    Unexpected,
-)
+from ...errors import ServiceError, foreign_host, foreign_origin, rate_limited, unauthorized, unexpected
 from ...logs import REQUEST_ID, access
 from ...metrics import ENDPOINTS, Metrics
 from ...origins import Hosts, Origins
@@ -108,7 +101,7 @@ class Gate:
             if not state.get("counted") and (endpoint := path.rpartition("/")[2]) in ENDPOINTS:
                 self.bodies.metrics.requests.labels(endpoint, "failed").inc()  # a bug, counted nowhere else
             logger.exception("unexpected failure at %s %s", method, _route(scope))
-            await response_of(Unexpected(request_id))(scope, receive, send_recorded)
+            await response_of(unexpected(request_id))(scope, receive, send_recorded)
         finally:
             access(method=method, route=_route(scope), status=status,
                    duration_s=round(time.monotonic() - began, 6), client=state["client"], model=state.get("model"),
@@ -119,9 +112,9 @@ class Gate:
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> ServiceError | None:
         for name, host in scope["headers"]:
             if name == b"host" and not self.hosts.accept(host.decode("latin-1")):
-                return ForeignHost(host.decode("latin-1"))
+                return foreign_host(host.decode("latin-1"))
         page = self.origins.foreign(scope["method"], scope["path"], headers)
-        return None if page is None else ForeignOrigin(page, headers.get("host", "this server"))
+        return None if page is None else foreign_origin(page, headers.get("host", "this server"))
 
 
 def _route(scope: Scope) -> str | None:
@@ -168,17 +161,15 @@ class HeadChecks:
         await self.app(scope, receive, send)
 
     def _client(self, keys: Keys, authorization: str) -> str:
-        """The name of the key in a request's header. Raises Unauthorized or RateLimited."""
+        """The name of the key in a request's header. Raises ServiceError."""
         scheme, _, presented = authorization.partition(" ")
         key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
         if key is None:
             self.metrics.requests_rejected.labels("unauthorized").inc()
-            raise Unauthorized(presented=bool(presented))
-        try:
-            keys.count(key)
-        except RateLimited:
+            raise unauthorized(presented=bool(presented))
+        if wait_s := keys.wait_s(key):
             self.metrics.requests_rejected.labels("rate_limited").inc()
-            raise
+            raise rate_limited(key.name, key.rate, wait_s)
         return key.name
 
 

@@ -16,8 +16,8 @@ from ...errors import (
     InvalidRequest,
     JustCancelled,
     ModelNotFound,
-    NotFound,
-    NotJson,
+    ServiceError,
+    not_json,
 )
 from .. import fields
 from ..openapi import BODY, LEAVING, error_responses, event_stream, ok_response
@@ -35,7 +35,7 @@ _EVENTS = event_stream("comparison.progress, and at the end comparison.completed
                                    links={"watch_comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
              | error_responses(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
                                ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"),
-                               JustCancelled("cmp-1", 0.8), NotJson("text/plain"), *BODY, *LEAVING))
+                               JustCancelled("cmp-1", 0.8), not_json("text/plain"), *BODY, *LEAVING))
 async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
                            ) -> Run:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
@@ -55,10 +55,10 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
 
 
 def _comparisons(service: Service) -> Comparisons:
-    """Raises NotFound where images are drawn by replicas."""
+    """Raises ServiceError where images are drawn by replicas."""
     if service.comparisons is None:
-        raise NotFound("comparisons run where one process serves alone: start linpix serve without --replicas, or run "
-                       "linpix compare")
+        raise ServiceError("comparisons run where one process serves alone: start linpix serve without --replicas, or "
+                           "run linpix compare", 404)
     return service.comparisons
 
 

@@ -4,14 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, File, Request, Response
 
-from ...errors import (
-    BodyTooLarge,
-    Exhausted,
-    InvalidRequest,
-    ModelNotFound,
-    NotJson,
-    UnsupportedMedia,
-)
+from ...errors import InvalidRequest, ModelNotFound, ServiceError, body_too_large, exhausted, not_json
 from ...pictures import uploads
 from ..answers import Images
 from ..asked import AskedImages
@@ -24,14 +17,14 @@ from ..uploads import FormRoute, decoded, facts_of, files_of
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
 _GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16, got 17", param="n"),
-                               ModelNotFound("mnist-large", ["mnist-small"]), NotJson("text/plain"))
+                               ModelNotFound("mnist-large", ["mnist-small"]), not_json("text/plain"))
 _EDITS = image_responses(EditEvent,
                          InvalidRequest("it is not clear what to fill in: erase that part of the picture (save it "
                                         "as a PNG with transparent pixels), or use a mask or keep_rows",
                                         param="image"),
-                         ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
-                         UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
-                                          "b'hello'", param="image"))
+                         ModelNotFound("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24), exhausted(),
+                         ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
+                                      "b'hello'", 415, param="image"))
 
 
 @router.post("/generations", response_model=ImagesResponse, operation_id="generate", responses=_GENERATIONS,

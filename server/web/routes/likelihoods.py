@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from ...engine.job import Job
 from ...engine.request import Request as Admitted
-from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia
+from ...errors import Impossible, InvalidRequest, ModelNotFound, ServiceError, body_too_large, exhausted
 from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers, read_scored
 from ...pictures.pictures import Occluded
 from ...pictures.uploads import outside
@@ -97,8 +97,8 @@ _RESPONSES = _OK | error_responses(
     InvalidRequest("keep_rows hides nothing, so there is nothing to score: hide at least one pixel, or leave out "
                    "keep_rows to score the whole picture", param="keep_rows"),
     Impossible("mnist"),
-    ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
-    UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'", param="image"))
+    ModelNotFound("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24), exhausted(),
+    ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'", 415, param="image"))
 
 
 @router.post("/likelihoods", response_model=Likelihoods, responses=_RESPONSES,

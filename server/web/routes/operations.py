@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from ...engine.request import ServedModel
-from ...errors import Starting
+from ...errors import starting
 from .. import fields
 from ..openapi import LEAVING, error_responses, ok_response
 from ..service import ServiceDep
@@ -131,10 +131,10 @@ async def check_alive() -> Health:
 
 @probes.get("/readyz", summary="Whether requests are accepted",
             responses=ok_response("requests are accepted", example={"status": "ready"})
-            | error_responses(*LEAVING, Starting()))
+            | error_responses(*LEAVING, starting()))
 async def check_ready(service: ServiceDep) -> Health:
     """The weights are loaded, the engine runs, and the service is not draining."""
     service.requests.check_open()
     if not service.requests.ready:
-        raise Starting()
+        raise starting()
     return Health(status="ready")
