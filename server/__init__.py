@@ -19,7 +19,7 @@ to its pixels, and a Report is what one quantum did (engine/image.py). Beside th
 answer, and an Event tells the answer what happened to one image.
 
 To follow one request, read these files in this order:
-  web/routes/images.py       its fields are checked: types and ranges by web/fields.py, what depends on the model by
+  web/routes/images.py       its fields are checked: types and ranges by web/request_schemas.py, what depends on the
                              web/asked.py, what decides pixels by engine/job.py; web/uploads.py decodes an upload: a Job
   web/answers.py             the answer. FastAPI sends it: it then admits the request, waits for its images, sends them,
                              and releases the request
@@ -47,7 +47,7 @@ To add
                     web/request_schemas.py, and its path in the tuple JSON, or UPLOADS, of web/middleware/bodies.py. If
                     it needs room in a queue, an Answer of web/answers.py, and the last part of its path in ENDPOINTS of
                     metrics.py
-  an image option   a field in web/fields.py and web/request_schemas.py, a flag in linpix/__main__.py, and a parameter
+  an image option   a field in web/request_schemas.py, a flag in linpix/__main__.py, and a parameter
                     in linpix/cli/draw.py; web/asked.py, and commands.py and draw.py in linpix/cli/, pass it to new_job
                     in engine/job.py, which checks it. engine/decode/decoder.py keeps it for each slot, and compiled.py
                     passes it on to csrc. If it changes the images, linpix/cli/bulk.py must not continue a run that has

@@ -20,8 +20,7 @@ from ..pictures import encode, uploads
 from ..pictures.overlay import Overlay
 from ..pictures.pictures import Occluded
 from .error_handlers import sendable
-from .fields import TIMEOUT_HEADER
-from .request_schemas import EditForm, ImageFields, PictureFields
+from .request_schemas import TIMEOUT_HEADER, EditForm, GenerateBody, PictureFields
 from .service import Service, preferred
 
 ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
@@ -102,7 +101,7 @@ class Asked:
 class AskedImages(Asked):
     """A request for images: also how many, from which seed, and in which form."""
 
-    def __init__(self, http: Http, fields: ImageFields) -> None:
+    def __init__(self, http: Http, fields: GenerateBody) -> None:
         n = 1 if fields.n is None else fields.n
         http.state.images = fields.candidates or n  # for the log, if the request is refused
         super().__init__(http, fields)
@@ -137,7 +136,7 @@ class AskedImages(Asked):
                                      f"{shown(fields.partial_images)}", param="partial_images")
             self.partial_images = 0
 
-    def _check_accepted(self, fields: ImageFields) -> None:
+    def _check_accepted(self, fields: GenerateBody) -> None:
         """Raise InvalidRequest for a media type that contradicts other fields."""
         n = self.job.answers
         if fields.output_format not in (None, self.sole_format):

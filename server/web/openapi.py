@@ -1,6 +1,6 @@
 """The parts of the OpenAPI that FastAPI does not derive: errors with their real texts, links, streams and examples.
 
-Fields have their descriptions and examples in fields.py, schemas.py and request_schemas.py; /docs builds
+Fields have their descriptions and examples in schemas.py and request_schemas.py; /docs builds
 examples of answers from them.
 """
 
@@ -91,7 +91,7 @@ def _answers(errors: tuple[ServiceError, ...]) -> dict[int, dict[str, Any]]:
         answer = found.setdefault(error.status, {"description": _MEANING[error.status], "content": {
             "application/json": {"examples": {}}}})
         examples = answer["content"]["application/json"]["examples"]
-        name = error.code if error.code not in examples else f"{error.code}, {len(examples)}"
+        name = error.code if error.code not in examples else f"{error.code}, {len(examples) + 1}"
         examples[name] = {"value": envelope(error).model_dump()}
         if error.retry_after_s is not None:
             answer["headers"] = _RETRY

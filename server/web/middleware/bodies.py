@@ -27,7 +27,7 @@ from ...errors import (
 )
 from ...metrics import Metrics
 from ...settings import Settings
-from ..fields import TIMEOUT_HEADER, timeout_of
+from ..request_schemas import TIMEOUT_HEADER, timeout_of
 
 IMAGES = "/v1/images/"
 UPLOADS = ("/v1/images/edits", "/v1/images/likelihoods")  # the routes whose bodies may be large

@@ -19,10 +19,9 @@ from ...errors import (
     ServiceError,
     not_json,
 )
-from .. import fields
 from ..openapi import BODY, LEAVING, error_responses, event_stream, ok_response
 from ..request_schemas import COMPARE, CompareBody
-from ..schemas import Comparison
+from ..schemas import Comparison, ComparisonId
 from ..service import Service, ServiceDep, preferred
 
 router = APIRouter(tags=["compare"])
@@ -71,7 +70,7 @@ def _comparable(service: Service) -> str | None:
 @router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison,
             responses=ok_response("progress and results so far", content=_EVENTS)
             | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
-async def watch_comparison(id: fields.ComparisonId, service: ServiceDep,
+async def watch_comparison(id: ComparisonId, service: ServiceDep,
                            accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
     job = _comparisons(service).find(id)
@@ -90,6 +89,6 @@ async def _events(comparisons: Comparisons, id: str) -> AsyncIterator[bytes]:
 @router.delete("/v1/compare/{id}", summary="Cancel a comparison", response_model=Comparison,
                responses=ok_response("the comparison after it was cancelled")
                | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
-async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> Run:
+async def cancel_comparison(id: ComparisonId, service: ServiceDep) -> Run:
     """Stop a comparison, whichever client began it; what it has measured stays readable."""
     return _comparisons(service).cancel(id)

@@ -8,9 +8,8 @@ from ...errors import InvalidRequest, ModelNotFound, ServiceError, body_too_larg
 from ...pictures import uploads
 from ..answers import Images
 from ..asked import AskedImages
-from ..fields import TIMEOUT_PARAMETER
 from ..openapi import image_responses
-from ..request_schemas import EDIT, GENERATE, EditForm, GenerateBody
+from ..request_schemas import EDIT, GENERATE, TIMEOUT_PARAMETER, EditForm, GenerateBody
 from ..schemas import EditEvent, EditResponse, GenerationEvent, ImagesResponse
 from ..uploads import FormRoute, decoded, facts_of, files_of
 

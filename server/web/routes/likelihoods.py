@@ -18,13 +18,11 @@ from ...errors import Impossible, InvalidRequest, ModelNotFound, ServiceError, b
 from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers, read_scored
 from ...pictures.pictures import Occluded
 from ...pictures.uploads import outside
-from .. import fields
 from ..answers import Answer, as_json
 from ..asked import Asked
-from ..fields import TIMEOUT_PARAMETER
 from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
-from ..request_schemas import LIKELIHOOD, LikelihoodForm
-from ..schemas import Conditioning
+from ..request_schemas import LIKELIHOOD, TIMEOUT_PARAMETER, LikelihoodForm
+from ..schemas import Conditioning, Digest, Name
 from ..uploads import FormRoute, decoded, facts_of, files_of
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
@@ -50,21 +48,16 @@ class ClassLikelihood(BaseModel):
     bits_per_dim: _Bits
 
 
-class Source(BaseModel):
-    """By what a likelihood was computed."""
+class Likelihoods(Conditioning):
+    """How probable the hidden part of a picture is, given the known part: as a whole, by class and by sub-pixel."""
 
     created: int = Field(description="time of the answer, seconds since 1970", examples=[1795303560])
-    model: fields.Name
-    checkpoint: fields.Digest
+    model: Name
+    checkpoint: Digest
     precision: Literal["fp32"] = Field("fp32", description="always fp32: likelihoods are computed by torch in float32, "
                                        "whatever precision the model draws with")
     warnings: list[str] = Field(description="parts of the request that were ignored, or that had no effect",
                                 examples=[[]])
-
-
-class Scores(BaseModel):
-    """A likelihood, for the whole picture, by class and by sub-pixel."""
-
     label: str | None = Field(description="class that the model assumed; null: no class; with labels=all, or with a "
                               "model that draws the class first: the mixture of all classes", examples=["7"])
     counted: int = Field(description="number of hidden sub-pixels; without transparency, mask and keep_rows, all are "
@@ -82,10 +75,6 @@ class Scores(BaseModel):
                                  "bits to white for 8 bits or more; transparent for known pixels; null unless "
                                  "response_format is b64_json",
                                  examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAQAAAB..."])
-
-
-class Likelihoods(Scores, Conditioning, Source):  # fields are sent in the order of the bases, the last one first
-    """How probable the hidden part of a picture is, given the known part."""
 
 
 # --- the route ---

@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 
 from ...engine.request import ServedModel
 from ...errors import starting
-from .. import fields
 from ..openapi import LEAVING, error_responses, ok_response
+from ..schemas import Device, Engine, LatestComparison, Name, Precision, Slots
 from ..service import ServiceDep
 
 router = APIRouter()
@@ -31,24 +31,18 @@ _WATCHED = (f"{_STEP}_sum", f"{_STEP}_count", _ROWS, _REJECTED, _WAITING, "linpi
 class ModelStatus(BaseModel):
     """Counters grow from the start of the process: a rate is the difference of two answers over their `uptime`s."""
 
-    id: fields.Name
+    id: Name
     backend: str = Field(description="kind of decoding: linear or stateful-softmax", examples=["linear"])
-    engine: fields.Engine
-    precision: fields.Precision
-    device: fields.Device
-    slots: fields.Slots
+    engine: Engine
+    precision: Precision
+    device: Device
+    slots: Slots
     slots_used: int = Field(description="number of slots that hold an image", examples=[2])
     images_waiting: int = Field(description="number of admitted images that have no slot yet", examples=[0])
     images_completed: int = Field(description="number of finished images", examples=[4])
     pixels_generated: int = Field(description="number of decoded sub-pixels", examples=[2744])
     quanta: int = Field(description="number of engine calls, each of several steps", examples=[345])
     step_seconds_sum: float = Field(description="sum, over all quanta, of the mean seconds per step", examples=[0.35])
-
-
-class LatestComparison(BaseModel):
-    id: fields.ComparisonId
-    model: fields.Name
-    status: fields.Phase
 
 
 class Limits(BaseModel):
