@@ -83,7 +83,8 @@ def application(service: Service) -> FastAPI:
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
     app.state.service = service
-    app.router.routes.extend(images.router.routes)  # with include_router each request would look for its route twice
+    for drawing in (images.router, images.forms):  # with include_router each request would look for its route twice
+        app.router.routes.extend(drawing.routes)
     for routes in (likelihoods, models, compare, operations, page):
         app.include_router(routes.router)
     if settings.metrics_port is None:

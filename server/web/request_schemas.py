@@ -41,14 +41,13 @@ TIMEOUT_PARAMETER: dict[str, Any] = {"name": TIMEOUT_HEADER, "in": "header", "re
                                      "example": _schema["examples"][0]}
 
 
-def timeout_of(text: str | None) -> float:
-    """The seconds that the header X-Request-Timeout allows; inf without it. Raises InvalidRequest."""
+def timeout_of(text: str) -> float:
+    """The seconds that the header X-Request-Timeout allows. Raises InvalidRequest."""
     try:
-        seconds = _timeout.validate_python(text)
+        return _timeout.validate_python(text) or math.inf
     except ValidationError:
         raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number of seconds greater than 0, got {shown(text)}",
                              param=TIMEOUT_HEADER) from None
-    return math.inf if seconds is None else seconds
 
 
 class PictureFields(BaseModel):

@@ -14,9 +14,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from ..errors import ClientLeft, DeadlinePassed, InvalidRequest, ServiceError, exhausted
 from ..pictures.pictures import Occluded
 from ..pictures.uploads import Upload
-from .answers import while_connected
-from .asked import Asked
-from .middleware.bodies import UPLOADS, Body
+from .answers import Answer, while_connected
+from .middleware.bodies import Body
 from .request_schemas import FILES, FORM_FIELDS, FORM_LISTS, UploadFields
 
 logger = logging.getLogger("linpix")
@@ -75,14 +74,13 @@ async def read_form(http: Request) -> None:
 
 
 class FormRoute(APIRoute):
-    """A route of which `read_form` reads the form, if it takes one."""
+    """A route of which `read_form` reads the form."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def reading(http: Request) -> Response:
-            if self.path in UPLOADS:
-                await read_form(http)
+            await read_form(http)
             return await handle(http)
 
         return reading
@@ -96,7 +94,7 @@ def files_of(form: UploadFields) -> Files:
     return sent[0], form.mask
 
 
-async def decoded(asked: Asked, files: Files, read: Callable[[bytes, bytes | None], T],
+async def decoded(answer: Answer, files: Files, read: Callable[[bytes, bytes | None], T],
                   held: Callable[[T], int] = lambda found: 0) -> T:
     """The result of `read`, given a form's picture and mask. Closes the files.
 
@@ -104,22 +102,22 @@ async def decoded(asked: Asked, files: Files, read: Callable[[bytes, bytes | Non
     held: bytes of the result; they count from then on, in place of the upload's. Raises ServiceError, and what read
     raises.
     """
-    (picture, mask), http, service = files, asked.http, asked.service
+    (picture, mask), http, service = files, answer.http, answer.service
 
     def work() -> T:
         return read(picture.file.read(), None if mask is None else mask.file.read())
 
-    if refusal := service.requests.refusal(http.state.client, asked.job, asked.model):
+    if refusal := service.requests.refusal(http.state.client, answer.job, answer.model):
         service.requests.metrics.requests_rejected.labels(refusal.code).inc()
         raise refusal
     try:
-        async with asyncio.timeout_at(http.state.began + asked.timeout_s) as limit:
+        async with asyncio.timeout_at(http.state.began + answer.timeout_s) as limit:
             found = await while_connected(http, service.upload_slots.run(http.state.client, work))
     except TimeoutError:
         if not limit.expired():
             raise
         service.requests.metrics.deadlines_passed.labels("reading").inc()
-        raise DeadlinePassed(asked.timeout_s) from None
+        raise DeadlinePassed(answer.timeout_s) from None
     except ClientLeft:
         raise
     except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread

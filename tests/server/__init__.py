@@ -18,7 +18,7 @@ Files without a test of their own name, and where they are tested:
 
 Tests that are not about one file:
   engine/test_conditional.py, engine/test_pixels.py         kinds of models in slots
-  web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py, web/test_prompts.py,
+  web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py,
   web/test_forms.py
                                                             what a request can ask for
   test_traces.py                                            what OpenTelemetry records

@@ -116,7 +116,8 @@ class Body:
         self._client, timeout_s = client, math.inf
         if self._path.startswith(IMAGES):
             try:
-                timeout_s = timeout_of(self.headers.get(TIMEOUT_HEADER.lower()))
+                if (text := self.headers.get(TIMEOUT_HEADER.lower())) is not None:
+                    timeout_s = timeout_of(text)
             except InvalidRequest as error:
                 raise self._refused(error, "invalid") from None
             self.timeout_s = min(timeout_s, self._bodies.settings.request_timeout)

@@ -6,14 +6,14 @@ from fastapi import APIRouter, Body, File, Request, Response
 
 from ...errors import InvalidRequest, ModelNotFound, ServiceError, body_too_large, exhausted, not_json
 from ...pictures import uploads
-from ..answers import Images
-from ..asked import AskedImages
+from ..images import Images
 from ..openapi import image_responses
 from ..request_schemas import EDIT, GENERATE, TIMEOUT_PARAMETER, EditForm, GenerateBody
 from ..schemas import EditEvent, EditResponse, GenerationEvent, ImagesResponse
-from ..uploads import FormRoute, decoded, facts_of, files_of
+from ..uploads import FormRoute, decoded, files_of
 
-router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
+router = APIRouter(prefix="/v1/images", tags=["images"])
+forms = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
 _GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16, got 17", param="n"),
                                ModelNotFound("mnist-large", ["mnist-small"]), not_json("text/plain"))
@@ -34,10 +34,10 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
 
     Choose `image/png` as the media type of the response to see the picture itself.
     """
-    return Images(AskedImages(http, body), ImagesResponse, GenerationEvent, {"candidates": body.candidates})
+    return Images(http, body, ImagesResponse, GenerationEvent)
 
 
-@router.post("/edits", response_model=EditResponse, operation_id="edit", responses=_EDITS,
+@forms.post("/edits", response_model=EditResponse, operation_id="edit", responses=_EDITS,
              summary="Complete a picture",
              openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
                  "content": {"multipart/form-data": {"examples": EDIT}}, "description": "A picture, and which part of "
@@ -47,13 +47,12 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
 
     Choose `image/png` as the media type of the response to see the picture itself.
     """
-    asked, files = AskedImages(http, form), files_of(form)
-    asked.check_edit(form)
+    images, files = Images(http, form, EditResponse, EditEvent), files_of(form)
+    images.check_edit(form)
 
     def read(picture: bytes, mask: bytes | None) -> uploads.Upload:
-        return uploads.read(picture, asked.config, mask=mask, keep_rows=form.keep_rows,
+        return uploads.read(picture, images.config, mask=mask, keep_rows=form.keep_rows,
                             preparation=form.prepare or "none", lay_back=bool(form.lay_back))
 
-    upload = await decoded(asked, files, read, lambda upload: upload.held)
-    occluded = asked.complete(upload, form.conditioning)
-    return Images(asked, EditResponse, EditEvent, facts_of(occluded, upload) | {"candidates": form.candidates})
+    images.complete(await decoded(images, files, read, lambda upload: upload.held), form.conditioning)
+    return images
