@@ -22,8 +22,8 @@ from .origins import Hosts, Origins
 from .settings import Settings
 from .web import error_handlers, openapi
 from .web.keys import Keys
-from .web.middleware import stack
 from .web.middleware.bodies import BodyBudget, BodyDrain
+from .web.middleware.stack import Gate
 from .web.routes import compare, images, likelihoods, models, operations, page
 from .web.service import Service
 
@@ -91,9 +91,9 @@ def application(service: Service) -> FastAPI:
         app.include_router(operations.probes)
     app.router.routes.extend(page.routes)
     error_handlers.install(app, metrics=requests.metrics)
-    stack.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
-                  bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.refusal),
-                  keys=service.keys, root_path=settings.root_path)
+    app.add_middleware(Gate, hosts=Hosts(settings.host, settings.allowed_hosts),
+                       origins=Origins(settings.allowed_origins), keys=service.keys, root_path=settings.root_path,
+                       bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.refusal))
     openapi.describe(app, keys=service.keys is not None)
     return app
 

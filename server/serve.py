@@ -24,9 +24,9 @@ from .memory import collect
 from .origins import Hosts, Origins, is_loopback
 from .settings import Settings, misspelt
 from .web import error_handlers
-from .web.middleware import stack
 from .web.middleware.bodies import BodyBudget
 from .web.middleware.connection import Connection
+from .web.middleware.stack import Gate
 from .web.routes import operations
 from .web.service import Service
 
@@ -54,8 +54,8 @@ class Probes(uvicorn.Server):
         app.state.service = service
         app.include_router(operations.probes)
         error_handlers.install(app, metrics=metrics)
-        stack.install(app, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
-                      bodies=BodyBudget(settings, metrics, service.body_drain), keys=None)
+        app.add_middleware(Gate, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
+                           bodies=BodyBudget(settings, metrics, service.body_drain))
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
                                         **UVICORN | {"timeout_keep_alive": settings.head_timeout}))
         self._sockets = sockets

@@ -53,7 +53,7 @@ def install(app: FastAPI, *, metrics: Metrics) -> None:
     async def service_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServiceError)
         if error.status in (400, 413, 415) or (isinstance(error, ModelNotFound) and request.method == "POST"):
-            metrics.requests_rejected.labels("too_large" if error.status == 413 else "invalid").inc()
+            metrics.refused(error)
         if error.code == EXHAUSTED and (endpoint := request.url.path.rpartition("/")[2]) in ENDPOINTS:
             metrics.requests.labels(endpoint, "failed").inc()
         return response_of(error)

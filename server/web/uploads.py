@@ -108,8 +108,7 @@ async def decoded(answer: Answer, files: Files, read: Callable[[bytes, bytes | N
         return read(picture.file.read(), None if mask is None else mask.file.read())
 
     if refusal := service.requests.refusal(http.state.client, answer.job, answer.model):
-        service.requests.metrics.requests_rejected.labels(refusal.code).inc()
-        raise refusal
+        raise service.requests.metrics.refused(refusal)
     try:
         async with asyncio.timeout_at(http.state.began + answer.timeout_s) as limit:
             found = await while_connected(http, service.upload_slots.run(http.state.client, work))

@@ -16,7 +16,6 @@ from linpix.server.web.middleware.connection import HEAD_BYTES, READ_BYTES, Conn
 from linpix.server.web.middleware.headers import SECURITY_HEADERS
 from tests.server.conftest import Process, eventually, serving
 from tests.server.web.middleware.test_stack import probes_of
-from tests.server.web.test_keys import line, private
 from tests.server.web.test_leaving import GENERATIONS, SLOW, head, post, rest_of
 
 HOST = b"host: localhost\r\n"
@@ -193,20 +192,3 @@ def test_a_head_has_its_time_at_the_port_of_the_probes_too(tiny):
             with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
                 connection.sendall(sent)
                 assert rest_of(connection) == b""
-
-
-@pytest.mark.slow
-def test_a_client_without_a_key_is_disconnected_at_once_though_it_still_sends_chunks(tiny, tmp_path):
-    """Others may go on for a while, so that they do not lose their answers."""
-    keys = private(tmp_path / "keys", line("alice", "secret"))
-    with serving(tiny.parent, "--api-keys", str(keys)) as process:
-        def open_for(*headers: bytes) -> float:
-            with process.connect() as connection:
-                connection.sendall(head("/v1/nothing", 0).replace(b"content-length: 0\r\n\r\n", b"\r\n".join(
-                    [b"transfer-encoding: chunked", *headers, b"", b"2\r\n{}\r\n"])))
-                assert connection.recv(12) == (b"HTTP/1.1 404" if headers else b"HTTP/1.1 401")
-                began = time.monotonic()
-                rest_of(connection)
-                return time.monotonic() - began
-
-        assert min(open_for() for _ in range(3)) < open_for(b"authorization: Bearer secret") / 2
