@@ -80,6 +80,7 @@ def application(service: Service) -> FastAPI:
                   redirect_slashes=False, servers=[{"url": settings.root_path or "/"}],
                   generate_unique_id_function=lambda route: route.name, openapi_tags=openapi.TAGS,
                   license_info={"name": "MIT", "identifier": "MIT"},
+                  exception_handlers=error_handlers.HANDLERS,
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
     app.state.service = service
@@ -90,7 +91,6 @@ def application(service: Service) -> FastAPI:
     if settings.metrics_port is None:
         app.include_router(operations.probes)
     app.router.routes.extend(page.routes)
-    error_handlers.install(app, metrics=requests.metrics)
     app.add_middleware(Gate, hosts=Hosts(settings.host, settings.allowed_hosts),
                        origins=Origins(settings.allowed_origins), keys=service.keys, root_path=settings.root_path,
                        bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.refusal))

@@ -50,10 +50,9 @@ class Probes(uvicorn.Server):
 
     def __init__(self, service: Service, sockets: list[socket.socket]) -> None:
         settings, metrics = service.settings, service.requests.metrics
-        app = FastAPI(openapi_url=None)
+        app = FastAPI(openapi_url=None, exception_handlers=error_handlers.HANDLERS)
         app.state.service = service
         app.include_router(operations.probes)
-        error_handlers.install(app, metrics=metrics)
         app.add_middleware(Gate, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
                            bodies=BodyBudget(settings, metrics, service.body_drain))
         super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
