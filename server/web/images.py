@@ -24,7 +24,7 @@ from ..pictures.pictures import Occluded
 from .answers import Answer, as_json
 from .error_handlers import envelope
 from .request_schemas import EditForm, GenerateBody
-from .schemas import EditResponse, ImageData, ImageEvent, ImagesResponse, Usage
+from .schemas import GenerationEvent, ImageData, ImagesResponse, Usage
 from .uploads import facts_of
 
 PING_S = 15.0    # of silence before a stream sends a comment: proxies close connections that are silent for a minute
@@ -35,8 +35,8 @@ READABLE = "+ ;:,.'()"  # characters that are not quoted in a header that is a s
 class Images(Answer):
     """Images of a job. For an edit, `complete` says what of them is known."""
 
-    def __init__(self, http: Http, fields: GenerateBody, form: type[ImagesResponse] | type[EditResponse],
-                 event: type[ImageEvent]) -> None:
+    def __init__(self, http: Http, fields: GenerateBody, form: type[ImagesResponse],
+                 event: type[GenerationEvent]) -> None:
         self.form, self.event = form, event
         n = 1 if fields.n is None else fields.n
         http.state.images = fields.candidates or n  # for the log, if the request is refused

@@ -66,7 +66,7 @@ def bucket_of(rate: str) -> Bucket:
 def parse(text: str, source: object) -> tuple[Key, ...]:
     """The keys of a file's text. Raises ValueError that names source and line, but shows none of the line's text."""
     keys: list[Key] = []
-    lines: list[int] = []
+    lines: dict[str | bytes, int] = {}  # of each name and digest
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line or line[0] == "#":
@@ -80,13 +80,11 @@ def parse(text: str, source: object) -> tuple[Key, ...]:
             bucket = bucket_of(rate) if rate else None
         except ValueError as error:
             raise ValueError(f"{source}, line {number}: {error}") from None
-        for key, other in zip(keys, lines, strict=True):
-            if name == key.name or digest == key.digest:
-                what = "name" if name == key.name else "key"
+        for what, value in (("name", name), ("key", digest)):
+            if (other := lines.setdefault(value, number)) != number:
                 raise ValueError(f"{source}, line {number}: has the same {what} as line {other}; every line needs its "
                                  "own")
         keys.append(Key(name, digest, rate, bucket))
-        lines.append(number)
     return tuple(keys)
 
 

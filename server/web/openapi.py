@@ -32,7 +32,7 @@ from ..errors import (
 from ..pictures.encode import NPY
 from .error_handlers import envelope
 from .middleware.bodies import PLAIN_BYTES
-from .schemas import EditEvent, ErrorEnvelope, GenerationEvent, ImageEvent
+from .schemas import EditEvent, ErrorEnvelope, GenerationEvent
 
 Responses = dict[int | str, dict[str, Any]]  # a FastAPI route's `responses`
 Links = dict[str, dict[str, str]]
@@ -122,7 +122,7 @@ def event_stream(events: str, *data: type[BaseModel]) -> dict[str, Any]:
         {"anyOf": kinds} if kinds[1:] else kinds[0])}}
 
 
-def image_responses(event: type[ImageEvent], *errors: ServiceError) -> Responses:
+def image_responses(event: type[GenerationEvent], *errors: ServiceError) -> Responses:
     """The `responses` of an images route. errors: besides those of both routes."""
     found = ok_response("the images, in the form that stream and Accept request", content={
         **PICTURES, **ARRAY, **event_stream(

@@ -142,16 +142,17 @@ class EditResponse(ImagesResponse, UploadFacts):
     pass
 
 
-class ImageEvent(ImageFacts, Drawn):
+class GenerationEvent(ImageFacts, Drawn):
     """One image of a stream, finished or not."""
 
-    kind: ClassVar[str]  # prefix of its events' names
+    kind: ClassVar = "image_generation"  # prefix of its events' names
     created_at: int = Field(description="the same as created, as OpenAI's events name it", examples=[1795303560])
     quality: Literal["auto"] = Field("auto", description="always auto: a model draws in one quality")
     background: Literal["opaque"] = Field("opaque", description="always opaque")
     candidates: CandidatesDrawn
     image_index: int = Field(description="number of the image, from 0", examples=[0])
-    type: str
+    type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(description="the same as "
+                                                                                          "`event`")
     partial_image_index: Maybe[int] = Field(None, examples=[0], description="number of the partial image, from 0; "
                                             "absent for completed images")
     rows: Maybe[int] = Field(None, examples=[14], description="number of finished image rows; the others are black; "
@@ -160,15 +161,10 @@ class ImageEvent(ImageFacts, Drawn):
     usage: Maybe[Usage] = Field(None, description="zeros, for programs that sum the usage; absent for partial images")
 
 
-class GenerationEvent(ImageEvent):
-    kind = "image_generation"
-    type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(description="the same as "
-                                                                                          "`event`")
-
-
-class EditEvent(ImageEvent, UploadFacts):
+class EditEvent(GenerationEvent, UploadFacts):
     kind = "image_edit"
-    type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
+    type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(  # type: ignore[assignment]
+        description="as `event`")
 
 
 class Board(BaseModel):

@@ -71,10 +71,6 @@ class Status(BaseModel):
     limits: Limits = Field(description="limits of requests")
 
 
-class Health(BaseModel):
-    status: str = Field(description="alive for /healthz, ready for /readyz", examples=["alive"])
-
-
 # --- routes ---
 
 @probes.get("/metrics", summary="Metrics for Prometheus", response_class=Response,
@@ -117,18 +113,19 @@ def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> Mod
         quanta=int(values[f"{_STEP}_count", name, backend]), step_seconds_sum=values[f"{_STEP}_sum", name, backend])
 
 
-@probes.get("/healthz", summary="Whether the process is alive", responses=ok_response("the process is alive"))
-async def check_alive() -> Health:
+@probes.get("/healthz", summary="Whether the process is alive",
+            responses=ok_response("the process is alive", example={"status": "alive"}))
+async def check_alive() -> dict[str, str]:
     """The process is alive."""
-    return Health(status="alive")
+    return {"status": "alive"}
 
 
 @probes.get("/readyz", summary="Whether requests are accepted",
             responses=ok_response("requests are accepted", example={"status": "ready"})
             | error_responses(*LEAVING, starting()))
-async def check_ready(service: ServiceDep) -> Health:
+async def check_ready(service: ServiceDep) -> dict[str, str]:
     """The weights are loaded, the engine runs, and the service is not draining."""
     service.requests.check_open()
     if not service.requests.ready:
         raise starting()
-    return Health(status="ready")
+    return {"status": "ready"}
