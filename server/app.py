@@ -86,7 +86,7 @@ def application(service: Service) -> FastAPI:
     app.state.service = service
     for drawing in (images.router, images.forms):  # with include_router each request would look for its route twice
         app.router.routes.extend(drawing.routes)
-    for routes in (likelihoods, models, compare, operations, page):
+    for routes in (likelihoods, models, compare, operations):
         app.include_router(routes.router)
     if settings.metrics_port is None:
         app.include_router(operations.probes)
