@@ -37,6 +37,7 @@ class Images(Answer):
 
     def __init__(self, http: Http, fields: GenerateBody, form: type[ImagesResponse],
                  event: type[GenerationEvent]) -> None:
+        """form, event: what answers as JSON and streams consist of."""
         self.form, self.event = form, event
         n = 1 if fields.n is None else fields.n
         http.state.images = fields.candidates or n  # for the log, if the request is refused

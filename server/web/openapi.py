@@ -152,17 +152,17 @@ def describe(app: FastAPI, *, keys: bool) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = generated()
-            _guarded(schema, keys=keys)
-            _finish(schema)
+            _complete(generated(), keys=keys)
         assert app.openapi_schema is not None
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
-    """Add keys, if they are required, errors that every route can answer, and events. Remove 422: bad input is 400."""
+def _complete(schema: dict[str, Any], *, keys: bool) -> None:
+    """Add keys, if they are required, errors that every route can answer, and events. Remove 422: bad input is 400.
+    Move examples to where readers look for them.
+    """
     if keys:
         schema["components"].setdefault("securitySchemes", {})["key"] = {
             "type": "http", "scheme": "bearer", "description": "A key from the file of --api-keys."}
@@ -172,22 +172,18 @@ def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
     schemas |= models_json_schema([(GenerationEvent, "serialization"), (EditEvent, "serialization")],
                                   ref_template=_PLACE)[1]["$defs"]
     for path, operations in schema["paths"].items():
+        v1 = path.startswith("/v1/")
         for operation in operations.values():
-            operation["responses"].pop("422", None)
-            operation["security"] = [{"key": []}] if keys and path.startswith("/v1/") else []
-            for status, answer in _answers(_HOSTS + _CLIENTS if path.startswith("/v1/") else _HOSTS).items():
-                there = operation["responses"].setdefault(str(status), answer)
-                there["content"]["application/json"].setdefault("schema", _ERROR)
-                there["content"]["application/json"]["examples"] |= answer["content"]["application/json"]["examples"]
-
-
-def _finish(schema: dict[str, Any]) -> None:
-    """Move examples to where readers look for them."""
-    for operations in schema["paths"].values():
-        for operation in operations.values():
+            responses = operation["responses"]
+            responses.pop("422", None)
+            operation["security"] = [{"key": []}] if keys and v1 else []
+            for status, answer in _answers(_HOSTS + _CLIENTS if v1 else _HOSTS).items():
+                there = responses.setdefault(str(status), answer)["content"]["application/json"]
+                there.setdefault("schema", _ERROR)
+                there["examples"] |= answer["content"]["application/json"]["examples"]
+            operation["responses"] = dict(sorted(responses.items()))
             for parameter in operation.get("parameters", []):
                 parameter.setdefault("example", *parameter["schema"].get("examples", []))
-            operation["responses"] = dict(sorted(operation["responses"].items()))
-            for answer in operation["responses"].values():
+            for answer in responses.values():
                 for example in answer["content"].get("application/json", {}).get("examples", {}).values():
                     example["value"]["error"].setdefault("param", None)  # FastAPI takes nulls out of examples
