@@ -15,14 +15,15 @@ static/       the web page, which uses only the API
 
 Four kinds of object. A Job is what was asked: checked, frozen, picklable (engine/job.py). A Request is a job in
 progress: client, deadline, events, outcome (engine/request.py). An Image is everything about one image from the queue
-to its pixels, and a Report is what one quantum did (engine/image.py). Beside them, web/asked.py has the form of the
-answer, and an Event tells the answer what happened to one image.
+to its pixels, and a Report is what one quantum did (engine/image.py). Beside them, an Answer (web/answers.py) is what
+HTTP knows of a request, and an Event tells the answer what happened to one image.
 
 To follow one request, read these files in this order:
-  web/routes/images.py       its fields are checked: types and ranges by web/fields.py, what depends on the model by
-                             web/asked.py, what decides pixels by engine/job.py; web/uploads.py decodes an upload: a Job
-  web/answers.py             the answer. FastAPI sends it: it then admits the request, waits for its images, sends them,
-                             and releases the request
+  web/routes/images.py       its fields are checked: types and ranges by web/request_schemas.py, what depends on the
+                             model by web/images.py, what decides pixels by engine/job.py; web/uploads.py decodes an
+                             upload: an Answer, with its Job
+  web/answers.py             FastAPI sends the answer: it then admits the request, waits for its images, sends them, and
+                             releases the request; web/images.py encodes them
   engine/admission.py        gives the request room if engine/model.py has some, hands its Images to the engine thread,
                              and turns each Report into events of requests; engine/attempts.py says which images are
                              drawn again, and which are returned
@@ -47,8 +48,8 @@ To add
                     web/request_schemas.py, and its path in the tuple JSON, or UPLOADS, of web/middleware/bodies.py. If
                     it needs room in a queue, an Answer of web/answers.py, and the last part of its path in ENDPOINTS of
                     metrics.py
-  an image option   a field in web/fields.py and web/request_schemas.py, a flag in linpix/__main__.py, and a parameter
-                    in linpix/cli/draw.py; web/asked.py, and commands.py and draw.py in linpix/cli/, pass it to new_job
+  an image option   a field in web/request_schemas.py, a flag in linpix/__main__.py, and a parameter
+                    in linpix/cli/draw.py; web/images.py, and commands.py and draw.py in linpix/cli/, pass it to new_job
                     in engine/job.py, which checks it. engine/decode/decoder.py keeps it for each slot, and compiled.py
                     passes it on to csrc. If it changes the images, linpix/cli/bulk.py must not continue a run that has
                     another value (_settings there)

@@ -22,8 +22,8 @@ from .origins import Hosts, Origins
 from .settings import Settings
 from .web import error_handlers, openapi
 from .web.keys import Keys
-from .web.middleware import stack
 from .web.middleware.bodies import BodyBudget, BodyDrain
+from .web.middleware.stack import Gate
 from .web.routes import compare, images, likelihoods, models, operations, page
 from .web.service import Service
 
@@ -80,19 +80,20 @@ def application(service: Service) -> FastAPI:
                   redirect_slashes=False, servers=[{"url": settings.root_path or "/"}],
                   generate_unique_id_function=lambda route: route.name, openapi_tags=openapi.TAGS,
                   license_info={"name": "MIT", "identifier": "MIT"},
+                  exception_handlers=error_handlers.HANDLERS,
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
     app.state.service = service
-    app.router.routes.extend(images.router.routes)  # with include_router each request would look for its route twice
-    for routes in (likelihoods, models, compare, operations, page):
+    for drawing in (images.router, images.forms):  # with include_router each request would look for its route twice
+        app.router.routes.extend(drawing.routes)
+    for routes in (likelihoods, models, compare, operations):
         app.include_router(routes.router)
     if settings.metrics_port is None:
         app.include_router(operations.probes)
     app.router.routes.extend(page.routes)
-    error_handlers.install(app, metrics=requests.metrics)
-    stack.install(app, hosts=Hosts(settings.host, settings.allowed_hosts), origins=Origins(settings.allowed_origins),
-                  bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.refusal),
-                  keys=service.keys, root_path=settings.root_path)
+    app.add_middleware(Gate, hosts=Hosts(settings.host, settings.allowed_hosts),
+                       origins=Origins(settings.allowed_origins), keys=service.keys, root_path=settings.root_path,
+                       bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.refusal))
     openapi.describe(app, keys=service.keys is not None)
     return app
 

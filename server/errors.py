@@ -1,7 +1,11 @@
 """Every way in which a request can end without its images, with its HTTP status and OpenAI's error fields."""
 
 from collections.abc import Callable, Iterable
-from typing import ClassVar
+
+EXHAUSTED = "resources_exhausted"  # the code of `exhausted`
+_CODES = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
+          415: "unsupported_media_type"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 def in_seconds(retry_after_s: float) -> int:
@@ -18,14 +22,21 @@ def shown(value: object) -> str:
 class ServiceError(Exception):
     """An error for the client; the message says what is wrong, what was given and what is allowed."""
 
-    status: ClassVar[int] = 500
-    type: ClassVar[str] = "server_error"
-    code: ClassVar[str] = "internal_error"
+    status: int = 500
+    code: str = "internal_error"
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, code: str = "", *, param: str | None = None,
+                 retry_after_s: float | None = None) -> None:
+        """status: None is that of the class · code: the default is that of the status."""
         super().__init__(message)
-        self.param = param
-        self.retry_after_s = retry_after_s
+        if status is not None:
+            self.status, self.code = status, code or _CODES.get(status, "error")
+        self.param, self.retry_after_s = param, retry_after_s
+
+    @property
+    def type(self) -> str:
+        """OpenAI's kind of error."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     def __reduce__(self) -> tuple[Callable[..., "ServiceError"], tuple[object, ...]]:
         """Pickle message and attributes: pickle's default is to call the class, which takes other arguments."""
@@ -39,7 +50,7 @@ def _restored(kind: type[ServiceError], message: str, facts: dict[str, object]) 
 
 
 class InvalidRequest(ServiceError):
-    status, type, code = 400, "invalid_request_error", "invalid_value"
+    status, code = 400, "invalid_value"
 
 
 class Impossible(InvalidRequest):
@@ -51,53 +62,23 @@ class Impossible(InvalidRequest):
                          param="image")
 
 
-class NotHTTP(InvalidRequest):
-    code = "invalid_http"
-
-
-class Unauthorized(ServiceError):
-    status, type, code = 401, "authentication_error", "invalid_api_key"
-
-    def __init__(self, *, presented: bool) -> None:
-        super().__init__("this server does not know this API key" if presented else
-                         "an API key is required: send the header 'Authorization: Bearer KEY'")
-
-
-class ForeignOrigin(ServiceError):
-    status, type, code = 403, "permission_error", "foreign_origin"
-
-    def __init__(self, page: str, host: str) -> None:
-        super().__init__(f"requests from pages of other sites are refused: {page[:120]} is neither {host[:80]} nor in "
-                         "--allowed-origins")
-
-
-class ForeignHost(ServiceError):
-    status, type, code = 403, "permission_error", "foreign_host"
-
-    def __init__(self, host: str) -> None:
-        super().__init__(f"host {host[:80]!r} is not allowed; use localhost or the server's address, or add it with "
-                         "--allowed-hosts")
-
-
-class NotFound(ServiceError):
-    status, type, code = 404, "invalid_request_error", "not_found"
-
-
-class ModelNotFound(NotFound):
-    code = "model_not_found"
+class ModelNotFound(ServiceError):
+    status, code = 404, "model_not_found"
 
     def __init__(self, model: str, loaded: Iterable[str]) -> None:
         super().__init__(f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}. linpix serve --alias gives "
                          "a model another name", param="model")
 
 
-class ComparisonNotFound(NotFound):
+class ComparisonNotFound(ServiceError):
+    status, code = 404, "not_found"
+
     def __init__(self, id: str, known: Iterable[str]) -> None:
         super().__init__(f"there is no comparison {shown(id)}; known: {', '.join(known) or 'none'}", param="id")
 
 
 class Conflict(ServiceError):
-    status, type, code = 409, "invalid_request_error", "conflict"
+    status, code = 409, "conflict"
 
     def __init__(self, running: str) -> None:
         super().__init__(f"comparison {running} is still running; wait until it ends, or cancel it with DELETE "
@@ -112,83 +93,14 @@ class JustCancelled(Conflict):
         ServiceError.__init__(self, message, retry_after_s=retry_after_s)
 
 
-class TooLarge(ServiceError):
-    status, type, code = 413, "invalid_request_error", "payload_too_large"
-
-
-class BodyTooLarge(TooLarge):
-    def __init__(self, size: int, allowed: int) -> None:
-        super().__init__(f"the body has {size:,} bytes or more; at most {allowed:,} are allowed")
-
-
-class UnsupportedMedia(ServiceError):
-    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
-
-
-class NotJson(UnsupportedMedia):
-    def __init__(self, content_type: str) -> None:
-        super().__init__(f"the body must be JSON: send the header 'Content-Type: application/json', got "
-                         f"{shown(content_type)}")
-
-
-class NotForm(UnsupportedMedia):
-    def __init__(self, content_type: str) -> None:
-        super().__init__("the body must be a form: send the header 'Content-Type: multipart/form-data; boundary=...', "
-                         f"got {shown(content_type)}")
-
-
-class NotUtf8(UnsupportedMedia):
-    def __init__(self, charset: str) -> None:
-        super().__init__(f"a form must be in UTF-8: send a Content-Type without charset, got {shown(charset)}")
-
-
-class Encoded(UnsupportedMedia):
-    def __init__(self, coding: str) -> None:
-        super().__init__(f"the body must be sent uncompressed, without a Content-Encoding, got {shown(coding)}")
-
-
-class BodyTimeout(ServiceError):
-    status, type, code = 408, "invalid_request_error", "body_timeout"
-
-    def __init__(self, received: int, timeout_s: float) -> None:
-        super().__init__(f"the request body took longer than {timeout_s:g} s ({received:,} bytes received); send it "
-                         "faster or make it smaller")
-
-
 class ClientLeft(ServiceError):
     """The connection was closed before the answer, so this is never sent."""
 
-    status, type, code = 499, "invalid_request_error", "client_left"
-
-
-class TooManyBodies(ServiceError):
-    status, type, code = 503, "server_error", "too_many_bodies"
-
-    def __init__(self, allowed: int, unit: str = "requests") -> None:
-        super().__init__(f"this server accepts at most {allowed:,} {unit} at once; try again in a moment",
-                         retry_after_s=1.0)
-
-
-class TooManyOfClient(ServiceError):
-    status, type, code = 429, "rate_limit_error", "client_limit"
-
-    def __init__(self, allowed: int, unit: str = "requests") -> None:
-        super().__init__(f"one client may have {allowed:,} {unit} at once; try again when one of your other "
-                         "requests is done", retry_after_s=1.0)
-
-
-class Exhausted(ServiceError):
-    """Memory, disk space, files or threads ran out: the client cannot do anything about it."""
-
-    status, type, code = 503, "server_error", "resources_exhausted"
-
-    def __init__(self) -> None:
-        super().__init__("the server could not read the request: it is short of memory, disk space, files or threads; "
-                         "send the request again in a moment", retry_after_s=5.0)
+    status, code = 499, "client_left"
 
 
 class ClientLimit(ServiceError):
-    status, type, code = 429, "rate_limit_error", "client_limit"
+    status, code = 429, "client_limit"
 
     def __init__(self, here: int, images: int, allowed: int, retry_after_s: float) -> None:
         super().__init__(f"{here} of your images are waiting or being drawn, and {images} more would exceed the limit "
@@ -197,23 +109,15 @@ class ClientLimit(ServiceError):
 
 
 class QueueFull(ServiceError):
-    status, type, code = 429, "rate_limit_error", "queue_full"
+    status, code = 429, "queue_full"
 
     def __init__(self, waiting: int, images: int, allowed: int, retry_after_s: float) -> None:
         super().__init__(f"{waiting} images are already waiting, and {images} more would exceed the limit of "
                          f"{allowed}; try again in {in_seconds(retry_after_s)} s", retry_after_s=retry_after_s)
 
 
-class RateLimited(ServiceError):
-    status, type, code = 429, "rate_limit_error", "rate_limited"
-
-    def __init__(self, key: str, rate: str, retry_after_s: int) -> None:
-        super().__init__(f"API key {key!r} is over its limit of {rate}; try again in {retry_after_s} s",
-                         retry_after_s=retry_after_s)
-
-
 class DeadlinePassed(ServiceError):
-    status, type, code = 504, "server_error", "deadline_passed"
+    status, code = 504, "deadline_passed"
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"the request cannot be finished within {timeout_s:g} s; allow more time, request less, or "
@@ -221,7 +125,7 @@ class DeadlinePassed(ServiceError):
 
 
 class DeadlineUnreachable(ServiceError):
-    status, type, code = 504, "server_error", "deadline_unreachable"
+    status, code = 504, "deadline_unreachable"
 
     def __init__(self, within_s: float, needed_s: float, ahead: int) -> None:
         """ahead: images ahead of this request."""
@@ -229,12 +133,6 @@ class DeadlineUnreachable(ServiceError):
         why = f"{before}, and it needs" if ahead else "it needs"
         super().__init__(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
                          "more time, request less, or try again when the service is less busy")
-
-
-class Unexpected(ServiceError):
-    def __init__(self, request_id: str) -> None:
-        super().__init__("an error occurred inside the server; the log of the server has the details under "
-                         f"x-request-id {request_id}")
 
 
 class EngineFailed(ServiceError):
@@ -250,21 +148,14 @@ class BatchFailed(EngineFailed):
 class EngineGone(ServiceError):
     """Ends requests in flight, and refuses new ones, when this process can no longer decode."""
 
-    status, type, code = 503, "server_error", "engine_gone"
+    status, code = 503, "engine_gone"
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{why}. The server is restarting: send the request again in a few seconds", retry_after_s=5.0)
 
 
-class Starting(ServiceError):
-    status, type, code = 503, "server_error", "starting"
-
-    def __init__(self) -> None:
-        super().__init__("the engine has not started yet; try again in a moment", retry_after_s=1.0)
-
-
 class Draining(ServiceError):
-    status, type, code = 503, "server_error", "draining"
+    status, code = 503, "draining"
 
     def __init__(self, message: str = "the server is shutting down; send the request to another server, or try again "
                                       "after the restart") -> None:
@@ -280,3 +171,64 @@ class OptionError(ValueError):
     def __init__(self, message: str, param: str, status: int = 400) -> None:
         super().__init__(message)
         self.param, self.status = param, status
+
+
+# --- errors that differ from each other only in what they say; routes raise them, and the OpenAPI shows them ---
+
+def unauthorized(*, presented: bool) -> ServiceError:
+    return ServiceError("this server does not know this API key" if presented else
+                        "an API key is required: send the header 'Authorization: Bearer KEY'", 401, "invalid_api_key")
+
+
+def rate_limited(key: str, rate: str, retry_after_s: int) -> ServiceError:
+    return ServiceError(f"API key {key!r} is over its limit of {rate}; try again in {retry_after_s} s", 429,
+                        "rate_limited", retry_after_s=retry_after_s)
+
+
+def foreign_origin(page: str, host: str) -> ServiceError:
+    return ServiceError(f"requests from pages of other sites are refused: {page[:120]} is neither {host[:80]} nor in "
+                        "--allowed-origins", 403, "foreign_origin")
+
+
+def foreign_host(host: str) -> ServiceError:
+    return ServiceError(f"host {host[:80]!r} is not allowed; use localhost or the server's address, or add it with "
+                        "--allowed-hosts", 403, "foreign_host")
+
+
+def not_json(content_type: str) -> ServiceError:
+    return ServiceError("the body must be JSON: send the header 'Content-Type: application/json', got "
+                        f"{shown(content_type)}", 415)
+
+
+def body_too_large(size: int, allowed: int) -> ServiceError:
+    return ServiceError(f"the body has {size:,} bytes or more; at most {allowed:,} are allowed", 413)
+
+
+def body_timeout(received: int, timeout_s: float) -> ServiceError:
+    return ServiceError(f"the request body took longer than {timeout_s:g} s ({received:,} bytes received); send it "
+                        "faster or make it smaller", 408, "body_timeout")
+
+
+def too_many_bodies(allowed: int, unit: str = "requests") -> ServiceError:
+    return ServiceError(f"this server accepts at most {allowed:,} {unit} at once; try again in a moment", 503,
+                        "too_many_bodies", retry_after_s=1.0)
+
+
+def too_many_of_client(allowed: int, unit: str = "requests") -> ServiceError:
+    return ServiceError(f"one client may have {allowed:,} {unit} at once; try again when one of your other requests is "
+                        "done", 429, "client_limit", retry_after_s=1.0)
+
+
+def exhausted() -> ServiceError:
+    """Memory, disk space, files or threads ran out: the client cannot do anything about it."""
+    return ServiceError("the server could not read the request: it is short of memory, disk space, files or threads; "
+                        "send the request again in a moment", 503, EXHAUSTED, retry_after_s=5.0)
+
+
+def unexpected(request_id: str) -> ServiceError:
+    return ServiceError("an error occurred inside the server; the log of the server has the details under "
+                        f"x-request-id {request_id}")
+
+
+def starting() -> ServiceError:
+    return ServiceError("the engine has not started yet; try again in a moment", 503, "starting", retry_after_s=1.0)

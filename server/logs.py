@@ -29,14 +29,10 @@ MAX_LINES = 10_000
 QUIET = {"/static", "/healthz", "/readyz", "/metrics", "/v1/status"}  # asked for all the time: logged at level debug
 
 _access = logging.getLogger("linpix.access")
-# Our own messages hold no keys or pictures; the text of another library's exception might.
 _CONTROL = re.compile(r"[\0-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # they move a terminal's cursor; newlines are kept
+# Keys, and runs of 200 or more characters, which only encoded data has. Our own messages hold none of them; the text of
+# another library's exception might.
 _SECRETS = re.compile(r"(?i:\bbearer\s+)[^\s\"',;]+|\blpx_[\w-]+|[A-Za-z0-9+/_-]{200,}={0,2}")
-
-
-def redacted(text: str) -> str:
-    """The text without keys, and without runs of 200 or more characters, which only encoded data has."""
-    return _SECRETS.sub(lambda found: f"[{len(found[0])} characters left out]", text)
 
 
 def access(*, method: str, route: str | None, status: int, **facts: object) -> None:
@@ -56,18 +52,20 @@ class Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         if getattr(record, "plain", False):
             return record.getMessage()
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        message, trace = (_SECRETS.sub(lambda found: f"[{len(found[0])} characters left out]", text)
+                          for text in (record.getMessage(), trace))
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, Any] = {"time": f"{seconds}.{int(record.msecs):03}Z", "level": record.levelname.lower(),
-                                  "logger": record.name, "message": redacted(record.getMessage())}
+                                  "logger": record.name, "message": message}
         if request_id := REQUEST_ID.get():
             fields["request_id"] = request_id
         extra: dict[str, Any] = getattr(record, "fields", {})
-        trace = redacted(self.formatException(record.exc_info)) if record.exc_info else ""
         if self.form == "json":
             return json.dumps(fields | extra | ({"traceback": trace} if trace else {}), default=str)
         facts = {"request_id": request_id} | {name: value for name, value in extra.items()
                                               if name not in ("method", "route", "status")}
-        words = [fields["time"], fields["level"].upper(), record.name, fields["message"],
+        words = [fields["time"], fields["level"].upper(), record.name, message,
                  *(f"{name}={value}" for name, value in facts.items() if value is not None)]
         text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], " ".join(words) + (f"\n{trace}" if trace else ""))
         return text.replace("\n", "\n    ")  # so that no message looks like a record of its own
@@ -80,7 +78,7 @@ class Lines(QueueHandler):
     is room again.
     """
 
-    queue: SimpleQueue[Any]
+    queue: SimpleQueue[Any]  # of lines, and of Events that are to be set once all lines before them are written
 
     def __init__(self, descriptor: int) -> None:
         # SimpleQueue, since its put is reentrant: anywhere, the garbage collector may run a __del__ that logs.
@@ -88,23 +86,19 @@ class Lines(QueueHandler):
         self._lost = 0  # changed under the handler's lock
         _Writer(self.queue, descriptor).start()
 
-    def prepare(self, record: logging.LogRecord) -> str:
-        return self.format(record) + "\n"
-
-    def enqueue(self, record: Any) -> None:
-        """record: a line, or an Event that is to be set once all lines before it are written."""
-        if self.queue.qsize() >= MAX_LINES and isinstance(record, str):
+    def enqueue(self, record: logging.LogRecord) -> None:
+        if self.queue.qsize() >= MAX_LINES:
             self._lost += 1
             return
         if self._lost:
             self.queue.put(f"{self._lost} lines of this log are lost because the reader was too slow\n")
             self._lost = 0
-        self.queue.put(record)
+        self.queue.put(f"{record.msg}\n")
 
     def flush(self) -> None:
         """At the end of the process: wait until all lines are written, but at most PATIENCE_S."""
         written = threading.Event()
-        self.enqueue(written)
+        self.queue.put(written)
         written.wait(PATIENCE_S)
 
 

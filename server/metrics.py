@@ -9,6 +9,8 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from .errors import ServiceError
+
 ENDPOINTS = ("generations", "edits", "likelihoods")
 FAULTS = ("not_finite", "threw")
 OUTCOMES = ("completed", "cancelled", "failed")
@@ -26,6 +28,9 @@ _WAIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3
 _PREFILL_BUCKETS = (0.5e-3, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 10e-3, 15e-3, 20e-3, 30e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0,
                     5.0)
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+_REASONS = {400: "invalid", 401: "unauthorized", 404: "invalid", 413: "too_large", 415: "invalid"}  # by status
 
 
 class Metrics:
@@ -119,6 +124,11 @@ class Metrics:
         for outcome in OUTCOMES:
             self.images_completed.labels(model, backend, outcome)
         self.images_drawn_again.labels(model, backend)
+
+    def refused(self, error: ServiceError) -> ServiceError:
+        """Count a refused request. Returns the error."""
+        self.requests_rejected.labels(_REASONS.get(error.status, error.code)).inc()
+        return error
 
     def follow_slots(self, model: str, slots: Callable[[], float], used: Callable[[], float]) -> None:
         """Have the gauges of a model's slots call these functions."""

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from . import logs
 from .app import create_app
@@ -25,10 +24,9 @@ from .memory import collect
 from .origins import Hosts, Origins, is_loopback
 from .settings import Settings, misspelt
 from .web import error_handlers
-from .web.middleware import stack
 from .web.middleware.bodies import BodyBudget
-from .web.middleware.connection import connection
-from .web.middleware.headers import SECURITY_HEADERS
+from .web.middleware.connection import Connection
+from .web.middleware.stack import Gate
 from .web.routes import operations
 from .web.service import Service
 
@@ -40,8 +38,8 @@ GRACE_S = 1.0   # for the last answers to reach their clients after a second sig
 # Options of all our servers. Only our own log: uvicorn's would show queries, and warn of requests that are not HTTP or
 # ask for another protocol. No header that names the server. No web sockets: they would bypass Gate. No uvloop, even if
 # it is installed: its reads have no limit, and when files run out it logs nothing.
-UVICORN: dict[str, Any] = {"loop": "asyncio", "log_config": None, "log_level": "error", "access_log": False,
-                           "server_header": False, "ws": "none", "backlog": AT_ONCE}
+UVICORN: dict[str, Any] = {"http": Connection, "loop": "asyncio", "log_config": None, "log_level": "error",
+                           "access_log": False, "server_header": False, "ws": "none", "backlog": AT_ONCE}
 
 
 class Probes(uvicorn.Server):
@@ -52,15 +50,13 @@ class Probes(uvicorn.Server):
 
     def __init__(self, service: Service, sockets: list[socket.socket]) -> None:
         settings, metrics = service.settings, service.requests.metrics
-        app = FastAPI(openapi_url=None)
+        app = FastAPI(openapi_url=None, exception_handlers=error_handlers.HANDLERS)
         app.state.service = service
         app.include_router(operations.probes)
-        error_handlers.install(app, metrics=metrics)
-        stack.install(app, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
-                      bodies=BodyBudget(settings, metrics, service.body_drain), keys=None)
-        super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False,
-                                        http=connection(settings.head_timeout, SECURITY_HEADERS),
-                                        **UVICORN))
+        app.add_middleware(Gate, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
+                           bodies=BodyBudget(settings, metrics, service.body_drain))
+        super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
+                                        **UVICORN | {"timeout_keep_alive": settings.head_timeout}))
         self._sockets = sockets
         self._serving: asyncio.Task[None] | None = None
 
@@ -220,10 +216,8 @@ def warn_of_exposure(settings: Settings) -> None:
 
 def configured(app: Any, settings: Settings) -> uvicorn.Config:
     """uvicorn's configuration for an app."""
-    trusted = ProxyHeadersMiddleware(app, settings.trusted_proxies).trusted_hosts
-    return uvicorn.Config(app, workers=1, timeout_graceful_shutdown=10,
-                          http=connection(settings.head_timeout, SECURITY_HEADERS, trusted.__contains__),
-                          forwarded_allow_ips=settings.trusted_proxies, **UVICORN)
+    return uvicorn.Config(app, workers=1, timeout_graceful_shutdown=10, forwarded_allow_ips=settings.trusted_proxies,
+                          **UVICORN | {"timeout_keep_alive": settings.head_timeout})
 
 
 def serve(settings: Settings) -> None:

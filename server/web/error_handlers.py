@@ -1,32 +1,31 @@
 """Error handlers: one envelope for every route and cause."""
 
 import logging
+from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import compile_path
 
 from ..errors import (
-    Exhausted,
+    EXHAUSTED,
+    ClientLeft,
     InvalidRequest,
     ModelNotFound,
-    NotJson,
     OptionError,
     ServiceError,
-    TooLarge,
-    UnsupportedMedia,
+    exhausted,
     in_seconds,
+    not_json,
     shown,
 )
 from ..metrics import ENDPOINTS, Metrics
 from .schemas import ErrorEnvelope, ErrorFields
 
 logger = logging.getLogger("linpix")
-_BY_STATUS = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
-              415: "unsupported_media_type"}
-_OPTION_ERRORS = {400: InvalidRequest, 413: TooLarge, 415: UnsupportedMedia}
 _MIN_RETRY_MS = 250  # smallest retry-after-ms: when a body gives back its place cannot be predicted
 
 
@@ -41,8 +40,9 @@ def sendable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def response_of(error: ServiceError) -> Response:
-    headers = {}
+def response_of(error: ServiceError, allow: str = "") -> Response:
+    """allow: the methods of a path, for 405."""
+    headers = {"allow": allow} if allow else {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(in_seconds(error.retry_after_s))
         headers["retry-after-ms"] = str(max(_MIN_RETRY_MS, round(1000 * error.retry_after_s)))  # for OpenAI's SDKs
@@ -51,76 +51,69 @@ def response_of(error: ServiceError) -> Response:
     return Response(envelope(error).model_dump_json(), error.status, headers, "application/json")
 
 
-def install(app: FastAPI, *, metrics: Metrics) -> None:
-    """Make every failure of the app answer with the envelope; Gate answers unexpected exceptions."""
-
-    async def service_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ServiceError)
-        if error.status in (400, 413, 415) or (isinstance(error, ModelNotFound) and request.method == "POST"):
-            metrics.requests_rejected.labels("too_large" if error.status == 413 else "invalid").inc()
-        if isinstance(error, Exhausted) and (endpoint := request.url.path.rpartition("/")[2]) in ENDPOINTS:
-            metrics.requests.labels(endpoint, "failed").inc()
-        return response_of(error)
-
-    async def option_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, OptionError)
-        return await service_error(request, _OPTION_ERRORS[error.status](str(error), param=error.param))
-
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
-            return await service_error(request, NotJson(request.headers.get("content-type", "none")))
-        # a field of several types, such as label, has an error for each, whose place ends with the type
-        places = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "int", "str")]
-        wanted = " or ".join(other["msg"].removeprefix("Input should be ") if index else other["msg"]
-                             for index, other in enumerate(error.errors()) if other["loc"][:-1] == first["loc"][:-1]
-                             and (not index or other["loc"][-1] in ("int", "str")))
-        if first["type"] == "json_invalid":
-            message, param = f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}", None
-        else:
-            param = ".".join(places) or None
-            message = (f"{param or 'the body'}: {wanted[:1].lower()}{wanted[1:]}, "
-                       f"got {shown(first.get('input'))}")
-        return await service_error(request, InvalidRequest(message, param=param))
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        cause: BaseException | None = error
-        while cause is not None:  # FastAPI wraps exceptions that it meets while it reads a body
-            if isinstance(cause, ServiceError):
-                return await service_error(request, cause)
-            if isinstance(cause, MemoryError):
-                logger.error("not enough memory to read the body", exc_info=cause)
-                return await service_error(request, Exhausted())
-            if isinstance(cause, ClientDisconnect):
-                return Response(status_code=499)  # not read: the client left before its upload was complete
-            cause = cause.__cause__
-        message = str(error.detail)
-        if isinstance(error.__cause__, UnicodeDecodeError):
-            message = "the body is not JSON: it must be text in UTF-8"
-        if error.status_code == 404:
-            message = f"there is no route {request.url.path[:80]}; /docs lists the routes"
-        headers = dict(error.headers or {})
-        if error.status_code == 405:
-            documented_path = next((path for path in app.openapi()["paths"] if _fits(path, request.url.path)), None)
-            if documented_path is not None:  # the router names only the methods of the first route that matches
-                headers["Allow"] = ", ".join(sorted(map(str.upper, app.openapi()["paths"][documented_path])))
-            message = f"{request.method} is not allowed at {request.url.path}; allowed: {headers.get('Allow', 'GET')}"
-        answer = envelope(ServiceError(message))
-        answer.error.code = _BY_STATUS.get(error.status_code, "error")
-        answer.error.type = "invalid_request_error" if error.status_code < 500 else "server_error"
-        if error.status_code == 400:
-            metrics.requests_rejected.labels("invalid").inc()
-        return Response(answer.model_dump_json(), error.status_code, headers, "application/json")
-
-    app.add_exception_handler(ServiceError, service_error)
-    app.add_exception_handler(OptionError, option_error)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, http_error)
+async def handle(http: Request, failure: Exception) -> Response:
+    """The answer to a request whose route or body raised; Gate answers unexpected exceptions."""
+    metrics: Metrics = http.app.state.service.requests.metrics
+    allow = ""
+    if isinstance(failure, ServiceError):
+        error = failure
+    elif isinstance(failure, OptionError):
+        error = ServiceError(str(failure), failure.status, param=failure.param)
+    elif isinstance(failure, RequestValidationError):
+        error = _of_fields(http, failure)
+    else:
+        assert isinstance(failure, HTTPException)
+        if failure.status_code == 405:
+            allow = _allowed(http, (failure.headers or {}).get("Allow", "GET"))
+            failure.detail = f"{http.method} is not allowed at {http.url.path}; allowed: {allow}"
+        error = _of_http(http, failure)
+    if error.status in (400, 413, 415) or (isinstance(error, ModelNotFound) and http.method == "POST"):
+        metrics.refused(error)
+    if error.code == EXHAUSTED and (endpoint := http.url.path.rpartition("/")[2]) in ENDPOINTS:
+        metrics.requests.labels(endpoint, "failed").inc()
+    return response_of(error, allow)
 
 
-def _fits(template: str, path: str) -> bool:
-    """Whether a path is an instance of a documented one, such as /v1/compare/{id}."""
-    parts, wanted = path.split("/"), template.split("/")
-    return len(parts) == len(wanted) and all(w == p or w.startswith("{") for w, p in zip(wanted, parts, strict=True))
+HANDLERS: dict[Any, Any] = dict.fromkeys((ServiceError, OptionError, RequestValidationError, HTTPException), handle)
+
+
+def _of_fields(http: Request, failure: RequestValidationError) -> ServiceError:
+    first = failure.errors()[0]
+    if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
+        return not_json(http.headers.get("content-type", "none"))
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}")
+    # a field of several types, such as label, has an error for each, whose place ends with the type
+    param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "int", "str")) or None
+    wanted = " or ".join(other["msg"].removeprefix("Input should be ") if index else other["msg"]
+                         for index, other in enumerate(failure.errors()) if other["loc"][:-1] == first["loc"][:-1]
+                         and (not index or other["loc"][-1] in ("int", "str")))
+    return InvalidRequest(f"{param or 'the body'}: {wanted[:1].lower()}{wanted[1:]}, got {shown(first.get('input'))}",
+                          param=param)
+
+
+def _of_http(http: Request, failure: HTTPException) -> ServiceError:
+    cause: BaseException | None = failure
+    while cause is not None:  # FastAPI wraps exceptions that it meets while it reads a body
+        if isinstance(cause, ServiceError):
+            return cause
+        if isinstance(cause, MemoryError):
+            logger.error("not enough memory to read the body", exc_info=cause)
+            return exhausted()
+        if isinstance(cause, ClientDisconnect):
+            return ClientLeft("the client disconnected before its upload was complete")
+        cause = cause.__cause__
+    message = str(failure.detail)
+    if isinstance(failure.__cause__, UnicodeDecodeError):
+        message = "the body is not JSON: it must be text in UTF-8"
+    elif failure.status_code == 404:
+        message = f"there is no route {http.url.path[:80]}; /docs lists the routes"
+    return ServiceError(message, failure.status_code)
+
+
+def _allowed(http: Request, first: str) -> str:
+    """The methods of a path. first: those of the first route that matches it, which are all that the router names."""
+    for template, operations in http.app.openapi()["paths"].items():
+        if compile_path(template)[0].match(http.url.path):
+            return ", ".join(sorted(map(str.upper, operations)))
+    return first

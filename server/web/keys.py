@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import RateLimited
-
 logger = logging.getLogger("linpix")
 LOOK_S = 1.0  # a changed file is noticed by the first request this long after the last check
 
@@ -68,7 +66,7 @@ def bucket_of(rate: str) -> Bucket:
 def parse(text: str, source: object) -> tuple[Key, ...]:
     """The keys of a file's text. Raises ValueError that names source and line, but shows none of the line's text."""
     keys: list[Key] = []
-    lines: list[int] = []
+    lines: dict[str | bytes, int] = {}  # of each name and digest
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line or line[0] == "#":
@@ -82,13 +80,11 @@ def parse(text: str, source: object) -> tuple[Key, ...]:
             bucket = bucket_of(rate) if rate else None
         except ValueError as error:
             raise ValueError(f"{source}, line {number}: {error}") from None
-        for key, other in zip(keys, lines, strict=True):
-            if name == key.name or digest == key.digest:
-                what = "name" if name == key.name else "key"
+        for what, value in (("name", name), ("key", digest)):
+            if (other := lines.setdefault(value, number)) != number:
                 raise ValueError(f"{source}, line {number}: has the same {what} as line {other}; every line needs its "
                                  "own")
         keys.append(Key(name, digest, rate, bucket))
-        lines.append(number)
     return tuple(keys)
 
 
@@ -167,8 +163,6 @@ class Keys:
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         return matches[0] if matches else None  # after a comparison with every key: the time reveals nothing
 
-    def count(self, key: Key) -> None:
-        """Count a request of a key. Raises RateLimited."""
-        wait = key.bucket.take(self._clock()) if key.bucket else 0.0
-        if wait:
-            raise RateLimited(key.name, key.rate, math.ceil(wait))
+    def wait_s(self, key: Key) -> int:
+        """Count a request of a key. Returns 0, or the seconds until it may make one."""
+        return math.ceil(key.bucket.take(self._clock())) if key.bucket else 0

@@ -1,6 +1,6 @@
 """The parts of the OpenAPI that FastAPI does not derive: errors with their real texts, links, streams and examples.
 
-Fields have their descriptions and examples in fields.py, schemas.py and request_schemas.py; /docs builds
+Fields have their descriptions and examples in schemas.py and request_schemas.py; /docs builds
 examples of answers from them.
 """
 
@@ -12,40 +12,40 @@ from pydantic.json_schema import models_json_schema
 
 from ..errors import (
     BatchFailed,
-    BodyTimeout,
-    BodyTooLarge,
     ClientLimit,
     DeadlinePassed,
     DeadlineUnreachable,
     Draining,
     EngineGone,
-    ForeignHost,
-    ForeignOrigin,
     QueueFull,
-    RateLimited,
     ServiceError,
-    TooManyBodies,
-    TooManyOfClient,
-    Unauthorized,
-    Unexpected,
+    body_timeout,
+    body_too_large,
+    foreign_host,
+    foreign_origin,
+    rate_limited,
+    too_many_bodies,
+    too_many_of_client,
+    unauthorized,
+    unexpected,
 )
 from ..pictures.encode import NPY
 from .error_handlers import envelope
 from .middleware.bodies import PLAIN_BYTES
-from .schemas import EditEvent, ErrorEnvelope, GenerationEvent, ImageEvent
+from .schemas import EditEvent, ErrorEnvelope, GenerationEvent
 
 Responses = dict[int | str, dict[str, Any]]  # a FastAPI route's `responses`
 Links = dict[str, dict[str, str]]
 
 # Errors that routes can answer, besides those that they raise themselves, by what the routes do
 LEAVING = (Draining(), EngineGone("the engine made no progress for 60 s"))
-BODY = (BodyTimeout(1_460, 60.0), BodyTooLarge(1_500_000, PLAIN_BYTES), TooManyBodies(512),
-        TooManyOfClient(128))
-DRAWING = (QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0), Unexpected("4eaca4dc47d7a5db"),
+BODY = (body_timeout(1_460, 60.0), body_too_large(1_500_000, PLAIN_BYTES), too_many_bodies(512),
+        too_many_of_client(128))
+DRAWING = (QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0), unexpected("4eaca4dc47d7a5db"),
            BatchFailed("RuntimeError"), *LEAVING, DeadlineUnreachable(2.0, 7.25, 90), DeadlinePassed(30.0))
-_HOSTS = (ForeignHost("rebound.example"),)  # of every route
-_CLIENTS = (Unauthorized(presented=False), ForeignOrigin("origin https://elsewhere.example", "localhost:8000"),
-            RateLimited("alice", "600/min", 1))  # of every route under /v1/
+_HOSTS = (foreign_host("rebound.example"),)  # of every route
+_CLIENTS = (unauthorized(presented=False), foreign_origin("origin https://elsewhere.example", "localhost:8000"),
+            rate_limited("alice", "600/min", 1))  # of every route under /v1/
 
 _BEGINS = {"image/png": "\x89PNG\r\n\x1a\n...", "image/webp": "RIFF....WEBPVP8L...",
            "image/jpeg": "\xff\xd8\xff\xe0..."}
@@ -91,7 +91,7 @@ def _answers(errors: tuple[ServiceError, ...]) -> dict[int, dict[str, Any]]:
         answer = found.setdefault(error.status, {"description": _MEANING[error.status], "content": {
             "application/json": {"examples": {}}}})
         examples = answer["content"]["application/json"]["examples"]
-        name = error.code if error.code not in examples else f"{error.code}, {type(error).__name__}"
+        name = error.code if error.code not in examples else f"{error.code}, {len(examples) + 1}"
         examples[name] = {"value": envelope(error).model_dump()}
         if error.retry_after_s is not None:
             answer["headers"] = _RETRY
@@ -122,7 +122,7 @@ def event_stream(events: str, *data: type[BaseModel]) -> dict[str, Any]:
         {"anyOf": kinds} if kinds[1:] else kinds[0])}}
 
 
-def image_responses(event: type[ImageEvent], *errors: ServiceError) -> Responses:
+def image_responses(event: type[GenerationEvent], *errors: ServiceError) -> Responses:
     """The `responses` of an images route. errors: besides those of both routes."""
     found = ok_response("the images, in the form that stream and Accept request", content={
         **PICTURES, **ARRAY, **event_stream(
@@ -152,17 +152,17 @@ def describe(app: FastAPI, *, keys: bool) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = generated()
-            _guarded(schema, keys=keys)
-            _finish(schema)
+            _complete(generated(), keys=keys)
         assert app.openapi_schema is not None
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
-    """Add keys, if they are required, errors that every route can answer, and events. Remove 422: bad input is 400."""
+def _complete(schema: dict[str, Any], *, keys: bool) -> None:
+    """Add keys, if they are required, errors that every route can answer, and events. Remove 422: bad input is 400.
+    Move examples to where readers look for them.
+    """
     if keys:
         schema["components"].setdefault("securitySchemes", {})["key"] = {
             "type": "http", "scheme": "bearer", "description": "A key from the file of --api-keys."}
@@ -172,22 +172,18 @@ def _guarded(schema: dict[str, Any], *, keys: bool) -> None:
     schemas |= models_json_schema([(GenerationEvent, "serialization"), (EditEvent, "serialization")],
                                   ref_template=_PLACE)[1]["$defs"]
     for path, operations in schema["paths"].items():
+        v1 = path.startswith("/v1/")
         for operation in operations.values():
-            operation["responses"].pop("422", None)
-            operation["security"] = [{"key": []}] if keys and path.startswith("/v1/") else []
-            for status, answer in _answers(_HOSTS + _CLIENTS if path.startswith("/v1/") else _HOSTS).items():
-                there = operation["responses"].setdefault(str(status), answer)
-                there["content"]["application/json"].setdefault("schema", _ERROR)
-                there["content"]["application/json"]["examples"] |= answer["content"]["application/json"]["examples"]
-
-
-def _finish(schema: dict[str, Any]) -> None:
-    """Move examples to where readers look for them."""
-    for operations in schema["paths"].values():
-        for operation in operations.values():
+            responses = operation["responses"]
+            responses.pop("422", None)
+            operation["security"] = [{"key": []}] if keys and v1 else []
+            for status, answer in _answers(_HOSTS + _CLIENTS if v1 else _HOSTS).items():
+                there = responses.setdefault(str(status), answer)["content"]["application/json"]
+                there.setdefault("schema", _ERROR)
+                there["examples"] |= answer["content"]["application/json"]["examples"]
+            operation["responses"] = dict(sorted(responses.items()))
             for parameter in operation.get("parameters", []):
                 parameter.setdefault("example", *parameter["schema"].get("examples", []))
-            operation["responses"] = dict(sorted(operation["responses"].items()))
-            for answer in operation["responses"].values():
+            for answer in responses.values():
                 for example in answer["content"].get("application/json", {}).get("examples", {}).values():
                     example["value"]["error"].setdefault("param", None)  # FastAPI takes nulls out of examples

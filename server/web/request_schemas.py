@@ -1,15 +1,53 @@
-"""Bodies of requests. The images routes ignore unknown fields, and their answers warn of them."""
+"""Bodies of requests, and the header with a deadline. All fields may be left out; examples are of the shipped
+`mnist-small`. The images routes ignore unknown fields, and their answers warn of them.
+"""
 
+import math
 from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from linpix.model.attempts import MAX_ATTEMPTS
+from linpix.model.philox import MAX_SEED
 
 from ..compare.backends import BACKENDS
-from . import fields
+from ..errors import InvalidRequest, shown
+from ..pictures import encode
+from ..pictures.uploads import Preparation
 
 _FILE = WithJsonSchema({"type": "string", "format": "binary"})  # as generators of clients know files
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, str) and "_" in value:
+        raise PydanticCustomError("number", "a number must not have underscores")
+    return value
+
+
+_Plain = BeforeValidator(_plain)  # for numbers in forms and headers: pydantic reads 1_0 as 10
+_Model = Annotated[str | None, Field(examples=["mnist-small"], description="a model listed by /v1/models; default: the "
+    "first one")]
+_Timeout = Annotated[float | None, Field(gt=0, allow_inf_nan=False, examples=[600.0], description="seconds within "
+    "which the request must be finished, else the answer is 504; default: the server's limit"), _Plain]
+
+TIMEOUT_HEADER = "X-Request-Timeout"
+_timeout: TypeAdapter[float | None] = TypeAdapter(_Timeout)
+_schema = _timeout.json_schema()
+TIMEOUT_PARAMETER: dict[str, Any] = {"name": TIMEOUT_HEADER, "in": "header", "required": False,
+                                     "schema": _schema["anyOf"][0], "description": _schema["description"],
+                                     "example": _schema["examples"][0]}
+
+
+def timeout_of(text: str) -> float:
+    """The seconds that the header X-Request-Timeout allows. Raises InvalidRequest."""
+    try:
+        return _timeout.validate_python(text) or math.inf
+    except ValidationError:
+        raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number of seconds greater than 0, got {shown(text)}",
+                             param=TIMEOUT_HEADER) from None
 
 
 class PictureFields(BaseModel):
@@ -21,66 +59,89 @@ class PictureFields(BaseModel):
         name: value for name, value in given.items() if value != "" or name not in cls.model_fields
     } if isinstance(given, dict) else given)
 
-    model: fields.Model = None
-    prompt: fields.Prompt = None
-    size: fields.Size = None
-    response_format: fields.Format = None
-    label: fields.Label = None
-    timeout: fields.Timeout = None
+    model: _Model = None
+    prompt: str | None = Field(None, examples=["7"], description="words that name a class, such as 7, seven or a green "
+        "frog; the first one counts, and warnings list all other words; default: any class")
+    size: str | None = Field(None, examples=["native"], description="width x height in pixels, from the model's own "
+        f"size to {encode.LARGEST_SIDE}x{encode.LARGEST_SIDE}: the picture is enlarged by the largest whole factor "
+        "that fits, by nearest neighbour, and placed in the middle, and its edge pixels fill the rest; default, auto "
+        "and native: the model's own size")
+    response_format: str | None = Field(None, examples=["b64_json"], description="b64_json: the picture in base64; "
+        "url: the picture as a data URL; default: b64_json, but url for an alias that begins with dall-e, as in "
+        "OpenAI's API")
+    label: int | str | None = Field(None, examples=[7], description="class to draw, by index or name; default: any "
+        "class")
+    timeout: _Timeout = None
 
 
-class ImageFields(PictureFields):
-    """The fields of routes that draw images."""
-
-    n: fields.Count = None
-    candidates: fields.Candidates = None
-    attempts: fields.Attempts = None
-    output_format: fields.OutputFormat = None
-    stream: fields.Stream = None
-    partial_images: fields.Partials = None
-    seed: fields.Seed = None
-    temperature: fields.Temperature = None
-    priority: fields.Priority = None
-
-
-class GenerateBody(ImageFields):
+class GenerateBody(PictureFields):
     """Unknown fields are ignored, and the answer's warnings name them."""
 
     model_config = ConfigDict(strict=True)
+
+    n: Annotated[int | None, _Plain] = Field(None, ge=1, examples=[1], description="number of images, up to max_n of "
+        "/v1/status; default: 1")
+    candidates: Annotated[int | None, _Plain] = Field(None, ge=1, examples=[8], description="draw this many images and "
+        "answer with the best n of them; from n to max_n of /v1/status; only for models that draw the class first; "
+        "default: draw n images and answer with all")
+    attempts: Annotated[int | None, _Plain] = Field(None, ge=1, le=MAX_ATTEMPTS, examples=[1], description="draw an "
+        "image up to this many times, until the model recognises its class and it is not torn into pieces; only for "
+        "models that draw the class first; default: the model's own, in /v1/models; 1 with candidates and at "
+        "temperature 0")
+    output_format: encode.Format | None = Field(None, examples=["png"], description="format of the pictures: png (the "
+        "default), webp (lossless) or jpeg (lossy)")
+    stream: bool | None = Field(None, examples=[False], description="answer with server-sent events while images are "
+        "drawn; default: one answer when all images are done")
+    partial_images: Annotated[int | None, _Plain] = Field(None, ge=0, examples=[3], description="number of unfinished "
+        "versions of each image in a stream, evenly spread; default: one per finished image row")
+    seed: Annotated[int | None, _Plain] = Field(None, ge=0, le=MAX_SEED, examples=[1], description="image i uses seed "
+        "+ i; default: a random seed")
+    temperature: Annotated[float | None, _Plain] = Field(None, ge=0, le=10, allow_inf_nan=False, examples=[1.0],
+        description="1: as trained; lower: less varied; higher: more varied; 0: no randomness; default: the model's "
+        "own; /v1/models lists it and the useful range")
+    priority: Literal["interactive", "bulk"] | None = Field(None, examples=["interactive"], description="interactive "
+        "(the default): drawn first; bulk: gets one slot in four")
 
 
 class UploadFields(BaseModel):
     """A picture, and what of it is hidden."""
 
-    image: Annotated[UploadFile | None, _FILE, Field(examples=["seven.png"], description="PNG, JPEG or WebP, not "
-        "smaller than the model's size; without mask and keep_rows, its transparent parts are hidden; some clients "
-        "name it image[]")] = None
+    image: Annotated[UploadFile | None, _FILE] = Field(None, examples=["seven.png"], description="PNG, JPEG or WebP, "
+        "not smaller than the model's size; without mask and keep_rows, its transparent parts are hidden; some clients "
+        "name it image[]")
     # not in the OpenAPI: clients that are generated from it would have two fields named image
-    image_list: Annotated[SkipJsonSchema[list[UploadFile] | None], Field(alias="image[]")] = None
-    mask: Annotated[UploadFile | None, _FILE, Field(examples=["mask.png"], description="picture whose transparent "
-        "parts say what is hidden, instead of the transparent parts of image")] = None
-    keep_rows: fields.KeptRows = None
+    image_list: SkipJsonSchema[list[UploadFile] | None] = Field(None, alias="image[]")
+    mask: Annotated[UploadFile | None, _FILE] = Field(None, examples=["mask.png"], description="picture whose "
+        "transparent parts say what is hidden, instead of the transparent parts of image")
+    keep_rows: Annotated[int | None, _Plain] = Field(None, examples=[14], description="image rows of the model's size "
+        "to keep; the rows below are filled in; not together with a mask")
 
 
-class EditForm(ImageFields, UploadFields):
+class EditForm(GenerateBody, UploadFields):
     """What is hidden is drawn. Unknown fields are ignored, and the answer's warnings name them."""
 
-    prepare: fields.Prepare = None
-    lay_back: fields.LayBack = None
-    conditioning: fields.Conditioning = None
+    model_config = ConfigDict(strict=False)
+
+    prepare: Preparation | None = Field(None, examples=["none"], description="mnist: find a dark or light digit in a "
+        "photograph or scan, and give it the size and position of MNIST digits; only for models of 28x28 grey pixels; "
+        "none (the default): use the middle of the picture, in the model's aspect ratio")
+    lay_back: bool | None = Field(None, examples=[False], description="answer with the upload at its own size, at most "
+        "1024 pixels a side, with its hidden parts filled in; not together with size or partial_images; default: "
+        "answer with the model's picture")
+    conditioning: Literal["prefix", "full"] | None = Field(None, examples=["prefix"], description="prefix: draw as if "
+        "everything from the first hole on were hidden; the answer still keeps the known pixels there; full: refuse "
+        "the request if the model cannot use all known pixels; default: use all known pixels that the model can use")
 
 
 class LikelihoodForm(PictureFields, UploadFields):
     """Unknown fields are ignored, and the answer's warnings name them."""
 
-    label: Annotated[int | str | None, Field(examples=[7], description="class that the model assumes, by index or "
-        "name; default: no class; with labels=all, or with a model that draws the class first: the mixture of all "
-        "classes")] = None
-    labels: Annotated[Literal["all"] | None, Field(description="all: compute the likelihood under every class, and the "
-                                            "probability of each class; default: only under label",
-                                            examples=["all"])] = None
-    response_format: Annotated[str | None, Field(examples=["b64_json"], description="b64_json: answer with the map as "
-        "a PNG too; default: only as numbers")] = None
+    label: int | str | None = Field(None, examples=[7], description="class that the model assumes, by index or name; "
+        "default: no class; with labels=all, or with a model that draws the class first: the mixture of all classes")
+    labels: Literal["all"] | None = Field(None, examples=["all"], description="all: compute the likelihood under every "
+        "class, and the probability of each class; default: only under label")
+    response_format: str | None = Field(None, examples=["b64_json"], description="b64_json: answer with the map as a "
+        "PNG too; default: only as numbers")
 
 
 class CompareBody(BaseModel):
@@ -88,26 +149,19 @@ class CompareBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: fields.Model = None
-    backends: Annotated[list[str] | None, Field(min_length=1, max_length=8, examples=[["linear", "stateful-softmax"]],
-                                         description=f"some of {', '.join(BACKENDS)}; absent: all of "
-                                                     "them")] = None
-    batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8, examples=[[1, 16]],
-                                                                      description="batch sizes: numbers of images that "
-                                                                      "are decoded together; 1 is always measured "
-                                                                      "too")] = [1, 16]
-    budget: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False, examples=[10.0], description="time for the "
-                                   "measurement, in seconds; up to compare_budget of /v1/status")] = 30.0
-
-
-def names_of(form: type[UploadFields]) -> frozenset[str]:
-    """The names that a form's fields have on the wire."""
-    return frozenset(field.alias or name for name, field in form.model_fields.items())
+    model: _Model = None
+    backends: list[str] | None = Field(None, min_length=1, max_length=8, examples=[["linear", "stateful-softmax"]],
+                                       description=f"some of {', '.join(BACKENDS)}; absent: all of them")
+    batch: list[Annotated[int, Field(ge=1, le=256)]] = Field([1, 16], min_length=1, max_length=8, examples=[[1, 16]],
+        description="batch sizes: numbers of images that are decoded together; 1 is always measured too")
+    budget: float = Field(30.0, gt=0, le=3600, allow_inf_nan=False, examples=[10.0], description="time for the "
+        "measurement, in seconds; up to compare_budget of /v1/status")
 
 
 FORM_LISTS = ("image[]",)  # fields of forms that may be sent more than once
 FILES = ("image", "image[]", "mask")
-FORM_FIELDS = names_of(EditForm) | names_of(LikelihoodForm)  # of any form; a route ignores the fields of others
+FORM_FIELDS = frozenset(field.alias or name for form in (EditForm, LikelihoodForm)  # of any form; a route ignores
+                        for name, field in form.model_fields.items())               # the fields of others
 
 GENERATE: dict[str, Any] = {  # example bodies, by what they show
     "one image of a class": {"value": {"label": 7, "seed": 1}},

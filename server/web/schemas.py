@@ -1,11 +1,32 @@
 """Answers: OpenAI's Images API, with our extensions; models; comparisons. Examples are of the shipped `mnist-small`."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from ..pictures import encode
-from . import fields
+
+T = TypeVar("T")
+# for a field that is absent where it does not apply, and never null
+Maybe = Annotated[T | SkipJsonSchema[None], Field(exclude_if=lambda value: value is None,
+                                                  json_schema_extra=lambda field: field.pop("default"))]
+
+Name = Annotated[str, Field(examples=["mnist-small"], description="name of the model")]
+Digest = Annotated[str, Field(examples=["3a5c28c7a2e8abb38d47ccf109d3683aff7fa3209f51d8bf853d3eefa96e0acc"],
+                              description="SHA-256 of the checkpoint's files, hexadecimal")]
+Engine = Annotated[str, Field(examples=["compiled"], description="compiled (LinPix's kernels), eager (torch alone), or "
+    "eager+operator (torch, with LinPix's kernel for the attention step)")]
+Precision = Annotated[str, Field(examples=["bf16"], description="precision of matrix products: fp32, bf16 or int8")]
+Device = Annotated[str, Field(examples=["cpu"], description="cpu or cuda")]
+State = Annotated[str, Field(examples=["fp32"], description="format of the recurrent states: fp32; or, on a GPU with "
+    "--state and --defer, for example fp16/8")]
+Slots = Annotated[int, Field(examples=[64], description="images that can be decoded at once")]
+Picture = Annotated[str, Field(examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."], description="the picture in "
+    "base64, in the format of output_format")]
+CandidatesDrawn = Annotated[int | None, Field(examples=[8], description="number of images that were drawn; the answer "
+    "has the best of them; null without candidates")]
+ComparisonId = Annotated[str, Field(examples=["cmp-1"], description="id from the answer of POST /v1/compare")]
 
 
 class ErrorFields(BaseModel):
@@ -21,26 +42,35 @@ class ErrorEnvelope(BaseModel):
     error: ErrorFields = Field(description="the error; all routes use this form")
 
 
-class ImageData(BaseModel):
-    b64_json: fields.Maybe[fields.Picture] = None
-    url: fields.Maybe[fields.PictureURL] = None
-    seed: fields.DrawnSeed
-    label: fields.Maybe[fields.LabelDrawn] = None
-    confidence: fields.Maybe[fields.Confidence] = None
-    attempts: fields.Maybe[fields.AttemptsMade] = None
-    revised_prompt: fields.Maybe[fields.RevisedPrompt] = None
+class ImageFacts(BaseModel):
+    """One image of an answer."""
+
+    seed: int = Field(examples=[1], description="seed that draws this image again, alone, with the same number of "
+                      "attempts")
+    label: Maybe[int | str] = Field(None, examples=[7], description="class that the image was drawn as: the requested "
+        "one, or the one that the model drew first, by its index; by its name, if that index is the name of another "
+        "class; present with confidence")
+    confidence: Maybe[float] = Field(None, examples=[0.97], description="probability that the model gives to the "
+        "image's class after it has drawn the whole image; present with candidates or attempts, for models that draw "
+        "the class first")
+    attempts: Maybe[int] = Field(None, examples=[1], description="number of times that this image was drawn; absent if "
+        "one attempt was requested")
 
 
-class UsageDetails(BaseModel):
-    image_tokens: int = Field(0, description="always 0", examples=[0])
-    text_tokens: int = Field(0, description="always 0", examples=[0])
+class ImageData(ImageFacts):
+    b64_json: Maybe[Picture] = None
+    url: Maybe[str] = Field(None, examples=["data:image/png;base64,iVBORw0KGgo..."], description="the picture as a "
+        "data URL; present instead of b64_json with response_format=url")
+    revised_prompt: Maybe[str] = Field(None, examples=["7"], description="only for requests with a prompt: what was "
+        "drawn, one class or an image of any class")
 
 
 class Usage(BaseModel):
     """Zeros, for programs that add up what they pay for: nothing is counted here."""
 
     input_tokens: int = Field(0, description="always 0", examples=[0])
-    input_tokens_details: UsageDetails = Field(UsageDetails(), description="input tokens by kind")
+    input_tokens_details: dict[str, int] = Field({"image_tokens": 0, "text_tokens": 0}, description="input tokens by "
+                                                 "kind, always 0", examples=[{"image_tokens": 0, "text_tokens": 0}])
     output_tokens: int = Field(0, description="always 0", examples=[0])
     total_tokens: int = Field(0, description="always 0", examples=[0])
 
@@ -49,12 +79,12 @@ class Drawn(BaseModel):
     """The fields that every answer and event of the images routes has."""
 
     created: int = Field(description="time of the answer, seconds since 1970", examples=[1795303560])
-    model: fields.Name
-    checkpoint: fields.Digest
-    engine: fields.Engine
-    precision: fields.Precision
-    device: fields.Device
-    state: fields.State
+    model: Name
+    checkpoint: Digest
+    engine: Engine
+    precision: Precision
+    device: Device
+    state: State
     size: str = Field(description="width x height of the pictures, in pixels", examples=["28x28"])
     output_format: encode.Format = Field("png", description="format of the pictures", examples=["png"])
     warnings: list[str] = Field(description="parts of the request that were ignored, or carried out differently",
@@ -101,51 +131,40 @@ class UploadFacts(Conditioning):
     prepared: Prepared | None = Field(None, description="null without prepare")
 
 
-class Images(BaseModel):
-    candidates: fields.CandidatesDrawn
+class ImagesResponse(Drawn):
+    candidates: CandidatesDrawn
     usage: Usage = Field(Usage(), description="zeros, for programs that sum the usage")
     data: list[ImageData] = Field(description="the images, in the order of their seeds; with candidates, in the "
                                               "order in which they were chosen")
 
 
-class ImagesResponse(Images, Drawn):  # fields are sent in the order of the bases, the last one first
+class EditResponse(ImagesResponse, UploadFacts):
     pass
 
 
-class EditResponse(Images, UploadFacts, Drawn):
-    pass
-
-
-class ImageEvent(BaseModel):
+class GenerationEvent(ImageFacts, Drawn):
     """One image of a stream, finished or not."""
 
-    kind: ClassVar[str]  # prefix of its events' names
+    kind: ClassVar = "image_generation"  # prefix of its events' names
     created_at: int = Field(description="the same as created, as OpenAI's events name it", examples=[1795303560])
     quality: Literal["auto"] = Field("auto", description="always auto: a model draws in one quality")
     background: Literal["opaque"] = Field("opaque", description="always opaque")
-    candidates: fields.CandidatesDrawn
+    candidates: CandidatesDrawn
     image_index: int = Field(description="number of the image, from 0", examples=[0])
-    seed: fields.DrawnSeed
-    label: fields.Maybe[fields.LabelDrawn] = None
-    confidence: fields.Maybe[fields.Confidence] = None
-    attempts: fields.Maybe[fields.AttemptsMade] = None
-    type: str
-    partial_image_index: fields.Maybe[fields.PartialIndex] = None
-    rows: fields.Maybe[fields.FinishedRows] = None
-    b64_json: fields.Picture
-    usage: Annotated[fields.Maybe[Usage], Field(description="zeros, for programs that sum the usage; absent for "
-                                                "partial images")] = None
-
-
-class GenerationEvent(ImageEvent, Drawn):
-    kind = "image_generation"
     type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(description="the same as "
                                                                                           "`event`")
+    partial_image_index: Maybe[int] = Field(None, examples=[0], description="number of the partial image, from 0; "
+                                            "absent for completed images")
+    rows: Maybe[int] = Field(None, examples=[14], description="number of finished image rows; the others are black; "
+                             "absent for completed images")
+    b64_json: Picture
+    usage: Maybe[Usage] = Field(None, description="zeros, for programs that sum the usage; absent for partial images")
 
 
-class EditEvent(ImageEvent, UploadFacts, Drawn):
+class EditEvent(GenerationEvent, UploadFacts):
     kind = "image_edit"
-    type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(description="as `event`")
+    type: Literal["image_edit.partial_image", "image_edit.completed"] = Field(  # type: ignore[assignment]
+        description="as `event`")
 
 
 class Board(BaseModel):
@@ -159,18 +178,18 @@ class Board(BaseModel):
 
 
 class ModelCard(BaseModel):
-    id: fields.Name
+    id: Name
     object: Literal["model"] = Field("model", description="kind of object")
     created: int = Field(description="time of training, seconds since 1970", examples=[1795195165])
     owned_by: Literal["linpix"] = Field("linpix", description="always linpix; OpenAI's clients expect this field")
-    checkpoint: fields.Digest
+    checkpoint: Digest
     bits_per_dim: dict[str, float] = Field(description="bits/dim for each set of images that it was measured on; "
                                                        "test_10000: 10,000 test images",
                                            examples=[{"test_1000": 0.8225, "test_10000": 0.8423}])
-    engine: fields.Engine
-    precision: fields.Precision
-    device: fields.Device
-    state: fields.State
+    engine: Engine
+    precision: Precision
+    device: Device
+    state: State
     attention: str = Field(description="linear or softmax", examples=["linear"])
     width: int = Field(description="width of its images, in pixels", examples=[28])
     height: int = Field(description="height of its images, in pixels", examples=[28])
@@ -198,7 +217,7 @@ class ModelCard(BaseModel):
     board: Board = Field(description="ground and ink for a drawing board")
     aliases: list[str] = Field(description="other names that requests may use for this model", examples=[[]])
     state_bytes: int = Field(description="bytes of the state of one image", examples=[67584])
-    slots: fields.Slots
+    slots: Slots
 
 
 class ModelList(BaseModel):
@@ -211,14 +230,18 @@ REPORT: dict[str, Any] = {"model": "mnist-small", "budget_s": 10.0, "spent_s": 5
      "seconds_per_image": 0.0098, "state_bytes": 67584, "estimated": False, "bits_per_dim": 0.96971}]}
 
 
-class Comparison(BaseModel):
+class LatestComparison(BaseModel):
+    id: ComparisonId
+    model: Name
+    status: Literal["running", "completed", "cancelled", "failed"] = Field(examples=["running"], description="running, "
+                                                                           "or how it ended")
+
+
+class Comparison(LatestComparison):
     """A comparison that is running or has ended."""
 
-    id: fields.ComparisonId
-    status: fields.Phase
     progress: float = Field(ge=0, le=1, description="part of the budget that has been used; 1 when completed",
                             examples=[0.5])
-    model: fields.Name
     budget: float = Field(description="time for the measurement, in seconds", examples=[10.0])
     shared_device: bool = Field(description="whether other requests were decoded at the same time", examples=[False])
     error: str | None = Field(description="why it failed; null if it did not", examples=[None])

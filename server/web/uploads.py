@@ -11,12 +11,11 @@ from fastapi import Request, Response, UploadFile
 from fastapi.routing import APIRoute
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from ..errors import ClientLeft, DeadlinePassed, Exhausted, InvalidRequest, ServiceError
+from ..errors import ClientLeft, DeadlinePassed, InvalidRequest, ServiceError, exhausted
 from ..pictures.pictures import Occluded
 from ..pictures.uploads import Upload
-from .answers import while_connected
-from .asked import Asked
-from .middleware.bodies import UPLOADS, Body
+from .answers import Answer, while_connected
+from .middleware.bodies import Body
 from .request_schemas import FILES, FORM_FIELDS, FORM_LISTS, UploadFields
 
 logger = logging.getLogger("linpix")
@@ -59,7 +58,7 @@ async def read_form(http: Request) -> None:
         raise
     except (OSError, MemoryError, RuntimeError) as error:  # such as a full disk, or no more threads
         logger.exception("an upload could not be read")
-        raise Exhausted() from error
+        raise exhausted() from error
     except Exception as error:  # whatever else it is, it is the client's mistake
         why = error.message if isinstance(error, MultiPartException) else type(error).__name__
         raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data with at most "
@@ -75,14 +74,13 @@ async def read_form(http: Request) -> None:
 
 
 class FormRoute(APIRoute):
-    """A route of which `read_form` reads the form, if it takes one."""
+    """A route of which `read_form` reads the form."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def reading(http: Request) -> Response:
-            if self.path in UPLOADS:
-                await read_form(http)
+            await read_form(http)
             return await handle(http)
 
         return reading
@@ -96,7 +94,7 @@ def files_of(form: UploadFields) -> Files:
     return sent[0], form.mask
 
 
-async def decoded(asked: Asked, files: Files, read: Callable[[bytes, bytes | None], T],
+async def decoded(answer: Answer, files: Files, read: Callable[[bytes, bytes | None], T],
                   held: Callable[[T], int] = lambda found: 0) -> T:
     """The result of `read`, given a form's picture and mask. Closes the files.
 
@@ -104,27 +102,26 @@ async def decoded(asked: Asked, files: Files, read: Callable[[bytes, bytes | Non
     held: bytes of the result; they count from then on, in place of the upload's. Raises ServiceError, and what read
     raises.
     """
-    (picture, mask), http, service = files, asked.http, asked.service
+    (picture, mask), http, service = files, answer.http, answer.service
 
     def work() -> T:
         return read(picture.file.read(), None if mask is None else mask.file.read())
 
-    if refusal := service.requests.refusal(http.state.client, asked.job, asked.model):
-        service.requests.metrics.requests_rejected.labels(refusal.code).inc()
-        raise refusal
+    if refusal := service.requests.refusal(http.state.client, answer.job, answer.model):
+        raise service.requests.metrics.refused(refusal)
     try:
-        async with asyncio.timeout_at(http.state.began + asked.timeout_s) as limit:
+        async with asyncio.timeout_at(http.state.began + answer.timeout_s) as limit:
             found = await while_connected(http, service.upload_slots.run(http.state.client, work))
     except TimeoutError:
         if not limit.expired():
             raise
         service.requests.metrics.deadlines_passed.labels("reading").inc()
-        raise DeadlinePassed(asked.timeout_s) from None
+        raise DeadlinePassed(answer.timeout_s) from None
     except ClientLeft:
         raise
     except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread
         logger.exception("a picture could not be decoded")
-        raise Exhausted() from error
+        raise exhausted() from error
     await http.close()  # closes its files: they are not needed while it waits for a slot
     body: Body = http.scope["linpix.body"]
     body.hold(held(found))

@@ -10,7 +10,7 @@ Files without a test of their own name, and where they are tested:
   engine/image, engine/decode/choice, engine/decode/compiled                      engine/decode/test_decoder.py
   pictures/likelihoods                                                            web/routes/test_likelihoods.py
   pictures/overlay                                                                pictures/test_prepare.py
-  web/fields, web/request_schemas, web/uploads                                    web/test_forms.py
+  web/request_schemas, web/uploads                                                web/test_forms.py
   web/middleware/bodies                                                           web/test_admission.py
   web/middleware/headers                                                          web/middleware/test_stack.py
   web/answers                                             web/routes/test_images.py, web/test_leaving.py
@@ -18,7 +18,7 @@ Files without a test of their own name, and where they are tested:
 
 Tests that are not about one file:
   engine/test_conditional.py, engine/test_pixels.py         kinds of models in slots
-  web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py, web/test_prompts.py,
+  web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py,
   web/test_forms.py
                                                             what a request can ask for
   test_traces.py                                            what OpenTelemetry records

@@ -24,7 +24,7 @@ from linpix.server.app import create_app
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.pictures import encode
 from linpix.server.settings import Settings
-from linpix.server.web import answers
+from linpix.server.web import images
 from tests.linpix.test_main import inside
 from tests.server.conftest import EAGER, eventually, here, serving
 from tests.server.web.routes.test_images import events_of
@@ -362,7 +362,7 @@ def test_a_model_with_lsh_attention_is_left_out_of_the_service_and_refused_by_na
 
 
 def test_a_stream_that_is_silent_says_now_and_then_that_it_is_there(tiny, monkeypatch):
-    monkeypatch.setattr(answers, "PING_S", 0.05)
+    monkeypatch.setattr(images, "PING_S", 0.05)
     body = {"stream": True, "partial_images": 0}
     app = create_app(Settings(checkpoints=tiny.parent, faults="slow:at=1:ms=300"))
     with TestClient(app, base_url="http://localhost") as client:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 BOUNDARY = "linpix-soak"
-IDLE_S = 3.0  # the service closes a connection that has been idle for 5 s: by then another is opened
+IDLE_S = 3.0  # the service closes a connection that has been idle for --head-timeout: by then another is opened
 SLOW_S = 3.0  # between two bytes of a slow writer: the service gives up a body of which nothing comes for 10 s
 
 

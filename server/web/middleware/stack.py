@@ -1,8 +1,5 @@
-"""The middleware of every request: Gate (outermost), CORS if other origins are allowed, and HeadChecks.
-
-Gate gives every answer, refusals included, an id, security headers and a line in the log, and refuses foreign hosts and
-pages. bodies.py limits the bodies that it lets through. HeadChecks requires a key, if the server has any, and refuses
-bodies that are too large or of another type before they are read.
+"""The middleware of every request: Gate, and in it CORS if other origins are allowed. bodies.py limits the bodies that
+it lets through.
 """
 
 import logging
@@ -12,23 +9,15 @@ import time
 import urllib.parse
 from collections.abc import Iterable, Mapping
 
-from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...errors import (
-    ForeignHost,
-    ForeignOrigin,
-    RateLimited,
-    ServiceError,
-    Unauthorized,
-    Unexpected,
-)
+from ...errors import ServiceError, foreign_host, foreign_origin, rate_limited, unauthorized, unexpected
 from ...logs import REQUEST_ID, access
-from ...metrics import ENDPOINTS, Metrics
+from ...metrics import ENDPOINTS
 from ...origins import Hosts, Origins
 from ..error_handlers import response_of
 from ..keys import Keys
@@ -46,15 +35,21 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 class Gate:
     """Request ids, security headers, a 500 for unexpected exceptions, and a line of the log for every request.
 
-    Refuses hosts that are not this service's, and pages of origins that may not use it. scope["linpix.body"] is the
-    Body. scope["state"]["client"] is the peer's address, or the name of its key once HeadChecks has checked it. Routes
-    may set `model` and `images` in scope["state"], to be logged. X-Request-Id and traceparent of trusted proxies are
-    kept. HEAD is answered as GET is; uvicorn sends no body then.
+    Refuses hosts that are not this service's, pages of origins that may not use it, requests under /v1/ without a key
+    if the server has any, and bodies that are too large or of another type. scope["linpix.body"] is the Body.
+    scope["state"]["client"] is the peer's address, or the name of its key once that is checked. Routes may set `model`
+    and `images` in scope["state"], to be logged. X-Request-Id and traceparent of trusted proxies are kept. HEAD is
+    answered as GET is; uvicorn sends no body then.
     """
 
-    def __init__(self, app: ASGIApp, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, root_path: str) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, keys: Keys | None = None,
+                 root_path: str = "") -> None:
         """root_path: under which a proxy serves all of this; the paths of requests may begin with it."""
-        self.app, self.hosts, self.origins, self.bodies = app, hosts, origins, bodies
+        self.app, self.hosts, self.origins, self.bodies, self.keys = app, hosts, origins, bodies, keys
+        # a page that may use the service must be able to read its refusals
+        self._checked: ASGIApp = self._check if not origins.allowed else CORSMiddleware(
+            self._check, allow_origins=[*origins.allowed], allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["*"], allow_private_network=True)
         self._root_path = root_path
         self._ids = set[str]()  # that callers have given, of requests in progress
 
@@ -95,20 +90,19 @@ class Gate:
             await body.send(message)
 
         try:
-            if refusal := self._refusal(scope, body.headers):
-                self.bodies.metrics.requests_rejected.labels(refusal.code).inc()
-                await response_of(refusal)(scope, receive, send_recorded)
+            if refusal := self._foreign(scope, body.headers):
+                await response_of(self.bodies.metrics.refused(refusal))(scope, receive, send_recorded)
             elif (scope["path"].endswith("/") and scope["path"].strip("/")) or path == self._root_path != "":
                 await _redirect(path, scope)(scope, receive, send_recorded)
             else:
-                await self.app(scope, body.receive, send_recorded)
+                await self._checked(scope, body.receive, send_recorded)
         except Exception:
             if status:  # too late for another answer: the connection is closed in the middle of this one
                 raise
             if not state.get("counted") and (endpoint := path.rpartition("/")[2]) in ENDPOINTS:
                 self.bodies.metrics.requests.labels(endpoint, "failed").inc()  # a bug, counted nowhere else
             logger.exception("unexpected failure at %s %s", method, _route(scope))
-            await response_of(Unexpected(request_id))(scope, receive, send_recorded)
+            await response_of(unexpected(request_id))(scope, receive, send_recorded)
         finally:
             access(method=method, route=_route(scope), status=status,
                    duration_s=round(time.monotonic() - began, 6), client=state["client"], model=state.get("model"),
@@ -116,12 +110,35 @@ class Gate:
             body.hold(0)
             self._ids.discard(request_id)
 
-    def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> ServiceError | None:
+    def _foreign(self, scope: Scope, headers: Mapping[str, str]) -> ServiceError | None:
         for name, host in scope["headers"]:
             if name == b"host" and not self.hosts.accept(host.decode("latin-1")):
-                return ForeignHost(host.decode("latin-1"))
+                return foreign_host(host.decode("latin-1"))
         page = self.origins.foreign(scope["method"], scope["path"], headers)
-        return None if page is None else ForeignOrigin(page, headers.get("host", "this server"))
+        return None if page is None else foreign_origin(page, headers.get("host", "this server"))
+
+    async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check key and body, as far as the head shows them, and go on with the application."""
+        body: Body = scope["linpix.body"]
+        state = scope["state"]
+        try:
+            if self.keys is not None and scope["path"].startswith("/v1/"):
+                state["client"] = self._client(self.keys, body.headers.get("authorization", ""))
+            state["timeout_s"] = body.check(state["client"], state["began"])
+        except ServiceError as error:
+            await response_of(error)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _client(self, keys: Keys, authorization: str) -> str:
+        """The name of the key in a request's header. Raises ServiceError."""
+        scheme, _, presented = authorization.partition(" ")
+        key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
+            raise self.bodies.metrics.refused(unauthorized(presented=bool(presented)))
+        if wait_s := keys.wait_s(key):
+            raise self.bodies.metrics.refused(rate_limited(key.name, key.rate, wait_s))
+        return key.name
 
 
 def _route(scope: Scope) -> str | None:
@@ -146,47 +163,3 @@ def _template(routes: Iterable[BaseRoute], scope: Scope) -> str | None:
             included = getattr(route, "original_router", None)
             return _template(included.routes, scope) if included else getattr(route, "path", None)
     return None
-
-
-class HeadChecks:
-    """Requires a key under /v1/ if the server has any, counts its requests, and refuses bodies by their head."""
-
-    def __init__(self, app: ASGIApp, *, keys: Keys | None, metrics: Metrics) -> None:
-        self.app, self.keys, self.metrics = app, keys, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            body: Body = scope["linpix.body"]
-            state = scope["state"]
-            try:
-                if self.keys is not None and scope["path"].startswith("/v1/"):
-                    state["client"] = self._client(self.keys, body.headers.get("authorization", ""))
-                state["timeout_s"] = body.check(state["client"], state["began"])
-            except ServiceError as error:
-                await response_of(error)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-    def _client(self, keys: Keys, authorization: str) -> str:
-        """The name of the key in a request's header. Raises Unauthorized or RateLimited."""
-        scheme, _, presented = authorization.partition(" ")
-        key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
-        if key is None:
-            self.metrics.requests_rejected.labels("unauthorized").inc()
-            raise Unauthorized(presented=bool(presented))
-        try:
-            keys.count(key)
-        except RateLimited:
-            self.metrics.requests_rejected.labels("rate_limited").inc()
-            raise
-        return key.name
-
-
-def install(app: FastAPI, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, keys: Keys | None,
-            root_path: str = "") -> None:
-    """Put all of it before an app's routes; the last one added is the outermost."""
-    app.add_middleware(HeadChecks, keys=keys, metrics=bodies.metrics)
-    if origins.allowed:  # between the two: a page that may use the service must be able to read its refusals
-        app.add_middleware(CORSMiddleware, allow_origins=origins.allowed, allow_methods=["*"], allow_headers=["*"],
-                           expose_headers=["*"], allow_private_network=True)
-    app.add_middleware(Gate, hosts=hosts, origins=origins, bodies=bodies, root_path=root_path)

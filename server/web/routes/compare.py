@@ -16,13 +16,12 @@ from ...errors import (
     InvalidRequest,
     JustCancelled,
     ModelNotFound,
-    NotFound,
-    NotJson,
+    ServiceError,
+    not_json,
 )
-from .. import fields
 from ..openapi import BODY, LEAVING, error_responses, event_stream, ok_response
 from ..request_schemas import COMPARE, CompareBody
-from ..schemas import Comparison
+from ..schemas import Comparison, ComparisonId
 from ..service import Service, ServiceDep, preferred
 
 router = APIRouter(tags=["compare"])
@@ -35,7 +34,7 @@ _EVENTS = event_stream("comparison.progress, and at the end comparison.completed
                                    links={"watch_comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
              | error_responses(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
                                ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"),
-                               JustCancelled("cmp-1", 0.8), NotJson("text/plain"), *BODY, *LEAVING))
+                               JustCancelled("cmp-1", 0.8), not_json("text/plain"), *BODY, *LEAVING))
 async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
                            ) -> Run:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
@@ -55,10 +54,10 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
 
 
 def _comparisons(service: Service) -> Comparisons:
-    """Raises NotFound where images are drawn by replicas."""
+    """Raises ServiceError where images are drawn by replicas."""
     if service.comparisons is None:
-        raise NotFound("comparisons run where one process serves alone: start linpix serve without --replicas, or run "
-                       "linpix compare")
+        raise ServiceError("comparisons run where one process serves alone: start linpix serve without --replicas, or "
+                           "run linpix compare", 404)
     return service.comparisons
 
 
@@ -71,7 +70,7 @@ def _comparable(service: Service) -> str | None:
 @router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison,
             responses=ok_response("progress and results so far", content=_EVENTS)
             | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
-async def watch_comparison(id: fields.ComparisonId, service: ServiceDep,
+async def watch_comparison(id: ComparisonId, service: ServiceDep,
                            accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
     job = _comparisons(service).find(id)
@@ -90,6 +89,6 @@ async def _events(comparisons: Comparisons, id: str) -> AsyncIterator[bytes]:
 @router.delete("/v1/compare/{id}", summary="Cancel a comparison", response_model=Comparison,
                responses=ok_response("the comparison after it was cancelled")
                | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
-async def cancel_comparison(id: fields.ComparisonId, service: ServiceDep) -> Run:
+async def cancel_comparison(id: ComparisonId, service: ServiceDep) -> Run:
     """Stop a comparison, whichever client began it; what it has measured stays readable."""
     return _comparisons(service).cancel(id)

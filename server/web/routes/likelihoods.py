@@ -1,6 +1,5 @@
 """POST /v1/images/likelihoods: how probable the hidden part of a picture is, given the known part."""
 
-import asyncio
 import base64
 import time
 from dataclasses import replace
@@ -14,17 +13,14 @@ from pydantic import BaseModel, Field
 
 from ...engine.job import Job
 from ...engine.request import Request as Admitted
-from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia
+from ...errors import Impossible, InvalidRequest, ModelNotFound, ServiceError, body_too_large, exhausted
 from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers, read_scored
 from ...pictures.pictures import Occluded
 from ...pictures.uploads import outside
-from .. import fields
 from ..answers import Answer, as_json
-from ..asked import Asked
-from ..fields import TIMEOUT_PARAMETER
 from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
-from ..request_schemas import LIKELIHOOD, LikelihoodForm
-from ..schemas import Conditioning
+from ..request_schemas import LIKELIHOOD, TIMEOUT_PARAMETER, LikelihoodForm
+from ..schemas import Conditioning, Digest, Name
 from ..uploads import FormRoute, decoded, facts_of, files_of
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
@@ -50,21 +46,16 @@ class ClassLikelihood(BaseModel):
     bits_per_dim: _Bits
 
 
-class Source(BaseModel):
-    """By what a likelihood was computed."""
+class Likelihoods(Conditioning):
+    """How probable the hidden part of a picture is, given the known part: as a whole, by class and by sub-pixel."""
 
     created: int = Field(description="time of the answer, seconds since 1970", examples=[1795303560])
-    model: fields.Name
-    checkpoint: fields.Digest
+    model: Name
+    checkpoint: Digest
     precision: Literal["fp32"] = Field("fp32", description="always fp32: likelihoods are computed by torch in float32, "
                                        "whatever precision the model draws with")
     warnings: list[str] = Field(description="parts of the request that were ignored, or that had no effect",
                                 examples=[[]])
-
-
-class Scores(BaseModel):
-    """A likelihood, for the whole picture, by class and by sub-pixel."""
-
     label: str | None = Field(description="class that the model assumed; null: no class; with labels=all, or with a "
                               "model that draws the class first: the mixture of all classes", examples=["7"])
     counted: int = Field(description="number of hidden sub-pixels; without transparency, mask and keep_rows, all are "
@@ -84,10 +75,6 @@ class Scores(BaseModel):
                                  examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAQAAAB..."])
 
 
-class Likelihoods(Scores, Conditioning, Source):  # fields are sent in the order of the bases, the last one first
-    """How probable the hidden part of a picture is, given the known part."""
-
-
 # --- the route ---
 
 _OK = ok_response("the likelihood; with Accept: image/png, its map as a picture", content=PNG)
@@ -97,8 +84,8 @@ _RESPONSES = _OK | error_responses(
     InvalidRequest("keep_rows hides nothing, so there is nothing to score: hide at least one pixel, or leave out "
                    "keep_rows to score the whole picture", param="keep_rows"),
     Impossible("mnist"),
-    ModelNotFound("mnist-large", ["mnist-small"]), BodyTooLarge(20_000_000, 2**24), Exhausted(),
-    UnsupportedMedia("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'", param="image"))
+    ModelNotFound("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24), exhausted(),
+    ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'", 415, param="image"))
 
 
 @router.post("/likelihoods", response_model=Likelihoods, responses=_RESPONSES,
@@ -108,56 +95,56 @@ _RESPONSES = _OK | error_responses(
                  "part of it is hidden. Unknown fields are ignored and listed in the answer's warnings."}})
 async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
-    asked = Asked(http, form)
-    http.state.images = 1  # for the log
-    if form.response_format == "url":
-        raise InvalidRequest("response_format must be b64_json here, or absent, got 'url'", param="response_format")
+    scored = Scored(http, form)
     files, every = files_of(form), form.labels == "all"
-    if every and not asked.checkpoint.class_names:
-        raise InvalidRequest(f"labels=all needs a model with classes, and {asked.model.name} has none; leave it out",
+    if every and not scored.checkpoint.class_names:
+        raise InvalidRequest(f"labels=all needs a model with classes, and {scored.model.name} has none; leave it out",
                              param="labels")
 
     def read(picture: bytes, mask: bytes | None) -> Occluded:
-        return read_scored(picture, asked.config, mask=mask, keep_rows=form.keep_rows)
+        return read_scored(picture, scored.config, mask=mask, keep_rows=form.keep_rows)
 
-    asked.job = Job(model=asked.model.name, scored=True)
-    occluded = await decoded(asked, files, read)
-    asked.warnings += outside(occluded)
-    labels = labels_of(asked.checkpoint, occluded, asked.label, every=every)
-    asked.job = replace(asked.job, canvas=occluded.canvas, known=occluded.known, labels=labels)
-    return Scored(asked, facts_of(occluded), every=every, drawn=form.response_format is not None)
+    scored.score(await decoded(scored, files, read))
+    return scored
 
 
 class Scored(Answer):
     """The likelihood of a job's picture."""
 
-    def __init__(self, asked: Asked, facts: dict[str, Any], *, every: bool, drawn: bool) -> None:
-        """drawn: whether the JSON has the map as a PNG too."""
-        super().__init__(asked)
-        self.facts, self.every, self.drawn = facts, every, drawn
+    def __init__(self, http: Request, form: LikelihoodForm) -> None:
+        super().__init__(http, form)
+        http.state.images = 1  # for the log
+        if form.response_format == "url":
+            raise InvalidRequest("response_format must be b64_json here, or absent, got 'url'", param="response_format")
+        self.every, self.drawn = form.labels == "all", form.response_format is not None  # as JSON, with the map as PNG
+        self.job = Job(model=self.model.name, scored=True)
+        self.facts: dict[str, Any] = {}
+
+    def score(self, occluded: Occluded) -> None:
+        """Have the hidden part of a picture scored."""
+        self.warnings += outside(occluded)
+        labels = labels_of(self.checkpoint, occluded, self.label, every=self.every)
+        self.job = replace(self.job, canvas=occluded.canvas, known=occluded.known, labels=labels)
+        self.facts = facts_of(occluded)
 
     async def in_one_piece(self, request: Admitted) -> Response:
-        """Made in a thread if that takes more than a moment."""
-        async with request.in_time():
-            event = await request.next_event()
-            assert event is not None and event.scores is not None
-            log_probs, priors = event.scores
-            if log_probs.size <= INLINE_NUMBERS and self.asked.frame.encodes_inline:
-                return self._response(log_probs, priors)
-            return await asyncio.to_thread(self._response, log_probs, priors)
+        event = await request.next_event()
+        assert event is not None and event.scores is not None
+        self.inline &= event.scores[0].size <= INLINE_NUMBERS
+        return await self.made(request, self._response, *event.scores)
 
     def _response(self, log_probs: NDArray[np.float32], priors: NDArray[np.float64]) -> Response:
-        asked, checkpoint = self.asked, self.asked.checkpoint
-        assert asked.job.known is not None
-        bits, scores = likelihood(checkpoint, asked.job.known, log_probs, priors, asked.label, every=self.every)
+        job, checkpoint = self.job, self.checkpoint
+        assert job.known is not None
+        bits, scores = likelihood(checkpoint, job.known, log_probs, priors, self.label, every=self.every)
         source = {"model": checkpoint.name, "checkpoint": checkpoint.digest}
-        alone = asked.sole_format == "png"  # only PNG: maps have transparent parts, and exact values
-        png = map_png(bits, asked.config, asked.frame) if self.drawn or alone else b""
+        alone = self.sole_format == "png"  # only PNG: maps have transparent parts, and exact values
+        png = map_png(bits, self.config, self.frame) if self.drawn or alone else b""
         if alone:
             headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in source.items()}
             headers["x-linpix-precision"] = "fp32"
             headers |= {f"x-linpix-{name.replace('_', '-')}": f"{scores[name]:.6g}"
                         for name in ("bits_per_dim", "log_likelihood")}
             return Response(png, media_type="image/png", headers=headers)
-        return as_json(Likelihoods(created=int(time.time()), **source, warnings=asked.warnings, **self.facts, **scores,
-                                   map=numbers(bits, asked.config), b64_json=base64.b64encode(png).decode() or None))
+        return as_json(Likelihoods(created=int(time.time()), **source, warnings=self.warnings, **self.facts, **scores,
+                                   map=numbers(bits, self.config), b64_json=base64.b64encode(png).decode() or None))

@@ -5,9 +5,8 @@ from fastapi import APIRouter
 from ...engine.request import ServedModel
 from ...errors import ModelNotFound
 from ...pictures import encode
-from .. import fields
 from ..openapi import error_responses, ok_response
-from ..schemas import Board, ModelCard, ModelList
+from ..schemas import Board, ModelCard, ModelList, Name
 from ..service import ServiceDep
 
 router = APIRouter(tags=["models"])
@@ -39,6 +38,6 @@ async def list_models(service: ServiceDep) -> ModelList:
 @router.get("/v1/models/{model}", summary="Describe a model",
             responses=ok_response("the model")
             | error_responses(ModelNotFound("mnist-large", ["mnist-small"])))
-async def describe_model(model: fields.Name, service: ServiceDep) -> ModelCard:
+async def describe_model(model: Name, service: ServiceDep) -> ModelCard:
     """One loaded model."""
     return card_of(service.find(model), service.settings.aliases)

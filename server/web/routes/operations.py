@@ -7,9 +7,9 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from ...engine.request import ServedModel
-from ...errors import Starting
-from .. import fields
+from ...errors import starting
 from ..openapi import LEAVING, error_responses, ok_response
+from ..schemas import Device, Engine, LatestComparison, Name, Precision, Slots
 from ..service import ServiceDep
 
 router = APIRouter()
@@ -31,24 +31,18 @@ _WATCHED = (f"{_STEP}_sum", f"{_STEP}_count", _ROWS, _REJECTED, _WAITING, "linpi
 class ModelStatus(BaseModel):
     """Counters grow from the start of the process: a rate is the difference of two answers over their `uptime`s."""
 
-    id: fields.Name
+    id: Name
     backend: str = Field(description="kind of decoding: linear or stateful-softmax", examples=["linear"])
-    engine: fields.Engine
-    precision: fields.Precision
-    device: fields.Device
-    slots: fields.Slots
+    engine: Engine
+    precision: Precision
+    device: Device
+    slots: Slots
     slots_used: int = Field(description="number of slots that hold an image", examples=[2])
     images_waiting: int = Field(description="number of admitted images that have no slot yet", examples=[0])
     images_completed: int = Field(description="number of finished images", examples=[4])
     pixels_generated: int = Field(description="number of decoded sub-pixels", examples=[2744])
     quanta: int = Field(description="number of engine calls, each of several steps", examples=[345])
     step_seconds_sum: float = Field(description="sum, over all quanta, of the mean seconds per step", examples=[0.35])
-
-
-class LatestComparison(BaseModel):
-    id: fields.ComparisonId
-    model: fields.Name
-    status: fields.Phase
 
 
 class Limits(BaseModel):
@@ -75,10 +69,6 @@ class Status(BaseModel):
     models: list[ModelStatus] = Field(description="one entry per model, the default one first")
     comparison: LatestComparison | None = Field(description="the latest comparison; null if there was none")
     limits: Limits = Field(description="limits of requests")
-
-
-class Health(BaseModel):
-    status: str = Field(description="alive for /healthz, ready for /readyz", examples=["alive"])
 
 
 # --- routes ---
@@ -123,18 +113,19 @@ def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> Mod
         quanta=int(values[f"{_STEP}_count", name, backend]), step_seconds_sum=values[f"{_STEP}_sum", name, backend])
 
 
-@probes.get("/healthz", summary="Whether the process is alive", responses=ok_response("the process is alive"))
-async def check_alive() -> Health:
+@probes.get("/healthz", summary="Whether the process is alive",
+            responses=ok_response("the process is alive", example={"status": "alive"}))
+async def check_alive() -> dict[str, str]:
     """The process is alive."""
-    return Health(status="alive")
+    return {"status": "alive"}
 
 
 @probes.get("/readyz", summary="Whether requests are accepted",
             responses=ok_response("requests are accepted", example={"status": "ready"})
-            | error_responses(*LEAVING, Starting()))
-async def check_ready(service: ServiceDep) -> Health:
+            | error_responses(*LEAVING, starting()))
+async def check_ready(service: ServiceDep) -> dict[str, str]:
     """The weights are loaded, the engine runs, and the service is not draining."""
     service.requests.check_open()
     if not service.requests.ready:
-        raise Starting()
-    return Health(status="ready")
+        raise starting()
+    return {"status": "ready"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from linpix.server.web.asked import wish
+from linpix.server.web.prompts import wish
 
 DIGITS = [str(digit) for digit in range(10)]
 THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -9,9 +9,8 @@ import pytest
 
 from linpix.server.web.routes.page import STATIC
 
-OURS = {"VENDORED.md", "favicon.svg", "index.html", "page.css", "page.js", "service.js", "parts.js", "gallery.js",
-        "samples.js", "editor.js", "completion.js", "upload.js",
-        "race.js"}
+OURS = {"VENDORED.md", "favicon.svg", "index.html", "docs.html", "docs.js", "page.css", "page.js", "service.js",
+        "parts.js", "gallery.js", "samples.js", "editor.js", "completion.js", "upload.js", "race.js"}
 LOADS = {"src", "href", "srcset", "action", "formaction", "poster", "data"}  # attributes that name another resource
 
 

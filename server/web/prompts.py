@@ -1,0 +1,53 @@
+"""Which class a prompt asks for."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from linpix.model.checkpoint import folded
+
+from .error_handlers import sendable
+
+LONGEST = 1_000  # characters of a prompt that are read
+MAX_LISTED = 10  # largest number of words without effect that a warning lists
+
+# Other words for classes of MNIST and CIFAR-10. A model whose classes have other names understands only these names.
+_SYNONYMS = {
+    "0": "zero nought", "1": "one", "2": "two", "3": "three", "4": "four", "5": "five", "6": "six", "7": "seven",
+    "8": "eight", "9": "nine",
+    "airplane": "aeroplane plane aircraft jet airliner", "automobile": "car auto sedan", "bird": "birdie sparrow",
+    "cat": "kitten kitty tomcat", "deer": "stag doe fawn reindeer", "dog": "puppy hound doggy",
+    "frog": "toad treefrog", "horse": "pony foal mare stallion", "ship": "boat vessel ferry steamer yacht",
+    "truck": "lorry",
+}
+
+
+class Wish(NamedTuple):
+    """What a prompt asks for, as far as a model can draw it."""
+
+    label: int | None
+    revised: str   # what the prompt was taken for, for clients that show `revised_prompt`
+    warning: str   # about words without effect; empty if there are none
+
+
+def wish(prompt: str, names: Sequence[str]) -> Wish:
+    """names: of the model's classes, in the order of their indices. A prompt that is one index asks for that class."""
+    text, *known = map(folded, (prompt[:LONGEST], *names))
+    exact = known.index(text) if text in known else int(text) if text in map(str, range(len(names))) else None
+    if exact is not None:
+        return Wish(exact, names[exact], "")
+    said = _spaced(text)
+    found = [(said.find(named), -len(named), label, named) for label, name in enumerate(known)
+             for named in map(_spaced, (name, *_SYNONYMS.get(name, "").split())) if named.strip() and named in said]
+    if not found:
+        return Wish(None, "an image of any class" if names else "an image", "prompt was ignored: it names no class of "
+                    f"this model{'; classes: ' if names else ''}{', '.join(names)}")
+    _, _, label, named = min(found)  # the first one; of several that begin there, the longest
+    others = [word for word in dict.fromkeys(said.split()) if word not in named.split()]
+    listed = sendable(", ".join(word[:40] for word in others[:MAX_LISTED])) + (", ..." if others[MAX_LISTED:] else "")
+    return Wish(label, names[label], f"prompt: these words have no effect: {listed}" if others else "")
+
+
+def _spaced(text: str) -> str:
+    """The words of a text, each between two spaces; a number keeps its sign and what follows its point."""
+    return " ".join(["", *re.findall(r"(?<!\w)-?\d+\.\d+|(?<!\w)-\d+|[^\W_]+", text), ""])
