@@ -28,7 +28,7 @@ from linpix.server.engine.attempts import chosen
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job
-from linpix.server.pictures import pictures
+from linpix.server.pictures import encode
 
 from .draw import quantum_of
 
@@ -119,7 +119,7 @@ class _Drawing:
                  "model": decoder.checkpoint.name,
                  "digest": decoder.checkpoint.digest, "engine": decoder.kind, "precision": decoder.precision}
         key = f"{index:09}"  # no dot: in WebDataset, a sample's files differ after the first dot
-        files.add(f"{key}.png", pictures.png(canvas, decoder.config, self._order.scale))
+        files.add(f"{key}.png", encode.png(canvas, decoder.config, self._order.scale))
         files.add(f"{key}.json", json.dumps(facts, ensure_ascii=False).encode())
 
     def _submit(self) -> None:

@@ -103,14 +103,13 @@ def complete(given: argparse.Namespace) -> None:
     job = _job(given, checkpoint)
     upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                           preparation=given.prepare, lay_back=given.lay_back)
-    occluded = upload.occluded
     warn("complete", checkpoint.temperature_warnings(job.temperature) + uploads.warnings_of(upload, checkpoint))
     facts: dict[str, object] = {"crop": upload.crop}
-    job = dataclasses.replace(job, canvas=occluded.canvas, known=occluded.known)
-    if upload.prepared is not None:
-        facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
+    job = dataclasses.replace(job, canvas=upload.canvas, known=upload.known)
+    if upload.figure is not None:
+        facts["prepared"] = {"inverted": upload.inverted, "box": upload.figure}
     _produce(given, _engine(given, checkpoint, job), dataclasses.replace(output, overlay=upload.overlay), job,
-             conditioning=occluded.conditioning, known=occluded.known_count, **facts)
+             conditioning=upload.conditioning, known=int(upload.known.sum()), **facts)
 
 
 def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Output]:

@@ -115,8 +115,8 @@ def draw(model: str | Path, count: int, given: tuple[object, object] | None, pre
     config = checkpoint.net.config
     job = new_job(checkpoint, count, label=class_of(label, checkpoint), **options)
     if given is not None:
-        upload = read_given(*given, config, uploads.read, preparation=prepare)
-        job = replace(job, canvas=upload.occluded.canvas, known=upload.occluded.known)
+        upload = read_given(*given, config, preparation=prepare)
+        job = replace(job, canvas=upload.canvas, known=upload.known)
         for warning in uploads.warnings_of(upload, checkpoint):
             warnings.warn(warning, stacklevel=4)
     with tqdm(total=job.images, unit="image", disable=None if progress is None else not progress,

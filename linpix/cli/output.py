@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from linpix.model.config import ModelConfig
-from linpix.server.pictures import pictures
+from linpix.server.pictures import encode
 from linpix.server.pictures.overlay import Overlay
 
 from . import animation
@@ -78,8 +78,8 @@ class Output:
     def write_one(self, place: int, seed: int, image: NDArray[np.uint8]) -> None:
         """Write an image into the folder."""
         shape = self.config.height, self.config.width, self.config.channels
-        _write(self.file(place, seed), pictures.png(image, self.config, self.scale) if self.overlay is None else
-               self.overlay.png(image.reshape(shape)))
+        _write(self.file(place, seed), encode.png(image, self.config, self.scale) if self.overlay is None else
+               self.overlay.encoded(image.reshape(shape)))
 
     def write_all(self, images: NDArray[np.uint8], moments: Iterable[NDArray[np.intp]], known: NDArray[np.bool_] | None
                   ) -> int:
@@ -92,7 +92,7 @@ class Output:
             _write(self.path, animation.animate(frames, self.kind, self.scale))
             return len(frames)
         if len(images) == 1:
-            _write(self.path, pictures.png(images[0], self.config, self.scale))  # no frame: to be completed or scored
+            _write(self.path, encode.png(images[0], self.config, self.scale))  # no frame: to be completed or scored
             return 1
         sheet = animation.grid(images, self.config).repeat(self.scale, axis=0).repeat(self.scale, axis=1)
         buffer = io.BytesIO()

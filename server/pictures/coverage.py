@@ -26,6 +26,12 @@ def centred(size: tuple[int, int], ratio: tuple[int, int]) -> Crop:
     return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
 
 
+def cut(values: NDArray[Any], crop: Crop) -> NDArray[Any]:
+    """A crop of (H, W)."""
+    left, top, width, height = crop
+    return values[top:top + height, left:left + width]
+
+
 def moved(hidden: NDArray[np.bool_], size: tuple[int, int], crop: Crop, within: Crop) -> tuple[Crop, Crop, float]:
     """Centre the crop of a picture on the hidden part, if that is not inside it and at most half its length.
 
@@ -41,8 +47,7 @@ def moved(hidden: NDArray[np.bool_], size: tuple[int, int], crop: Crop, within: 
         left, from_left = _reaching(crop[0], crop[2], width, columns, wide, within[0], within[2])
         top, from_top = _reaching(crop[1], crop[3], height, rows, tall, within[1], within[3])
         crop, within = (left, top, *crop[2:]), (from_left, from_top, *within[2:])
-    left, top, wide, tall = within
-    return crop, within, 1 - float(hidden[top:top + tall, left:left + wide].sum() / hidden.sum())
+    return crop, within, 1 - float(cut(hidden, within).sum() / hidden.sum())
 
 
 def _reaching(start: int, length: int, whole: int, holes: NDArray[np.intp], parts: int, within: int, inside: int
@@ -70,22 +75,11 @@ def sums(pixels: NDArray[Any], rows: Bounds, columns: Bounds) -> Iterator[NDArra
     at = columns.astype(np.intp)
     inside = (columns - at).reshape(-1, *[1] * (pixels.ndim - 2))  # how far each bound lies inside its pixel, 0 to 1
     for top, bottom in pairwise(rows):
-        band = _band(pixels, top, bottom)
+        first, last = min(int(top), len(pixels) - 1), math.ceil(bottom)
+        band = (pixels[first:last].sum(axis=0, dtype=np.uint64) - (top - first) * pixels[first]
+                - (last - bottom) * pixels[last - 1])  # bounds may be inside one line of pixels
         before = np.concatenate([np.zeros_like(band[:1]), band.cumsum(axis=0)])
         yield np.diff(before[at] + inside * band[np.minimum(at, len(band) - 1)], axis=0)
-
-
-def _band(pixels: NDArray[Any], top: float, bottom: float) -> NDArray[np.float64]:
-    first, last = int(np.ceil(top)), int(bottom)
-    if first > last:  # both bounds are inside one pixel
-        part: NDArray[np.float64] = pixels[last] * (bottom - top)
-        return part
-    band: NDArray[np.float64] = pixels[first:last].sum(axis=0, dtype=np.uint64).astype(np.float64)
-    if first > top:
-        band += pixels[first - 1] * (first - top)
-    if bottom > last:
-        band += pixels[last] * (bottom - last)
-    return band
 
 
 def half_known(kept: NDArray[np.bool_], height: int, width: int) -> NDArray[np.bool_]:

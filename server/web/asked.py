@@ -18,7 +18,6 @@ from ..engine.request import Event, Request
 from ..errors import InvalidRequest, shown
 from ..pictures import encode, uploads
 from ..pictures.overlay import Overlay
-from ..pictures.pictures import Occluded
 from .error_handlers import sendable
 from .fields import TIMEOUT_HEADER
 from .request_schemas import EditForm, ImageFields, PictureFields
@@ -125,7 +124,7 @@ class AskedImages(Asked):
             self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
         self.format: encode.Format = self.sole_format or fields.output_format or "png"
-        self.kept: Occluded | None = None    # what the answer keeps, if that is more than the model gets
+        self.kept: uploads.Upload | None = None  # what the answer keeps, if that is more than the model gets
         self.overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
         self.partial_images = fields.partial_images
         if self.sole_format or self.array:
@@ -169,20 +168,19 @@ class AskedImages(Asked):
         if form.prepare == "mnist":
             uploads.check_preparable(self.config)
 
-    def complete(self, upload: uploads.Upload, conditioning: Literal["prefix", "full"] | None = None) -> Occluded:
+    def complete(self, upload: uploads.Upload, conditioning: Literal["prefix", "full"] | None = None
+                 ) -> uploads.Upload:
         """Have the hidden part of an upload drawn. Returns it as the model gets it. conditioning: see fields.
 
         Raises InvalidRequest.
         """
         self.warnings += uploads.warnings_of(upload, self.checkpoint)
-        occluded = upload.occluded
         if conditioning == "prefix":
-            occluded = occluded.prefix_only()
-            self.kept = upload.occluded
-        elif occluded.conditioning == "partial":
+            self.kept, upload = upload, upload.prefix_only()
+        elif upload.conditioning == "partial":
             able = self.service.instead_of(self.model, lambda config: bool(config.patch))
             if conditioning == "full":
-                raise InvalidRequest(f"{self.model.name} cannot use all {occluded.known_count} known sub-pixels, "
+                raise InvalidRequest(f"{self.model.name} cannot use all {int(upload.known.sum())} known sub-pixels, "
                                      "since some come after hidden ones; choose "
                                      f"{able or 'a model that is conditional'} (GET /v1/models), or leave out "
                                      "conditioning", param="conditioning")
@@ -192,8 +190,8 @@ class AskedImages(Asked):
         self.overlay = upload.overlay
         if upload.overlay is not None:
             self.partial_images = 0
-        self.job = replace(self.job, canvas=occluded.canvas, known=occluded.known)
-        return occluded
+        self.job = replace(self.job, canvas=upload.canvas, known=upload.known)
+        return upload
 
     # --- the form of the answer ---
 
@@ -227,12 +225,11 @@ class AskedImages(Asked):
         canvas = event.canvas
         if self.kept is not None:
             canvas = np.where(self.kept.known, self.kept.canvas, canvas)
-        if self.overlay is None:
-            pixels: NDArray[np.uint8] = encode.framed(canvas, self.config, self.frame,
-                                                      None if event.done else event.rows)
-            return pixels.tobytes() if self.array else encode.encoded(pixels, self.format)
-        shape = self.config.height, self.config.width, self.config.channels
-        return self.overlay.encoded(canvas.reshape(shape), self.format)
+        picture = canvas.reshape(self.config.height, self.config.width, self.config.channels)
+        if self.overlay is not None:
+            return self.overlay.encoded(picture, self.format)
+        pixels: NDArray[np.uint8] = encode.framed(picture, self.frame, None if event.done else event.rows)
+        return pixels.tobytes() if self.array else encode.encoded(pixels, self.format)
 
 
 # --- prompts ---

@@ -1,5 +1,6 @@
 """POST /v1/images/generations and /v1/images/edits: drawing images, and completing a picture."""
 
+import base64
 from typing import Annotated
 
 from fastapi import APIRouter, Body, File, Request, Response
@@ -19,7 +20,7 @@ from ..fields import TIMEOUT_PARAMETER
 from ..openapi import image_responses
 from ..request_schemas import EDIT, GENERATE, EditForm, GenerateBody
 from ..schemas import EditEvent, EditResponse, GenerationEvent, ImagesResponse
-from ..uploads import FormRoute, decoded, facts_of, files_of
+from ..uploads import FormRoute, decoded, files_of
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
@@ -62,6 +63,9 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
         return uploads.read(picture, asked.config, mask=mask, keep_rows=form.keep_rows,
                             preparation=form.prepare or "none", lay_back=bool(form.lay_back))
 
-    upload = await decoded(asked, files, read, lambda upload: upload.held)
-    occluded = asked.complete(upload, form.conditioning)
-    return Images(asked, EditResponse, EditEvent, facts_of(occluded, upload) | {"candidates": form.candidates})
+    upload = await decoded(asked, files, read)
+    prepared = None if upload.figure is None else {"inverted": upload.inverted, "box": upload.figure,
+                                                   "b64_json": base64.b64encode(upload.seen()).decode()}
+    facts = asked.complete(upload, form.conditioning).facts
+    return Images(asked, EditResponse, EditEvent,
+                  facts | {"crop": upload.crop, "prepared": prepared, "candidates": form.candidates})

@@ -15,9 +15,8 @@ from pydantic import BaseModel, Field
 from ...engine.job import Job
 from ...engine.request import Request as Admitted
 from ...errors import BodyTooLarge, Exhausted, Impossible, InvalidRequest, ModelNotFound, UnsupportedMedia
-from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers, read_scored
-from ...pictures.pictures import Occluded
-from ...pictures.uploads import outside
+from ...pictures import uploads
+from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers
 from .. import fields
 from ..answers import Answer, as_json
 from ..asked import Asked
@@ -25,7 +24,7 @@ from ..fields import TIMEOUT_PARAMETER
 from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
 from ..request_schemas import LIKELIHOOD, LikelihoodForm
 from ..schemas import Conditioning
-from ..uploads import FormRoute, decoded, facts_of, files_of
+from ..uploads import FormRoute, decoded, files_of
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
@@ -117,15 +116,15 @@ async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Respo
         raise InvalidRequest(f"labels=all needs a model with classes, and {asked.model.name} has none; leave it out",
                              param="labels")
 
-    def read(picture: bytes, mask: bytes | None) -> Occluded:
-        return read_scored(picture, asked.config, mask=mask, keep_rows=form.keep_rows)
+    def read(picture: bytes, mask: bytes | None) -> uploads.Upload:
+        return uploads.read(picture, asked.config, mask=mask, keep_rows=form.keep_rows, scored=True)
 
     asked.job = Job(model=asked.model.name, scored=True)
-    occluded = await decoded(asked, files, read)
-    asked.warnings += outside(occluded)
-    labels = labels_of(asked.checkpoint, occluded, asked.label, every=every)
-    asked.job = replace(asked.job, canvas=occluded.canvas, known=occluded.known, labels=labels)
-    return Scored(asked, facts_of(occluded), every=every, drawn=form.response_format is not None)
+    upload = await decoded(asked, files, read)
+    asked.warnings += uploads.warnings_of(upload)
+    labels = labels_of(asked.checkpoint, upload, asked.label, every=every)
+    asked.job = replace(asked.job, canvas=upload.canvas, known=upload.known, labels=labels)
+    return Scored(asked, upload.facts, every=every, drawn=form.response_format is not None)
 
 
 class Scored(Answer):

@@ -194,7 +194,7 @@ def test_large_uploads_are_laid_back_at_1024_pixels_and_grey_stays_grey():
     grey[500:1500, 1000:1100] = 40
     upload = uploads.read(png(grey), MNIST, keep_rows=14, preparation="mnist", lay_back=True)
     assert upload.overlay.size == "1024x683" and upload.overlay.blank.shape[2] == 1
-    assert np.allclose(upload.box, (1000, 500, 1100, 1500), atol=8)
+    assert np.allclose(upload.figure, (1000, 500, 1100, 1500), atol=8)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -211,8 +211,8 @@ def test_a_hole_beside_the_digit_is_no_part_of_it():
     photo = np.full((120, 160), 230, np.uint8)
     photo[30:90, 60:70] = 20
     kept = np.ones(photo.shape, np.bool_)
-    whole = uploads.reduce_and_prepare(photo, kept)
+    whole = prepare(photo, kept)
     for hidden in (np.s_[110:, 100:], np.s_[:8, :20], np.s_[40:60, 130:]):
         kept = np.ones(photo.shape, np.bool_)
         kept[hidden] = False
-        assert uploads.reduce_and_prepare(photo, kept).box == whole.box
+        assert prepare(photo, kept).box == whole.box
