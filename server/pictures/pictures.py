@@ -44,12 +44,11 @@ class Picture:
         flat: what is transparent shows black; in a whole picture white, if that differs more from the opaque parts.
         Otherwise pixels have their colours whatever their alpha.
         """
-        left, top, width, height = crop or (0, 0, *self.image.size)
-        image = self.image.crop((left, top, left + width, top + height)).convert("L" if channels == 1 else "RGB")
-        colours = np.asarray(image).reshape(height, width, channels)
+        image = (self.image if crop is None else self.image.crop(crop)).convert("L" if channels == 1 else "RGB")
+        colours = np.asarray(image).reshape(image.height, image.width, channels)
         if not flat or self.alpha is None:
             return colours
-        alpha = cut(self.alpha, (left, top, width, height))
+        alpha = self.alpha if crop is None else cut(self.alpha, crop)
         opaque = colours[alpha >= OPAQUE]
         behind = 255 if crop is None and opaque.size and opaque.mean() < 128 else 0
         share = alpha[..., None].astype(np.uint16)

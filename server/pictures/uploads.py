@@ -112,8 +112,8 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
     elif alpha is None:
         kept = np.zeros(size[::-1], np.bool_)
     else:
-        crop, within, missed = moved(alpha < OPAQUE, size, crop, crop if mask is None else
-                                     centred(alpha.shape[::-1], crop[2:]))
+        crop, within, missed = moved(alpha < OPAQUE, size, crop, crop if mask is None else centred(
+            alpha.shape[::-1], (crop[2] - crop[0], crop[3] - crop[1])))
         kept = cut(alpha, within) >= OPAQUE
         if scored and mask is None and kept.all():
             kept = ~kept
@@ -128,7 +128,7 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
         canvas = np.where(known[..., None], canvas, whole)
     over = _overlay(picture, crop, kept, config.channels, flat=flat) if lay_back else None
     return Upload(canvas=canvas.reshape(-1), known=known.reshape(-1).repeat(config.channels), read=bool(config.patch),
-                  crop=_scaled(_sides(crop), picture.scale), missed=missed, overlay=over)
+                  crop=_scaled(crop, picture.scale), missed=missed, overlay=over)
 
 
 def _prepared(picture: Picture, alpha: NDArray[np.uint8] | None, keep_rows: int | None, *, flat: bool, lay_back: bool,
@@ -195,11 +195,6 @@ def _smaller(pixels: NDArray[np.uint8]) -> tuple[int, int, float]:
     return max(1, round(height / factor)), max(1, round(width / factor)), factor
 
 
-def _sides(crop: Crop) -> Box:
-    left, top, width, height = crop
-    return left, top, left + width, top + height
-
-
 def _scaled(box: Box, factor: float) -> Box:
     left, top, right, bottom = (round(side * factor, 2) for side in box)
     return left, top, right, bottom
@@ -216,7 +211,7 @@ def _overlay(picture: Picture, crop: Crop, kept: NDArray[np.bool_], channels: in
     """The overlay over a whole upload, of which the model sees only the crop."""
     whole = picture.colours(3, flat=True)
     tall, wide, factor = _smaller(whole)
-    left, top, right, bottom = (round(side / factor) for side in _sides(crop))
+    left, top, right, bottom = (round(side / factor) for side in crop)
     colours, stays = reduced(whole, np.ones(whole.shape[:2], np.bool_), tall, wide)
     inside = np.s_[top:bottom, left:right]
     colours[inside], stays[inside] = reduced(picture.colours(3, crop, flat=flat), kept, bottom - top, right - left)
