@@ -1,6 +1,5 @@
 """What sample and complete write: a folder with a PNG for each image, a grid of images, or an animation of it."""
 
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +52,7 @@ def scale_of(kind: Kind | None, count: int, config: ModelConfig, wanted: int | L
     if kind in ("GIF", "WEBP"):
         return animation.enlargement(count, config, None if wanted == "auto" else wanted)
     if wanted == "auto" or (kind == "PNG" and wanted is None and screen):
-        return animation.readable(count if kind else 1, config)
+        return max(1, animation.WIDEST // animation.sheet_size(count if kind else 1, config)[0])
     return wanted or 1
 
 
@@ -66,10 +65,6 @@ class Output:
     scale: int
     config: ModelConfig
     overlay: Overlay | None = None   # in which a completion is laid back
-
-    @property
-    def animated(self) -> bool:
-        return self.kind in ("GIF", "WEBP")
 
     def file(self, place: int, seed: int) -> str:
         """The file of one image: all are in one, unless the output is a folder."""
@@ -87,7 +82,7 @@ class Output:
 
         moments: finished image rows of each image, one array a frame · known: (T,) of a picture that was completed.
         """
-        if self.kind is not None and self.kind != "PNG":
+        if self.kind == "GIF" or self.kind == "WEBP":
             frames = [animation.grid(images, self.config, rows=rows, known=known) for rows in moments]
             _write(self.path, animation.animate(frames, self.kind, self.scale))
             return len(frames)
@@ -95,9 +90,7 @@ class Output:
             _write(self.path, encode.png(images[0], self.config, self.scale))  # no frame: to be completed or scored
             return 1
         sheet = animation.grid(images, self.config).repeat(self.scale, axis=0).repeat(self.scale, axis=1)
-        buffer = io.BytesIO()
-        Image.fromarray(sheet).save(buffer, "PNG")
-        _write(self.path, buffer.getvalue())
+        _write(self.path, encode.encoded(sheet.reshape(*sheet.shape[:2], -1)))
         return 1
 
 
