@@ -38,11 +38,6 @@ class Frame:
     def size(self) -> str:
         return f"{self.width}x{self.height}"
 
-    @property
-    def encodes_inline(self) -> bool:
-        """Whether a picture is encoded in a moment."""
-        return self.width * self.height <= INLINE_PIXELS
-
 
 def enlarged(config: ModelConfig, factor: int = 1) -> Frame:
     """The frame of a picture enlarged by a whole factor, with nothing around it."""

@@ -42,6 +42,7 @@ class Asked:
     """What every request about pictures asks for: model, class, size and form of the answer, time."""
 
     job: Job
+    overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
 
     def __init__(self, http: Http, fields: PictureFields) -> None:
         """Raises ServiceError or OptionError."""
@@ -78,6 +79,11 @@ class Asked:
         state = self.http.state
         return Request(state.request_id, self.http.url.path.rsplit("/", 1)[1], state.client, self.job, self.model,
                        self.timeout_s, state.began)
+
+    @property
+    def encodes_inline(self) -> bool:
+        """Whether a picture is encoded in a moment, so that no thread is needed."""
+        return self.overlay is None and self.frame.width * self.frame.height <= encode.INLINE_PIXELS
 
     def _label(self, label: int | str | None, prompt: str | None) -> int | None:
         """The class asked for by label, or by a prompt that names one."""
@@ -125,7 +131,6 @@ class AskedImages(Asked):
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
         self.format: encode.Format = self.sole_format or fields.output_format or "png"
         self.kept: uploads.Upload | None = None  # what the answer keeps, if that is more than the model gets
-        self.overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
         self.partial_images = fields.partial_images
         if self.sole_format or self.array:
             self._check_accepted(fields)
@@ -199,11 +204,6 @@ class AskedImages(Asked):
     def shape(self) -> tuple[int, int, int]:
         """(H, W, channels) of a picture that is not laid back."""
         return self.frame.height, self.frame.width, self.config.channels
-
-    @property
-    def encodes_inline(self) -> bool:
-        """Whether a picture is encoded in a moment, so that no thread is needed."""
-        return self.overlay is None and self.frame.encodes_inline
 
     def best(self, candidates: Sequence[Event]) -> list[Event]:
         """The best of all candidates, the best first."""

@@ -141,7 +141,7 @@ class Scored(Answer):
             event = await request.next_event()
             assert event is not None and event.scores is not None
             log_probs, priors = event.scores
-            if log_probs.size <= INLINE_NUMBERS and self.asked.frame.encodes_inline:
+            if log_probs.size <= INLINE_NUMBERS and self.asked.encodes_inline:
                 return self._response(log_probs, priors)
             return await asyncio.to_thread(self._response, log_probs, priors)
 
