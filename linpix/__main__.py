@@ -320,18 +320,16 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=_number(float, 0, 10), help="1: as trained; lower: less varied; "
                         "higher: more varied; default: the model's own")
     parser.add_argument("--label", help="class, by index or name")
-    parser.add_argument("--engine", choices=("auto", "eager", "compiled"),
-                        default=os.environ.get("LINPIX_ENGINE", "auto"), help="engine to decode with (or "
-                                                                              "LINPIX_ENGINE)")
-    parser.add_argument("--precision", choices=("auto", "fp32", "bf16", "int8"),
-                        default=os.environ.get("LINPIX_PRECISION", "auto"),
-                        help="precision of matrix products (or LINPIX_PRECISION)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default=os.environ.get("LINPIX_DEVICE", "auto"),
-                        help="device to decode on (or LINPIX_DEVICE)")
-    parser.add_argument("--state", choices=("fp32", "fp16"), default=os.environ.get("LINPIX_STATE", "fp32"),
-                        help="precision of the recurrent state on a GPU (or LINPIX_STATE); fp16 needs --defer")
-    parser.add_argument("--defer", type=_number(int, 1, 64), default=os.environ.get("LINPIX_DEFER", "1"),
-                        help="number of tokens that a GPU adds to the state at once (or LINPIX_DEFER)")
+    for name, default, text, limits in (
+            ("engine", "auto", "engine to decode with", {"choices": ("auto", "eager", "compiled")}),
+            ("precision", "auto", "precision of matrix products", {"choices": ("auto", "fp32", "bf16", "int8")}),
+            ("device", "auto", "device to decode on", {"choices": ("auto", "cpu", "cuda")}),
+            ("state", "fp32", "precision of the recurrent state on a GPU; fp16 needs --defer",
+             {"choices": ("fp32", "fp16")}),
+            ("defer", "1", "number of tokens that a GPU adds to the state at once", {"type": _number(int, 1, 64)})):
+        variable = f"LINPIX_{name.upper()}"
+        parser.add_argument(f"--{name}", default=os.environ.get(variable, default), help=f"{text} (or {variable})",
+                            **limits)
     parser.add_argument("--out", required=True, help="a folder for one PNG per image; X.png for one grid of "
                         "all images, or for a single image; or X.gif or X.webp for an animation of the grid while it "
                         "is drawn")

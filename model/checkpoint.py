@@ -160,14 +160,6 @@ def digest_of(folder: Path) -> str:
     return _verified(folder)[0]
 
 
-def stated_digest(folder: Path) -> str:
-    """The digest that `read` would give if every file matches SHA256SUMS; "" if SHA256SUMS cannot be read."""
-    try:
-        return hashlib.sha256(_bytes(folder / "SHA256SUMS")).hexdigest()
-    except (OSError, ValueError):
-        return ""
-
-
 def config_of(folder: Path) -> ModelConfig:
     """The architecture in config.json. No other file is read or verified. Raises CheckpointError."""
     try:

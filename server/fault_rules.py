@@ -19,12 +19,13 @@ WHEN    at=N     the N-th quantum of the process, from 1; for prefill: the N-th 
 Otherwise the chosen image is random. The item seed=N seeds this choice: the same quanta then have the same faults.
 """
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-KINDS = ("throw", "glitch", "broken", "nan", "prefill", "hang", "slow", "die", "lose")
-OF_IMAGES = ("throw", "nan", "prefill")
-WHEN = ("at", "every", "from", "image")
+KINDS = "throw", "glitch", "broken", "nan", "prefill", "hang", "slow", "die", "lose"
+OF_IMAGES = "throw", "nan", "prefill"
+_RULE = re.compile(rf"({'|'.join(KINDS)}):(at|every|from|image)=([0-9]{{1,16}})(?::ms=([1-9][0-9]{{0,15}}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +46,17 @@ class Rule:
 def parse(text: str) -> tuple[list[Rule], int]:
     """Returns the rules and the seed. Raises ValueError that names the item."""
     rules, seed = [], 0
-    for item in text.split(","):
-        kind, *pairs = item.strip().split(":")
-        values = dict(pair.partition("=")[::2] for pair in pairs)
-        if kind.startswith("seed=") and not pairs:
-            seed = _integer(item, kind.removeprefix("seed="), 0)
+    for item in map(str.strip, text.split(",")):
+        if found := re.fullmatch("seed=([0-9]{1,16})", item):
+            seed = int(found[1])
             continue
-        if kind not in KINDS:
-            raise ValueError(f"{item!r}: expected one of {', '.join(KINDS)}, such as throw:every=100, or seed=N")
-        ms = values.pop("ms", None)
-        if len(values) != 1 or len(pairs) != len(values) + (ms is not None) or next(iter(values)) not in WHEN:
-            raise ValueError(f"{item!r}: give exactly one of {', '.join(f'{when}=N' for when in WHEN)}")
-        [(when, number)] = values.items()
-        if when == "image" and kind not in OF_IMAGES:
-            raise ValueError(f"{item!r}: image works only with {', '.join(OF_IMAGES)}; use at, every or from")
-        if (ms is not None) != (kind == "slow"):
-            raise ValueError(f"{item!r}: ms works only with slow, and slow needs it, such as slow:every=10:ms=200")
-        rules.append(Rule(kind, when, _integer(item, number, 0 if when == "image" else 1),
-                          0 if ms is None else _integer(item, ms, 1)))
+        if found := _RULE.fullmatch(item):
+            kind, when, number, ms = found.groups()
+            rule = Rule(kind, when, int(number), int(ms or 0))
+            if (kind == "slow") == (ms is not None) and (kind in OF_IMAGES if when == "image" else rule.number):
+                rules.append(rule)
+                continue
+        raise ValueError(f"{item!r:.80}: expected KIND:WHEN=N, such as throw:every=100, or seed=N; KIND is one of "
+                         f"{', '.join(KINDS)}; WHEN is at, every or from, with N of at least 1, or image, only with "
+                         f"{', '.join(OF_IMAGES)}; slow, and nothing else, also needs ms, such as slow:every=10:ms=200")
     return rules, seed
-
-
-def _integer(item: str, text: str, least: int) -> int:
-    if not text.isascii() or not text.isdecimal() or len(text) > 16 or int(text) < least:
-        raise ValueError(f"{item!r:.80}: expected an integer of at least {least}, got {text!r:.40}")
-    return int(text)

@@ -37,7 +37,9 @@ def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[
         if sockets:  # the system may have chosen the port of the first one
             address = (address[0], sockets[0].getsockname()[1], *address[2:])
         try:
-            sockets.append(_listen(family, address, shared))
+            made = socket.create_server(address, family=family, backlog=WAITING, reuse_port=shared)
+            # TCP is named: else asyncio leaves Nagle's algorithm on, and an answer's second piece waits 40 ms
+            sockets.append(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach()))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise OSError(f"{asked}: {os.strerror(error.errno or 0).lower()}; choose another --{of}port, or stop "
@@ -47,24 +49,6 @@ def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[
         raise OSError(f"{asked}: {os.strerror(missing.errno or 0).lower()}; give an address or a name of this machine"
                       ) from missing
     return sockets
-
-
-def _listen(family: int, address: Any, shared: bool) -> socket.socket:
-    # TCP is named: else asyncio leaves Nagle's algorithm on, and an answer's second piece waits 40 ms for the first
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        if os.name == "posix":
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listening.bind(address)
-        listening.listen(WAITING)
-    except BaseException:
-        listening.close()
-        raise
-    return listening
 
 
 def url_of(listening: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -88,6 +88,7 @@ LIST = BeforeValidator(_joined)  # a flag of it may be given several times
 Seconds = Annotated[float, SECONDS]
 Bytes = Annotated[int, BYTES]
 Listed = Annotated[str, LIST]
+Address = Annotated[str, AfterValidator(lambda host: host.strip("[] "))]  # brackets are for URLs
 HIDDEN: JsonDict = {"hidden": True}  # from --help
 
 
@@ -96,10 +97,11 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="LINPIX_", extra="ignore", frozen=True)
 
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface, :: for IPv6 too")
+    host: Address = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface, :: for IPv6 too")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
-    root_path: str = Field("", pattern=r"^(/[\w.~-]+)*$", description="path under which a proxy serves all of this, "
-                           "such as /pix; not needed if the proxy removes the path from requests")
+    root_path: Annotated[str, AfterValidator(lambda path: path.rstrip("/"))] = Field(
+        "", pattern=r"^(/[\w.~-]+)*/*$", description="path under which a proxy serves all of this, such as /pix; not "
+                                                     "needed if the proxy removes the path from requests")
     models: Listed = Field("", description="comma-separated models to serve; the first is the default; empty: all "
                                         "checkpoints")
     alias: Listed = Field("", description="other names that clients may use for models, comma-separated, such as "
@@ -154,7 +156,7 @@ class Settings(BaseSettings):
     trusted_proxies: Listed = Field("", description="addresses or networks of proxies whose X-Forwarded-For, "
                                     "X-Forwarded-Proto, X-Request-Id and traceparent headers are trusted, "
                                     "comma-separated; * for any")
-    metrics_host: str = Field("127.0.0.1", description="address to listen on with --metrics-port")
+    metrics_host: Address = Field("127.0.0.1", description="address to listen on with --metrics-port")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="separate TCP port for /metrics, /healthz and "
                                      "/readyz; default: they are on the service's port")
     metrics_targets: Path | None = Field(None, description="with --replicas: folder in which each process writes the "
@@ -175,31 +177,13 @@ class Settings(BaseSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_gpu(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _defaults(cls, given: dict[str, Any]) -> dict[str, Any]:
         from linpix.model import ops  # torch, which --help does not need
 
+        given = {name: value for name, value in given.items() if name not in ("checkpoints", "port", "metrics_port")
+                 or not (value == "" or _of_kubernetes(value))}
         here = given.get("device") == "cpu" or given.get("engine") == "eager" or given.get("precision") == "int8"
         return (ON_GPU if ops.gpu and not here else {}) | given
-
-    @field_validator("checkpoints", "metrics_port", mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        return None if value == "" else value
-
-    @field_validator("port", "metrics_port", mode="before")
-    @classmethod
-    def _not_of_kubernetes(cls, value: object, info: ValidationInfo) -> object:
-        return cls.model_fields[info.field_name or ""].default if _of_kubernetes(value) else value
-
-    @field_validator("root_path", mode="before")
-    @classmethod
-    def _without_slash(cls, path: object) -> object:
-        return path.rstrip("/") if isinstance(path, str) else path
-
-    @field_validator("host", "metrics_host")
-    @classmethod
-    def _without_brackets(cls, host: str) -> str:
-        return host.strip("[] ")
 
     @field_validator("api_keys", mode="before")
     @classmethod

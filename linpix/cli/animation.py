@@ -88,11 +88,6 @@ def enlargement(count: int, config: ModelConfig, factor: int | None) -> int:
     return factor
 
 
-def readable(count: int, config: ModelConfig) -> int:
-    """The largest factor that keeps a grid of `count` images within WIDEST, for a screen."""
-    return max(1, WIDEST // sheet_size(count, config)[0])
-
-
 def durations(frames: int) -> list[int]:
     """Milliseconds of each frame, in GIF's steps of 10."""
     moving = max(1, frames - 1)

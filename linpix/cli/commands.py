@@ -24,7 +24,6 @@ from linpix.server.compare import chart, report
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.compare.checkpoints import find_twins
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
-from linpix.server.engine.attempts import best_of
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.job import Job, class_of, new_job
@@ -79,18 +78,16 @@ def _sample_shards(given: argparse.Namespace) -> None:
     given.preview = "never"
     checkpoint, _ = _opened(given)
     job = _job(given, checkpoint)
-    order = bulk.BulkOrder(job=job, shards=given.shards, shard_format=given.shard_format or "tar",
-                           seed_given=given.seed is not None, scale=given.scale or 1)
     warn("sample", checkpoint.temperature_warnings(job.temperature))
     engine = _engine(given, checkpoint, job)
-    drawn, decoder = bulk.draw_shards(Path(given.out), order, engine), engine.decoder
-    speed = drawn.images / drawn.seconds if drawn.images else None
-    result = {"images": given.count, "drawn": drawn.images, "seconds": drawn.seconds, "images_per_second": speed,
-              **decoder.facts, "seed": drawn.seed, "shards": given.shards, "files": drawn.files}
-    how = (f" in {drawn.seconds:.2f} s ({speed:.2f} images/s, {decoder.kind} engine, {decoder.precision})"
-           if speed else "")
-    _say(given, result, f"{given.out} has {given.count} images in {given.shards} shards, seeds from {drawn.seed}; "
-                        f"{drawn.images} of them were drawn now{how}")
+    drawn = bulk.draw_shards(Path(given.out), job, engine, shards=given.shards, scale=given.scale or 1,
+                             shard_format=given.shard_format or "tar", seed_given=given.seed is not None)
+    count, seconds, decoder = drawn["drawn"], drawn["seconds"], engine.decoder
+    speed = count / seconds if count else None
+    result = {"images": given.count, "images_per_second": speed, **decoder.facts, "shards": given.shards, **drawn}
+    how = f" in {seconds:.2f} s ({speed:.2f} images/s, {decoder.kind} engine, {decoder.precision})" if speed else ""
+    _say(given, result, f"{given.out} has {given.count} images in {given.shards} shards, seeds from {drawn['seed']}; "
+                        f"{count} of them were drawn now{how}")
 
 
 def complete(given: argparse.Namespace) -> None:
@@ -103,14 +100,13 @@ def complete(given: argparse.Namespace) -> None:
     job = _job(given, checkpoint)
     upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                           preparation=given.prepare, lay_back=given.lay_back)
-    occluded = upload.occluded
     warn("complete", checkpoint.temperature_warnings(job.temperature) + uploads.warnings_of(upload, checkpoint))
     facts: dict[str, object] = {"crop": upload.crop}
-    job = dataclasses.replace(job, canvas=occluded.canvas, known=occluded.known)
-    if upload.prepared is not None:
-        facts["prepared"] = {"inverted": upload.prepared.inverted, "box": upload.box}
+    job = dataclasses.replace(job, canvas=upload.canvas, known=upload.known)
+    if upload.figure is not None:
+        facts["prepared"] = {"inverted": upload.inverted, "box": upload.figure}
     _produce(given, _engine(given, checkpoint, job), dataclasses.replace(output, overlay=upload.overlay), job,
-             conditioning=occluded.conditioning, known=occluded.known_count, **facts)
+             conditioning=upload.conditioning, known=int(upload.known.sum()), **facts)
 
 
 def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Output]:
@@ -140,9 +136,9 @@ def _colours(given: argparse.Namespace) -> int:
 def _produce(given: argparse.Namespace, engine: Engine, output: Output, job: Job, **facts: object) -> None:
     """Draw all images, choose those to return if there are candidates, write them, and report."""
     decoder, config = engine.decoder, output.config
-    job = dataclasses.replace(job, stream=True)  # for the preview and the film
+    job, animated = dataclasses.replace(job, stream=True), output.kind in ("GIF", "WEBP")  # a preview needs a stream
     with preview.Progress(job, config, sys.stderr, colours=_colours(given),
-                          frames=animation.MAX_FRAMES if output.animated else 1) as progress:
+                          frames=animation.MAX_FRAMES if animated else 1) as progress:
 
         def done(index: int, image: NDArray[np.uint8]) -> None:
             if not output.kind and not job.candidates:  # at once: an interruption loses only unfinished images
@@ -150,19 +146,18 @@ def _produce(given: argparse.Namespace, engine: Engine, output: Output, job: Job
             progress.done(index, image)
 
         produced = produce(engine, job, done, progress.advanced)
-    kept, seconds = [*range(job.images)], produced.seconds
+    kept, seconds = produced.kept, produced.seconds
     if job.attempts > 1:
         facts |= {"attempts": [one.attempts for one in produced.recognised.values()],
                   "confidences": [one.confidence for one in produced.recognised.values()]}
     if job.candidates:
-        kept = best_of([*produced.recognised.values()], given.count)
         facts |= {"candidates": job.images,
                   "confidences": [produced.recognised[index].confidence for index in kept]}
     text = output.path
     if output.kind:
         frames = output.write_all(np.stack([produced.images[index] for index in kept]),
                                   [rows[kept] for rows in progress.film.moments], job.known)
-        if output.animated:
+        if animated:
             facts["frames"], text = frames, f"{text} ({frames} frames)"
     elif job.candidates:
         for place, index in enumerate(kept):

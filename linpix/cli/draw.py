@@ -35,6 +35,7 @@ class Produced:
     images: list[NDArray[np.uint8]]    # (T,) each, in the order asked for
     seconds: float                     # of decoding, prefills included
     recognised: dict[int, Recognised]  # of images whose class was checked, by index
+    kept: Sequence[int]                # the images to return: all, or the best of candidates
 
 
 def produce(engine: Engine, job: Job,
@@ -60,7 +61,9 @@ def produce(engine: Engine, job: Job,
                 recognised[image.index] = best.recognised._replace(attempts=image.attempt)
             done(image.index, best.canvas)
         advanced(report)
-    return Produced([images[index] for index in range(job.images)], seconds, dict(sorted(recognised.items())))
+    recognised = dict(sorted(recognised.items()))
+    kept = best_of([*recognised.values()], job.answers) if job.candidates else range(job.images)
+    return Produced([images[index] for index in range(job.images)], seconds, recognised, kept)
 
 
 def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
@@ -115,17 +118,15 @@ def draw(model: str | Path, count: int, given: tuple[object, object] | None, pre
     config = checkpoint.net.config
     job = new_job(checkpoint, count, label=class_of(label, checkpoint), **options)
     if given is not None:
-        upload = read_given(*given, config, uploads.read, preparation=prepare)
-        job = replace(job, canvas=upload.occluded.canvas, known=upload.occluded.known)
+        upload = read_given(*given, config, preparation=prepare)
+        job = replace(job, canvas=upload.canvas, known=upload.known)
         for warning in uploads.warnings_of(upload, checkpoint):
             warnings.warn(warning, stacklevel=4)
     with tqdm(total=job.images, unit="image", disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
         produced = produce(Engine(new_decoder(checkpoint, min(job.images, batch))), job,
                            lambda index, image: bar.update())
-    kept: Sequence[int] = range(job.images)
-    if job.candidates:
-        kept = best_of([*produced.recognised.values()], count)
+    kept = produced.kept
     checked = [produced.recognised.get(index) for index in kept]
     classes = [job.label if one is None else one.label for one in checked]
     return Images(np.stack([produced.images[index] for index in kept]).reshape(count, *config.image_shape), config,

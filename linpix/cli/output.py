@@ -1,6 +1,5 @@
 """What sample and complete write: a folder with a PNG for each image, a grid of images, or an animation of it."""
 
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from linpix.model.config import ModelConfig
-from linpix.server.pictures import pictures
+from linpix.server.pictures import encode
 from linpix.server.pictures.overlay import Overlay
 
 from . import animation
@@ -53,7 +52,7 @@ def scale_of(kind: Kind | None, count: int, config: ModelConfig, wanted: int | L
     if kind in ("GIF", "WEBP"):
         return animation.enlargement(count, config, None if wanted == "auto" else wanted)
     if wanted == "auto" or (kind == "PNG" and wanted is None and screen):
-        return animation.readable(count if kind else 1, config)
+        return max(1, animation.WIDEST // animation.sheet_size(count if kind else 1, config)[0])
     return wanted or 1
 
 
@@ -67,10 +66,6 @@ class Output:
     config: ModelConfig
     overlay: Overlay | None = None   # in which a completion is laid back
 
-    @property
-    def animated(self) -> bool:
-        return self.kind in ("GIF", "WEBP")
-
     def file(self, place: int, seed: int) -> str:
         """The file of one image: all are in one, unless the output is a folder."""
         return self.path if self.kind else str(Path(self.path) / f"{place:05}-{seed}.png")
@@ -78,8 +73,8 @@ class Output:
     def write_one(self, place: int, seed: int, image: NDArray[np.uint8]) -> None:
         """Write an image into the folder."""
         shape = self.config.height, self.config.width, self.config.channels
-        _write(self.file(place, seed), pictures.png(image, self.config, self.scale) if self.overlay is None else
-               self.overlay.png(image.reshape(shape)))
+        _write(self.file(place, seed), encode.png(image, self.config, self.scale) if self.overlay is None else
+               self.overlay.encoded(image.reshape(shape)))
 
     def write_all(self, images: NDArray[np.uint8], moments: Iterable[NDArray[np.intp]], known: NDArray[np.bool_] | None
                   ) -> int:
@@ -87,17 +82,15 @@ class Output:
 
         moments: finished image rows of each image, one array a frame · known: (T,) of a picture that was completed.
         """
-        if self.kind is not None and self.kind != "PNG":
+        if self.kind == "GIF" or self.kind == "WEBP":
             frames = [animation.grid(images, self.config, rows=rows, known=known) for rows in moments]
             _write(self.path, animation.animate(frames, self.kind, self.scale))
             return len(frames)
         if len(images) == 1:
-            _write(self.path, pictures.png(images[0], self.config, self.scale))  # no frame: to be completed or scored
+            _write(self.path, encode.png(images[0], self.config, self.scale))  # no frame: to be completed or scored
             return 1
         sheet = animation.grid(images, self.config).repeat(self.scale, axis=0).repeat(self.scale, axis=1)
-        buffer = io.BytesIO()
-        Image.fromarray(sheet).save(buffer, "PNG")
-        _write(self.path, buffer.getvalue())
+        _write(self.path, encode.encoded(sheet.reshape(*sheet.shape[:2], -1)))
         return 1
 
 

@@ -2,20 +2,19 @@
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from linpix.model.config import ModelConfig
+from linpix.server.pictures import uploads
 from linpix.server.pictures.pictures import LARGEST_UPLOAD, PictureError
 
 from . import animation
-
-Read = TypeVar("Read")
 
 
 class Images(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -74,8 +73,8 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
         return out.getvalue()
 
 
-def read_given(image: object, known: object, config: ModelConfig, read: Callable[..., Read], **options: Any) -> Read:
-    """Read a picture as an upload is read; `read` is the upload's function. image, known: as in linpix.complete."""
+def read_given(image: object, known: object, config: ModelConfig, **options: Any) -> uploads.Upload:
+    """Read a picture as an upload is read. image, known: as in linpix.complete · options: of uploads.read."""
     picture = _picture_of(image)
     mask, rows = None, None
     if isinstance(known, (int, np.integer)) and not isinstance(known, bool):
@@ -92,7 +91,7 @@ def read_given(image: object, known: object, config: ModelConfig, read: Callable
         alpha = np.where(kept, 255, 0).astype(np.uint8)
         mask = _encoded(Image.fromarray(np.dstack([alpha, alpha])))
     try:
-        return read(_encoded(picture), config, mask=mask, keep_rows=rows, **options)
+        return uploads.read(_encoded(picture), config, mask=mask, keep_rows=rows, **options)
     except PictureError as error:  # with the names that it has here
         words = str(error).replace("keep_rows", "known")
         raise ValueError(words if known is None else words.replace("mask", "known")) from error

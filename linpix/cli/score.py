@@ -14,10 +14,9 @@ from linpix.model.checkpoint import Checkpoint, find, read
 from linpix.model.config import ModelConfig
 from linpix.model.likelihood import Scoring
 from linpix.server.engine.job import class_of
+from linpix.server.pictures import uploads
 from linpix.server.pictures.encode import enlarged
-from linpix.server.pictures.likelihoods import labels_of, likelihood, map_png, numbers, read_scored
-from linpix.server.pictures.pictures import Occluded
-from linpix.server.pictures.uploads import outside
+from linpix.server.pictures.likelihoods import labels_of, likelihood, map_png, numbers
 
 from .draw import undisturbed, warn
 from .pictures import read_given
@@ -49,15 +48,15 @@ def score(model: str | Path, image: object, known: object, label: int | str | No
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     if posterior and not checkpoint.class_names:
         raise ValueError(f"posterior needs a model with classes, and {checkpoint.name} has none; leave it out")
-    found = read_given(image, known, config, read_scored)
-    for warning in outside(found):
+    found = read_given(image, known, config, scored=True)
+    for warning in uploads.warnings_of(found):
         warnings.warn(warning, stacklevel=4)
     bits, facts = _scored(checkpoint, found, number, every=posterior)
     return Score(facts["bits_per_dim"], facts["log_likelihood"], bits.reshape(config.image_shape),
                  {entry["label"]: entry["posterior"] for entry in facts["labels"] or []}, config)
 
 
-def _scored(checkpoint: Checkpoint, picture: Occluded, label: int | None, *, every: bool
+def _scored(checkpoint: Checkpoint, picture: uploads.Upload, label: int | None, *, every: bool
             ) -> tuple[NDArray[np.float64], dict[str, Any]]:
     """As `likelihood`."""
     labels = labels_of(checkpoint, picture, label, every=every)
@@ -74,21 +73,21 @@ def run(given: argparse.Namespace) -> None:
     label, every, config = class_of(given.label, checkpoint), given.labels == "all", checkpoint.net.config
     if every and not checkpoint.class_names:
         raise ValueError(f"--labels all needs a model with classes, and {checkpoint.name} has none; leave it out")
-    occluded = read_scored(picture, config, mask=mask, keep_rows=given.keep_rows)
-    warn("score", outside(occluded))
-    bits, found = _scored(checkpoint, occluded, label, every=every)
+    upload = uploads.read(picture, config, mask=mask, keep_rows=given.keep_rows, scored=True)
+    warn("score", uploads.warnings_of(upload))
+    bits, found = _scored(checkpoint, upload, label, every=every)
     if given.out:
         Path(given.out).write_bytes(map_png(bits, config, enlarged(config, given.scale)))
     if given.json:
         print(json.dumps({"model": checkpoint.name, "checkpoint": checkpoint.digest,
-                          "conditioning": occluded.conditioning, "known": occluded.known_count, **found,
+                          "conditioning": upload.conditioning, "known": int(upload.known.sum()), **found,
                           "map": numbers(bits, config)}))
         return
     unlabelled = "of any class" if every or config.class_first else "without a class"
     whose = unlabelled if label is None else f"as {found['label']}"
     exception = checkpoint.net.attention.exception
     print(f"{found['bits_per_dim']:.4f} bits/dim{' *' if exception else ''}, log-likelihood "
-          f"{found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given {occluded.known_count:,} "
+          f"{found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given {int(upload.known.sum()):,} "
           f"known ones, {whose}" + (f"; map in {given.out}" if given.out else ""))
     for entry in found["labels"] or []:
         print(f"{entry['posterior']:7.4f}  {entry['label']:12}  {entry['bits_per_dim']:.4f} bits/dim  "

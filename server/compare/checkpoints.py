@@ -2,8 +2,7 @@
 
 import dataclasses
 import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -19,14 +18,12 @@ _FREE = {"attention", "twin_of", "eps", "first_marginal",
          *(option for kind in get_args(AttentionKind) for option in kind_of(kind).options)}
 
 
-def find_twins(checkpoint: Checkpoint, folder: Path, read_before: Iterable[Checkpoint] = ()) -> list[Checkpoint]:
+def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
     """The checkpoints in `folder` to compare this one with.
 
     These are its twins, or the twins of the model that it is a twin of; and that model, if no twin stands for its
-    attention. Raises CheckpointError if one cannot be read. read_before: checkpoints that are not read again while
-    their folders state the same digests.
+    attention. Raises CheckpointError if one cannot be read.
     """
-    there = {(one.name, one.digest): one for one in read_before if one.folder.parent == Path(os.path.abspath(folder))}
     ours = checkpoint.net.config
     family = ours.twin_of or checkpoint.name
     twins: list[Checkpoint] = []
@@ -40,8 +37,7 @@ def find_twins(checkpoint: Checkpoint, folder: Path, read_before: Iterable[Check
             continue  # not a checkpoint of ours, so not a twin either
         known &= not theirs.get("patch") and theirs.get("background") is None  # see not_compared
         if known and (related or (named and candidate.name != checkpoint.name)):
-            stated = candidate.name, checkpoints.stated_digest(candidate)
-            (twins if related else head).append(there.get(stated) or checkpoints.read(candidate))
+            (twins if related else head).append(checkpoints.read(candidate))
     covered = {backend for twin in twins for backend in _stands_for(twin.net.config, ours)}
     return twins + [model for model in head if not covered.issuperset(_stands_for(model.net.config, ours))]
 

@@ -46,7 +46,6 @@ class Comparisons:
         self._admission, self._thread = admission, thread
         self._jobs: dict[str, Run] = {}
         self._ids = itertools.count(1)
-        self._twins: list[Checkpoint] = []  # of the last model compared, if not served: likely needed again
         self._making: asyncio.Task[None] | None = None
         self._quiet_until = 0.0
 
@@ -106,10 +105,8 @@ class Comparisons:
 
     async def _make(self, job: Run, checkpoint: Checkpoint, plan: ComparisonPlan) -> None:
         """Read and hash twins, and build networks, both in a thread; then have the engine thread compare them."""
-        served = [served.checkpoint for served in self._admission.models.values()]
         try:
-            twins = await asyncio.to_thread(find_twins, checkpoint, checkpoint.folder.parent, [*served, *self._twins])
-            self._twins = [twin for twin in twins if not any(twin is one for one in served)]
+            twins = await asyncio.to_thread(find_twins, checkpoint, checkpoint.folder.parent)
             if job.status == "running":
                 comparison = await asyncio.to_thread(Comparison, checkpoint, twins, plan)
         except Exception as failure:

@@ -28,56 +28,6 @@ class OutOfTime(Exception):
     """The budget ended inside a measurement."""
 
 
-class Stopwatch:
-    """Seconds spent inside units of work, each between `begin` and `end`."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter,
-                 processor: Callable[[], float] | None = time.thread_time) -> None:
-        """processor: seconds that this thread has been on a processor; None if the clock is made up."""
-        self.clock, self.processor, self.spent = clock, processor, 0.0
-        self.timed_s, self.waited_s = 0.0, 0.0  # of all timed work, and of it off the processor
-        self.deadline = math.inf  # in seconds spent in units, not on the wall clock
-        self._began = 0.0
-
-    def begin(self) -> None:
-        self._began = self.clock()
-
-    def end(self) -> None:
-        self.spent = self.elapsed()
-
-    def unit(self) -> float:
-        """Seconds since the unit began; to be called inside one."""
-        return self.clock() - self._began
-
-    def elapsed(self) -> float:
-        """Seconds spent in units; to be called inside one."""
-        return self.spent + self.unit()
-
-    def left(self) -> float:
-        return self.deadline - self.elapsed()
-
-    def timed(self, work: Iterator[None]) -> Generator[None, None, float]:
-        """Do the work and return its seconds, without those between units. Raises OutOfTime."""
-        seconds, over = 0.0, False
-        while True:
-            if self.elapsed() > self.deadline:
-                raise OutOfTime
-            worked = self.processor() if self.processor else 0.0
-            began = self.clock()
-            try:
-                next(work)
-            except StopIteration:
-                over = True
-            took = self.clock() - began
-            seconds += took
-            self.timed_s += took
-            if self.processor:
-                self.waited_s += max(0.0, took - (self.processor() - worked))
-            if over:
-                return seconds
-            yield
-
-
 @dataclass(slots=True, eq=False)
 class Cell:
     """One backend in one engine at one batch size: a line of the report."""
@@ -106,6 +56,55 @@ class Cell:
 
     def __str__(self) -> str:
         return f"{self.backend}{'' if self.engine == 'eager' else f' ({self.engine})'} at batch {self.batch}"
+
+
+class Stopwatch:
+    """Seconds spent inside units of work, each between `begin` and `end`."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter,
+                 processor: Callable[[], float] | None = time.thread_time) -> None:
+        """processor: seconds that this thread has been on a processor; None if the clock is made up."""
+        self.clock, self.processor, self.spent = clock, processor, 0.0
+        self.deadline = math.inf  # in seconds spent in units, not on the wall clock
+        self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = self.clock()
+
+    def end(self) -> None:
+        self.spent = self.elapsed()
+
+    def unit(self) -> float:
+        """Seconds since the unit began; to be called inside one."""
+        return self.clock() - self._began
+
+    def elapsed(self) -> float:
+        """Seconds spent in units; to be called inside one."""
+        return self.spent + self.unit()
+
+    def left(self) -> float:
+        return self.deadline - self.elapsed()
+
+    def timed(self, work: Iterator[None], cell: Cell) -> Generator[None, None, float]:
+        """Do a cell's work and return its seconds, without those between units. Raises OutOfTime."""
+        seconds, over = 0.0, False
+        while True:
+            if self.elapsed() > self.deadline:
+                raise OutOfTime
+            worked = self.processor() if self.processor else 0.0
+            began = self.clock()
+            try:
+                next(work)
+            except StopIteration:
+                over = True
+            took = self.clock() - began
+            seconds += took
+            cell.timed_s += took
+            if self.processor:
+                cell.waited_s += max(0.0, took - (self.processor() - worked))
+            if over:
+                return seconds
+            yield
 
 
 class Measurement:
@@ -145,7 +144,6 @@ class Measurement:
         """Draw the batch's images from start to end, with seeds 0, 1, 2, ..., and time that."""
         backend, clock = self.backends[cell.kind], self.watch.clock
         yield from backend.clear(cell.batch)
-        before = self.watch.timed_s, self.watch.waited_s
         began = clock()
         canvas = torch.zeros(cell.batch, self.config.subpixels, dtype=torch.uint8)
         noise = noise_of(self.config, np.arange(cell.batch), np.arange(self._length))
@@ -154,10 +152,9 @@ class Measurement:
             rows = self._key(cell, t)[1]
             for group in range(0, cell.batch, rows):
                 some = slice(group, group + rows)
-                seconds += yield from self.watch.timed(backend.step(canvas[some], t, noise[some, t]))
+                seconds += yield from self.watch.timed(backend.step(canvas[some], t, noise[some, t]), cell)
             yield
         cell.decodes.append(seconds)
-        self._count(cell, before)
 
     def steps(self, cell: Cell) -> dict[int, float]:
         """Seconds of a step of the batch, by position. If it goes in groups of rows, one group stands for all."""
@@ -181,10 +178,6 @@ class Measurement:
                     f"steps add up to {usual:.3g} s")
         return ""
 
-    def _count(self, cell: Cell, before: tuple[float, float]) -> None:
-        cell.timed_s += self.watch.timed_s - before[0]
-        cell.waited_s += self.watch.waited_s - before[1]
-
     def tail_over_head(self, cell: Cell) -> float:
         """Median step time in the last tenth of the positions / that in the first tenth."""
         steps, tenth = self.steps(cell), max(1, self._length // 10)
@@ -201,12 +194,10 @@ class Measurement:
         key, backend = self._key(cell, t), self.backends[cell.kind]
         at = min(t, self._length - backend.stride)
         taken: list[float] = []
-        before = self.watch.timed_s, self.watch.waited_s
         while len(taken) < burst and sum(taken) < BURST_S:
             step = backend.step(self.canvas[: key[1]], at, self._u[: key[1]])
-            taken.append((yield from self.watch.timed(step)))
+            taken.append((yield from self.watch.timed(step, cell)))
         self._samples.setdefault(key, []).append(min(taken) / backend.stride)
-        self._count(cell, before)
         cell.spent += self.watch.elapsed() - began
         yield
 

@@ -9,36 +9,30 @@ Result = dict[str, Any]
 
 # Tables 1, 2, 4 and 5 of "Transformers are RNNs" (2020). Table 4 has the rows of 1 (MNIST) and 2 (CIFAR-10), and one
 # more. The paper's factors are left out: they follow from the figures.
-PAPER: dict[str, Any] = {
-    "source": "Katharopoulos et al., Transformers are RNNs, ICML 2020, tables 1, 2, 4 and 5",
-    "device": "one P40-class GPU, in table 5 also on a CPU that is not named",
-    "columns": {"bits_per_dim": "tables 1, 2 and 4",
-                "images_per_second": "tables 1, 2 and 4; batch sizes differ between methods",
-                "cpu_seconds": "table 5, one image alone", "gpu_seconds": "table 5, one image alone"},
+_COLUMNS = {"bits_per_dim": "tables 1, 2 and 4",
+            "images_per_second": "tables 1, 2 and 4; batch sizes differ between methods",
+            "cpu_seconds": "table 5, one image alone", "gpu_seconds": "table 5, one image alone"}
+_FIGURES = {
     "mnist": {
-        "softmax": {"bits_per_dim": 0.621, "images_per_second": 0.45,
-                    "cpu_seconds": 72.6, "gpu_seconds": 10.2},
-        "stateful-softmax": {"bits_per_dim": 0.621, "images_per_second": 7.56,
-                             "cpu_seconds": 7.4, "gpu_seconds": 10.4},
-        "lsh-1": {"bits_per_dim": 0.745, "images_per_second": 0.68,
-                  "cpu_seconds": 46.0, "gpu_seconds": 19.2},
-        "lsh-4": {"bits_per_dim": 0.676, "images_per_second": 0.27,
-                  "cpu_seconds": 112.0, "gpu_seconds": 55.8},
-        "linear": {"bits_per_dim": 0.644, "images_per_second": 142.8,
-                   "cpu_seconds": 5.5, "gpu_seconds": 7.3},
+        "softmax": (0.621, 0.45, 72.6, 10.2),
+        "stateful-softmax": (0.621, 7.56, 7.4, 10.4),
+        "lsh-1": (0.745, 0.68, 46.0, 19.2),
+        "lsh-4": (0.676, 0.27, 112.0, 55.8),
+        "linear": (0.644, 142.8, 5.5, 7.3),
     },
     "cifar10": {
-        "softmax": {"bits_per_dim": 3.47, "images_per_second": 0.004,
-                    "cpu_seconds": 8651.4, "gpu_seconds": 300.1},
-        "stateful-softmax": {"bits_per_dim": 3.47, "images_per_second": 0.32,
-                             "cpu_seconds": 71.9, "gpu_seconds": 70.4},
-        "lsh-1": {"bits_per_dim": 3.39, "images_per_second": 0.015,
-                  "cpu_seconds": 2318.9, "gpu_seconds": 221.6},
-        "lsh-4": {"bits_per_dim": 3.51, "images_per_second": 0.005,
-                  "cpu_seconds": 5263.7, "gpu_seconds": 683.9},
-        "linear": {"bits_per_dim": 3.40, "images_per_second": 17.85,
-                   "cpu_seconds": 45.1, "gpu_seconds": 61.3},
+        "softmax": (3.47, 0.004, 8651.4, 300.1),
+        "stateful-softmax": (3.47, 0.32, 71.9, 70.4),
+        "lsh-1": (3.39, 0.015, 2318.9, 221.6),
+        "lsh-4": (3.51, 0.005, 5263.7, 683.9),
+        "linear": (3.40, 17.85, 45.1, 61.3),
     },
+}
+PAPER: dict[str, Any] = {
+    "source": "Katharopoulos et al., Transformers are RNNs, ICML 2020, tables 1, 2, 4 and 5",
+    "device": "one P40-class GPU, in table 5 also on a CPU that is not named", "columns": _COLUMNS,
+    **{dataset: {backend: dict(zip(_COLUMNS, row, strict=True)) for backend, row in rows.items()}
+       for dataset, rows in _FIGURES.items()},
 }
 ENGINES = {"eager": "torch", "eager+operator": "torch with our operator", "compiled": "compiled"}  # as readers see them
 DATASETS = {784: ("mnist", "MNIST"), 3072: ("cifar10", "CIFAR-10")}  # by number of sub-pixels; else MNIST

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 FINE = 256  # bounds are multiples of 1/256 pixel: sums of bytes are then exact in float64, in any order
 
 Bounds = NDArray[np.float64]  # (parts + 1,), ascending, in pixels from the left or top edge of the picture
-Crop = tuple[int, int, int, int]  # left, top, width, height
+Crop = tuple[int, int, int, int]  # left, top, right, bottom
+Span = tuple[int, int]            # where a crop begins and ends on one axis
 
 
 def centred(size: tuple[int, int], ratio: tuple[int, int]) -> Crop:
@@ -23,7 +24,14 @@ def centred(size: tuple[int, int], ratio: tuple[int, int]) -> Crop:
     (width, height), (across, down) = size, ratio
     crop_width = min(width, max(1, round(height * across / down)))
     crop_height = min(height, max(1, round(width * down / across)))
-    return (width - crop_width) // 2, (height - crop_height) // 2, crop_width, crop_height
+    left, top = (width - crop_width) // 2, (height - crop_height) // 2
+    return left, top, left + crop_width, top + crop_height
+
+
+def cut(values: NDArray[Any], crop: Crop) -> NDArray[Any]:
+    """A crop of (H, W)."""
+    left, top, right, bottom = crop
+    return values[top:bottom, left:right]
 
 
 def moved(hidden: NDArray[np.bool_], size: tuple[int, int], crop: Crop, within: Crop) -> tuple[Crop, Crop, float]:
@@ -38,26 +46,24 @@ def moved(hidden: NDArray[np.bool_], size: tuple[int, int], crop: Crop, within: 
     (tall, wide), (width, height) = hidden.shape, size
     if abs(wide * height - tall * width) <= max(size):  # the same aspect ratio, to a pixel of the mask
         columns, rows = np.flatnonzero(hidden.any(axis=0)), np.flatnonzero(hidden.any(axis=1))
-        left, from_left = _reaching(crop[0], crop[2], width, columns, wide, within[0], within[2])
-        top, from_top = _reaching(crop[1], crop[3], height, rows, tall, within[1], within[3])
-        crop, within = (left, top, *crop[2:]), (from_left, from_top, *within[2:])
-    left, top, wide, tall = within
-    return crop, within, 1 - float(hidden[top:top + tall, left:left + wide].sum() / hidden.sum())
+        (left, right), (from_left, to_right) = _reaching(crop[::2], width, columns, wide, within[::2])
+        (top, bottom), (from_top, to_bottom) = _reaching(crop[1::2], height, rows, tall, within[1::2])
+        crop, within = (left, top, right, bottom), (from_left, from_top, to_right, to_bottom)
+    return crop, within, 1 - float(cut(hidden, within).sum() / hidden.sum())
 
 
-def _reaching(start: int, length: int, whole: int, holes: NDArray[np.intp], parts: int, within: int, inside: int
-              ) -> tuple[int, int]:
-    """Where the crop of `moved` begins on one axis, in the picture and in its mask.
+def _reaching(span: Span, whole: int, holes: NDArray[np.intp], parts: int, within: Span) -> tuple[Span, Span]:
+    """The crop of `moved` on one axis, in the picture and in its mask; span, within: as it was.
 
-    start, length: of the crop · whole: length of the picture · holes: places in the mask, ascending · parts: length of
-    the mask · within, inside: where the crop begins in the mask, and how long it is there.
+    whole: length of the picture · holes: places in the mask, ascending · parts: length of the mask.
     """
-    scale = whole / parts
+    scale, length, inside = whole / parts, span[1] - span[0], within[1] - within[0]
     first, last = math.floor(holes[0] * scale), math.ceil((holes[-1] + 1) * scale)
-    if (start <= first and last <= start + length) or last - first > length / 2:
-        return start, within
+    if (span[0] <= first and last <= span[1]) or last - first > length / 2:
+        return span, within
     start = max(0, min((first + last - length) // 2, whole - length))
-    return start, min(round(start / scale), parts - inside)
+    there = min(round(start / scale), parts - inside)
+    return (start, start + length), (there, there + inside)
 
 
 def bounds(parts: int, start: float, stop: float) -> Bounds:
@@ -70,22 +76,11 @@ def sums(pixels: NDArray[Any], rows: Bounds, columns: Bounds) -> Iterator[NDArra
     at = columns.astype(np.intp)
     inside = (columns - at).reshape(-1, *[1] * (pixels.ndim - 2))  # how far each bound lies inside its pixel, 0 to 1
     for top, bottom in pairwise(rows):
-        band = _band(pixels, top, bottom)
+        first, last = min(int(top), len(pixels) - 1), math.ceil(bottom)
+        band = (pixels[first:last].sum(axis=0, dtype=np.uint64) - (top - first) * pixels[first]
+                - (last - bottom) * pixels[last - 1])  # bounds may be inside one line of pixels
         before = np.concatenate([np.zeros_like(band[:1]), band.cumsum(axis=0)])
         yield np.diff(before[at] + inside * band[np.minimum(at, len(band) - 1)], axis=0)
-
-
-def _band(pixels: NDArray[Any], top: float, bottom: float) -> NDArray[np.float64]:
-    first, last = int(np.ceil(top)), int(bottom)
-    if first > last:  # both bounds are inside one pixel
-        part: NDArray[np.float64] = pixels[last] * (bottom - top)
-        return part
-    band: NDArray[np.float64] = pixels[first:last].sum(axis=0, dtype=np.uint64).astype(np.float64)
-    if first > top:
-        band += pixels[first - 1] * (first - top)
-    if bottom > last:
-        band += pixels[last] * (bottom - last)
-    return band
 
 
 def half_known(kept: NDArray[np.bool_], height: int, width: int) -> NDArray[np.bool_]:

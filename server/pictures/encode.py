@@ -38,11 +38,6 @@ class Frame:
     def size(self) -> str:
         return f"{self.width}x{self.height}"
 
-    @property
-    def encodes_inline(self) -> bool:
-        """Whether a picture is encoded in a moment."""
-        return self.width * self.height <= INLINE_PIXELS
-
 
 def enlarged(config: ModelConfig, factor: int = 1) -> Frame:
     """The frame of a picture enlarged by a whole factor, with nothing around it."""
@@ -72,29 +67,25 @@ def frame_of(size: str | None, config: ModelConfig) -> Frame:
                                                 "middle; the pixels of its edge fill the rest")
 
 
-def framed(canvas: NDArray[np.uint8], config: ModelConfig, frame: Frame, rows: int | None = None
-           ) -> NDArray[np.uint8]:
-    """Enlarge (T,) sub-pixels to (H, W, channels) by nearest neighbour.
+def framed(picture: NDArray[np.uint8], frame: Frame, rows: int | None = None, *,
+           around: Literal["edge", "constant"] = "edge") -> NDArray[np.uint8]:
+    """Enlarge (height, width, channels) by nearest neighbour, and fill its frame with its edge pixels, or with 0.
 
-    Image rows from `rows` on are unfinished and black. A picture's edge pixels are repeated to fill its frame.
+    Image rows from `rows` on are unfinished and black.
     """
-    picture = canvas.reshape(config.height, config.width, config.channels)
     if rows is not None:
         picture = picture.copy()
         picture[rows:] = 0
-    if (frame.width, frame.height) == (config.width, config.height):
-        return picture
     picture = picture.repeat(frame.factor, axis=0).repeat(frame.factor, axis=1)
-    left, top = frame.width - picture.shape[1], frame.height - picture.shape[0]
+    top, left = frame.height - picture.shape[0], frame.width - picture.shape[1]
     if left or top:
-        around = ((top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0))
-        picture = np.pad(picture, around, mode="edge")
+        picture = np.pad(picture, ((top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0)), mode=around)
     return picture
 
 
 def encoded(pixels: NDArray[np.uint8], kind: Format = "png", *, compress_level: int = -1, profile: bytes = b""
             ) -> bytes:
-    """(H, W, 1 or 3) as a file. PNG and WebP are exact, JPEG is not.
+    """(H, W, 1 to 3) as a file: grey, grey with alpha (PNG only), or RGB. PNG and WebP are exact, JPEG is not.
 
     Equal arguments give equal bytes with one version of Pillow: a file has no time and no comment. compress_level: of
     PNG; -1: zlib's default. A small grey PNG ignores it and uses SMALL_LEVEL. profile: ICC.
@@ -125,12 +116,17 @@ def _small_png(pixels: NDArray[np.uint8]) -> bytes:
         for name, data in chunks)
 
 
+def png(canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: int | None = None) -> bytes:
+    """A PNG of (T,) sub-pixels; image rows from `rows` on are unfinished and black."""
+    picture = canvas.reshape(config.height, config.width, config.channels)
+    return encoded(framed(picture, enlarged(config, factor), rows))
+
+
 def npy(pictures: list[bytes], shape: tuple[int, int, int]) -> bytes:
     """The sub-pixels of n pictures, each of shape (H, W, 1 or 3), as the file that numpy.load reads.
 
     Its array is (n, H, W) for grey, else (n, H, W, 3), uint8.
     """
     out = io.BytesIO()
-    np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False,
-                                               "shape": (len(pictures), *(shape[:2] if shape[2] == 1 else shape))})
-    return out.getvalue() + b"".join(pictures)
+    np.save(out, np.frombuffer(b"".join(pictures), np.uint8).reshape(-1, *(shape[:2] if shape[2] == 1 else shape)))
+    return out.getvalue()

@@ -1,38 +1,24 @@
 """Pictures whose likelihood is computed, and the map that shows it: bright where the model did not expect a pixel."""
 
-import io
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
 from linpix.model.likelihood import mixture_of, posterior
 
 from ..errors import Impossible
-from .encode import Frame
-from .pictures import Occluded, PictureError, decode, occluded
+from .encode import Frame, encoded, framed
+from .uploads import Upload
 
 WHITE_BITS = 8.0  # bits of a sub-pixel that is drawn white: the cost of a uniform guess among 256 values
 
 
-def read_scored(image: bytes, config: ModelConfig, *, mask: bytes | None, keep_rows: int | None) -> Occluded:
-    """Decode an upload and the values of its hidden pixels; by default all are hidden. Raises PictureError."""
-    decoded = decode(image, config, mask=mask, keep_rows=keep_rows, unmarked=True)
-    found, whole = (occluded(one, config) for one in (decoded, replace(decoded, kept=np.ones_like(decoded.kept))))
-    if found.known.all():  # one of them is given: without both, an opaque image is hidden as a whole
-        param = "mask" if mask is not None else "keep_rows"
-        raise PictureError(f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or leave "
-                           f"out {param} to score the whole picture", param)
-    return replace(found, canvas=np.where(found.known, found.canvas, whole.canvas))
-
-
-def labels_of(checkpoint: Checkpoint, picture: Occluded, label: int | None, *, every: bool
+def labels_of(checkpoint: Checkpoint, picture: Upload, label: int | None, *, every: bool
               ) -> Sequence[int | None] | None:
     """The classes under which Scoring scores a picture: `every` one, or label. Raises Impossible."""
     marginal = checkpoint.net.config.first_marginal
@@ -67,10 +53,10 @@ def likelihood(checkpoint: Checkpoint, known: NDArray[np.bool_], log_probs: NDAr
 
 def numbers(bits: NDArray[np.float64], config: ModelConfig) -> list[list[list[float | None]]]:
     """Bits (T,) as lists of height x width x channels for JSON; None for NaN."""
-    rounded = [None if np.isnan(value) else round(value, 6) for value in bits.tolist()]
-    line = config.width * config.channels
-    return [[rounded[at:at + config.channels] for at in range(first, first + line, config.channels)]
-            for first in range(0, config.subpixels, line)]
+    rounded = bits.round(6).astype(object)
+    rounded[np.isnan(bits)] = None
+    lists: list[list[list[float | None]]] = rounded.reshape(config.height, config.width, config.channels).tolist()
+    return lists
 
 
 def map_png(bits: NDArray[np.float64], config: ModelConfig, frame: Frame) -> bytes:
@@ -82,9 +68,4 @@ def map_png(bits: NDArray[np.float64], config: ModelConfig, frame: Frame) -> byt
     counted = ~np.isnan(mean)
     grey = np.where(counted, mean, 0) * (255 / WHITE_BITS)
     picture = np.stack([np.rint(grey.clip(0, 255)), counted * 255], -1).astype(np.uint8)
-    out = io.BytesIO()
-    picture = picture.repeat(frame.factor, axis=0).repeat(frame.factor, axis=1)
-    top, left = frame.height - picture.shape[0], frame.width - picture.shape[1]
-    around = ((top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0))
-    Image.fromarray(np.pad(picture, around)).save(out, "PNG")
-    return out.getvalue()
+    return encoded(framed(picture, frame, around="constant"))

@@ -31,15 +31,7 @@ class Overlay:
     def size(self) -> str:
         return f"{self.hidden.shape[1]}x{self.hidden.shape[0]}"
 
-    @property
-    def held(self) -> int:
-        """Bytes of memory that this takes while its request waits."""
-        return self.blank.nbytes + self.hidden.nbytes
-
-    def png(self, picture: NDArray[np.uint8]) -> bytes:
-        return self.encoded(picture, "png")
-
-    def encoded(self, picture: NDArray[np.uint8], kind: Format) -> bytes:
+    def encoded(self, picture: NDArray[np.uint8], kind: Format = "png") -> bytes:
         """The laid-back picture as a file. picture: the model's complete picture, (height, width, channels)."""
         return encoded(self.laid(picture), kind, compress_level=1, profile=self.profile if self.fits else b"")
 

@@ -52,11 +52,6 @@ class Prepared:
     paper: NDArray[np.float64]  # (H, W), the paper's tone
     sheet: Mask                 # (H, W), known paper and ink, without the table under a sheet
 
-    @property
-    def scale(self) -> float:
-        """Canvas pixels per pixel of the picture."""
-        return SIDE / (self.field[2] - self.field[0])
-
 
 def prepare(grey: Grey, kept: Mask) -> Prepared:
     """grey: (H, W) · kept: (H, W), what is known. Raises NoFigure."""
@@ -202,11 +197,11 @@ def _box(figure: Mask, hidden: Mask) -> Box:
     """The figure's extent; on each side where its ink runs into holes, it grows towards their extent."""
     box, holes = _extent(figure), components(hidden)
     reach = [*box]
-    reaching = 3 + max(figure.shape) // 250  # pixels; the soft edge between ink and hole
+    most = 3 + max(figure.shape) // 250  # pixels; the soft edge between ink and hole
+    padded = np.pad(figure, most)
     for side, (across, down) in enumerate(((-1, 0), (0, -1), (1, 0), (0, 1))):
-        into = np.zeros_like(figure)
-        for step in range(1, reaching + 1):
-            into |= _shifted(figure, across * step, down * step)
+        into = np.logical_or.reduce([padded[most - step * down:, most - step * across:][:len(figure), :figure.shape[1]]
+                                     for step in range(1, most + 1)])
         entered = np.unique(holes[into & hidden])
         if entered.size:
             beyond = _extent(np.isin(holes, entered))[side]
@@ -216,15 +211,6 @@ def _box(figure: Mask, hidden: Mask) -> Box:
     top, bottom = _grown(top, bottom, reach[1], reach[3], max(LARGEST_HIDDEN[0] * height, LARGEST_HIDDEN[1] * width))
     left, right = _grown(left, right, reach[0], reach[2], NARROW * (bottom - top))
     return left, top, right, bottom
-
-
-def _shifted(mask: Mask, across: int, down: int) -> Mask:
-    """Move a mask by at most its size; pixels that come in are False."""
-    moved = np.zeros_like(mask)
-    height, width = mask.shape
-    moved[max(0, down):height + min(0, down), max(0, across):width + min(0, across)] = (
-        mask[max(0, -down):height - max(0, down), max(0, -across):width - max(0, across)])
-    return moved
 
 
 def _grown(first: float, last: float, beyond_first: float, beyond_last: float,

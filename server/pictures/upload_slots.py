@@ -19,44 +19,32 @@ class UploadSlots:
 
     async def run(self, client: str, read: Callable[[], T]) -> T:
         """Run read in a thread; return its result. Once begun, it keeps its slot until it ends, even if cancelled."""
-        await self._slot(client)
-        thread = asyncio.ensure_future(asyncio.to_thread(read))
-        thread.add_done_callback(partial(self._done, client))
-        return await asyncio.shield(thread)
-
-    async def _slot(self, client: str) -> None:
         if self._running.total() < SLOTS:
             self._running[client] += 1
-            return
-        slot = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(slot)
-        try:
-            await slot
-        except asyncio.CancelledError:
-            if not slot.cancelled():  # this upload had just been given the slot
-                self._give_back(client)
-            elif slot in (queue := self._waiting.get(client, deque())):
-                queue.remove(slot)
-                if not queue:
-                    del self._waiting[client]
-            raise
+        else:
+            slot = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(client, deque()).append(slot)
+            try:
+                await slot
+            except asyncio.CancelledError:
+                if not slot.cancelled():  # this upload had just been given the slot
+                    self._give_back(client)
+                raise
+        thread = asyncio.ensure_future(asyncio.to_thread(read))
+        thread.add_done_callback(partial(self._give_back, client))
+        return await asyncio.shield(thread)
 
-    def _give_back(self, client: str) -> None:
+    def _give_back(self, client: str, thread: asyncio.Future[T] | None = None) -> None:
         """Free a client's slot, and give it to the next upload."""
+        if thread is not None and not thread.cancelled():
+            thread.exception()  # read, so that asyncio does not log it if the client has disconnected
         self._running[client] -= 1
         self._running = +self._running  # drops clients that have none
         while self._waiting:
             after = min(self._waiting, key=lambda other: self._running[other])
-            queue = self._waiting.pop(after)
-            slot = queue.popleft()
-            if queue:
-                self._waiting[after] = queue  # behind the others
-            if not slot.cancelled():
+            if queue := deque(slot for slot in self._waiting.pop(after) if not slot.cancelled()):
                 self._running[after] += 1
-                slot.set_result(None)
+                queue.popleft().set_result(None)
+                if queue:
+                    self._waiting[after] = queue  # behind the others
                 return
-
-    def _done(self, client: str, thread: asyncio.Future[T]) -> None:
-        if not thread.cancelled():
-            thread.exception()  # read, so that asyncio does not log it if the client has disconnected
-        self._give_back(client)

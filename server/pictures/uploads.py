@@ -1,20 +1,24 @@
-"""Turn the fields of an edit into the image that the model completes, and what completions are laid back over."""
+"""Uploads: which part of a picture is known, what the model gets of it, and what completions are laid back over.
 
-import io
-from dataclasses import dataclass
-from typing import Literal
+A picture of the model's size comes through unchanged. A larger one is cropped to the model's aspect ratio, around its
+centre or around its holes, and reduced by the rules of coverage.py. prepare.py does more for photographed digits.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
+from linpix.model.inputs import first_hole
 
-from .coverage import half_known, reduced
+from .coverage import Crop, centred, cut, half_known, moved, reduced
+from .encode import encoded
 from .overlay import Overlay, overlay
-from .pictures import Occluded, PictureError, decode, occluded
-from .prepare import SIDE, Box, NoFigure, Prepared, prepare
+from .pictures import OPAQUE, Picture, PictureError, opened
+from .prepare import SIDE, Box, NoFigure, prepare
 
 Preparation = Literal["none", "mnist"]
 
@@ -22,99 +26,158 @@ LARGEST_SIDE = 1024  # pixels; uploads to prepare or to lay back are reduced to 
 LIGHT_EDGE = 8       # grey levels; the mean of MNIST's edges is below 1, and completions suffer from 10 on
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Upload:
-    occluded: Occluded
-    crop: Box                   # left, top, right, bottom of what the model's picture shows, in pixels of the upload
-    prepared: Prepared | None   # in pixels of the reduced upload
-    box: Box | None             # of the prepared figure, in pixels of the upload
-    overlay: Overlay | None
+    """A picture of the model's size with holes. Counts are in sub-pixels; T, raster order, channels interleaved."""
+
+    canvas: NDArray[np.uint8]       # (T,); holes are 0, or what was beneath them
+    known: NDArray[np.bool_]        # (T,), the channels of one pixel always agree
+    crop: Box                       # left, top, right, bottom of what it shows, in pixels of the upload
+    read: bool                      # the model is conditional: it reads what is known before it draws anything
+    missed: float = 0.0             # the share of the hidden area that is outside the crop
+    figure: Box | None = None       # of a prepared digit, in pixels of the upload
+    inverted: bool = False          # the digit's ink was darker than the paper
+    overlay: Overlay | None = None
+
+    @property
+    def conditioning(self) -> Literal["prefix", "full", "partial"]:
+        """prefix, full: all that is known conditions all that is drawn: it comes before the first hole, or is read.
+
+        partial: known sub-pixels after the first hole condition only the sub-pixels that follow them.
+        """
+        return "prefix" if first_hole(self.known) == self.known.sum() else "full" if self.read else "partial"
 
     @property
     def held(self) -> int:
-        """Bytes of memory that are still needed once the upload is decoded."""
-        return 0 if self.overlay is None else self.overlay.held
+        """Bytes of memory that are still needed once the upload is decoded, and count as the client's."""
+        return 0 if self.overlay is None else self.overlay.blank.nbytes + self.overlay.hidden.nbytes
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What answers say of it."""
+        return {"conditioning": self.conditioning, "known": int(self.known.sum()),
+                "known_before_first_hole": first_hole(self.known),
+                "known_after_last_hole": int(self.known[::-1].argmin())}  # argmin is 0 if all are True
+
+    def prefix_only(self) -> "Upload":
+        """The same upload, with everything from the first hole on hidden."""
+        known = np.arange(self.known.size) < first_hole(self.known)
+        return replace(self, canvas=np.where(known, self.canvas, np.uint8(0)), known=known)
 
     def seen(self) -> bytes:
         """A PNG of what the model sees of a prepared picture, transparent where pixels are to be drawn."""
-        out = io.BytesIO()
-        shape = SIDE, SIDE
-        alpha = 255 * self.occluded.known.reshape(shape).astype(np.uint8)
-        Image.fromarray(np.dstack([self.occluded.canvas.reshape(shape), alpha])).save(out, "PNG")
-        return out.getvalue()
+        return encoded(np.stack([self.canvas, 255 * self.known.astype(np.uint8)], -1).reshape(SIDE, SIDE, 2))
 
 
 def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_rows: int | None = None,
-         preparation: Preparation = "none", lay_back: bool = False) -> Upload:
-    """Decode an upload; pictures.decode says what its holes are. Raises PictureError, or MemoryError.
+         preparation: Preparation = "none", lay_back: bool = False, scored: bool = False) -> Upload:
+    """Decode a PNG, JPEG or WebP, and find its holes. Raises PictureError for any bad upload, or MemoryError.
 
-    preparation mnist: find the digit, and bring it to MNIST's size and place · lay_back: also make Upload.overlay.
+    A mask or keep_rows decides alone, and transparent parts of the image then show black. A mask has holes where its
+    alpha is under 128; its colours do not count. It may have any size, and is cropped as the image is. keep_rows makes
+    holes from that row of the model's image on; an image that has holes of its own is refused with it, unless it is
+    prepared. Without either, the image has holes where its own alpha is under 128, and other pixels keep their colours
+    whatever their alpha. An opaque mask or alpha channel leaves nothing to fill. The crop is around the centre; holes
+    outside it move it, see coverage.moved.
+    preparation mnist: find the digit, and bring it to MNIST's size and place · lay_back: also make Upload.overlay ·
+    scored: holes keep their values; if nothing says what is hidden, all is; and something must be.
     """
-    if preparation == "none":
-        decoded = decode(image, config, mask=mask, keep_rows=keep_rows)
-        left, top, width, height = decoded.crop
-        crop = _scaled((left, top, left + width, top + height), decoded.scale)
-        laid = _overlay(image, config, mask, keep_rows, decoded.crop) if lay_back else None
-        return Upload(occluded(decoded, config), crop, None, None, laid)
-    check_preparable(config)
-    decoded = decode(image, config, mask=mask, keep_rows=keep_rows, whole=True)
-    tall, wide, factor = _smaller(decoded.colours)
+    if mask is not None and keep_rows is not None:
+        raise PictureError("mask and keep_rows both say what to fill in; use one of them", "mask")
+    if keep_rows is not None and not 0 <= keep_rows <= config.height:
+        raise PictureError(f"keep_rows must be from 0 to {config.height}, the height of the model's image, got "
+                           f"{keep_rows}", "keep_rows")
+    if preparation == "mnist":
+        check_preparable(config)
+    picture = opened(image, "image")
+    size, flat = picture.image.size, mask is not None or keep_rows is not None
+    alpha = picture.alpha if mask is None else opened(mask, "mask").alpha
+    if preparation == "none" and (size[0] < config.width or size[1] < config.height):
+        raise PictureError(f"image must have at least the model's {config.width}x{config.height} pixels "
+                           f"(width x height), got {size[0]}x{size[1]}", "image")
+    if mask is not None and alpha is None:
+        raise PictureError("mask has no alpha channel; it must be a PNG or WebP that is transparent where pixels "
+                           "are to be filled in", "mask")
+    if alpha is None and keep_rows is None and not scored:
+        raise PictureError("it is not clear what to fill in: erase that part of the picture (save it as a PNG with "
+                           "transparent pixels), or use a mask or keep_rows", "image")
+    if preparation == "mnist":
+        return _prepared(picture, alpha, keep_rows, flat=flat, lay_back=lay_back, read=bool(config.patch))
+    crop, missed = centred(size, (config.width, config.height)), 0.0
+    if keep_rows is not None:
+        if picture.alpha is not None and (cut(picture.alpha, crop) < OPAQUE).any():
+            raise PictureError("keep_rows and the transparent parts of the picture both say what to fill in; use one "
+                               "of them", "keep_rows")
+        kept = np.arange(config.height)[:, None].repeat(config.width, axis=1) < keep_rows
+    elif alpha is None:
+        kept = np.zeros(size[::-1], np.bool_)
+    else:
+        crop, within, missed = moved(alpha < OPAQUE, size, crop, crop if mask is None else centred(
+            alpha.shape[::-1], (crop[2] - crop[0], crop[3] - crop[1])))
+        kept = cut(alpha, within) >= OPAQUE
+        if scored and mask is None and kept.all():
+            kept = ~kept
+    colours = picture.colours(config.channels, crop, flat=flat)
+    canvas, known = reduced(colours, kept, config.height, config.width)
+    if scored and known.all():
+        param = "keep_rows" if mask is None else "mask"
+        raise PictureError(f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or leave "
+                           f"out {param} to score the whole picture", param)
+    if scored:
+        whole, _ = reduced(colours, np.ones(colours.shape[:2], np.bool_), config.height, config.width)
+        canvas = np.where(known[..., None], canvas, whole)
+    over = _overlay(picture, crop, kept, config.channels, flat=flat) if lay_back else None
+    return Upload(canvas=canvas.reshape(-1), known=known.reshape(-1).repeat(config.channels), read=bool(config.patch),
+                  crop=_scaled(crop, picture.scale), missed=missed, overlay=over)
+
+
+def _prepared(picture: Picture, alpha: NDArray[np.uint8] | None, keep_rows: int | None, *, flat: bool, lay_back: bool,
+              read: bool) -> Upload:
+    """An upload of a digit. alpha: of the picture, or of its mask; None: keep_rows says what is hidden."""
+    grey = picture.colours(1, flat=flat)
+    tall, wide, factor = _smaller(grey)
+    kept = np.ones(grey.shape[:2], np.bool_)
+    if keep_rows is None and alpha is not None:
+        kept = cut(alpha, centred(alpha.shape[::-1], picture.image.size)) >= OPAQUE
+    values, known = reduced(grey, kept, tall, wide)
     try:
-        prepared = reduce_and_prepare(decoded.colours[..., 0], decoded.kept)
+        found = prepare(values[..., 0], known)
     except NoFigure as error:
         raise PictureError(f"image: {error}, or leave out prepare", "image") from error
-    known = prepared.known & (np.arange(SIDE)[:, None] < (SIDE if keep_rows is None else keep_rows))
-    canvas = np.where(known, prepared.canvas, np.uint8(0))
-    laid = None
+    known = found.known & (np.arange(SIDE)[:, None] < (SIDE if keep_rows is None else keep_rows))
+    over = None
     if lay_back:
-        colours = decode(image, config, mask=mask, keep_rows=keep_rows, channels=3, whole=True)
-        kept = half_known(decoded.kept, tall, wide).copy()
+        colours, _ = reduced(picture.colours(3, flat=flat), kept, tall, wide)
+        stays = half_known(kept, tall, wide)
         if keep_rows is not None:
-            kept &= ~_below(kept.shape, prepared.field, keep_rows)
-        laid = overlay(reduced(colours.colours, colours.kept, tall, wide)[0], kept, prepared.field, 1, prepared,
-                       decoded.profile)
-    return Upload(Occluded(canvas.reshape(-1), known.reshape(-1), bool(config.patch)),
-                  _scaled(prepared.field, factor * decoded.scale), prepared,
-                  _scaled(prepared.box, factor * decoded.scale), laid)
+            stays = stays & ~_below(stays.shape, found.field, keep_rows)
+        over = overlay(colours, stays, found.field, 1, found, picture.profile)
+    factor *= picture.scale
+    return Upload(canvas=np.where(known, found.canvas, np.uint8(0)).reshape(-1), known=known.reshape(-1), read=read,
+                  crop=_scaled(found.field, factor), figure=_scaled(found.box, factor), inverted=found.inverted,
+                  overlay=over)
 
 
-def reduce_and_prepare(grey: NDArray[np.uint8], kept: NDArray[np.bool_]) -> Prepared:
-    """Reduce a grey picture (H, W), and prepare it. kept: of any size, stretched over it. Raises NoFigure."""
-    values, known = reduced(grey[..., None], kept, *_smaller(grey)[:2])
-    return prepare(values[..., 0], known)
-
-
-def warnings_of(upload: Upload, checkpoint: Checkpoint) -> list[str]:
-    """Why a model may complete an upload badly, or the answer look different from it."""
-    found = outside(upload.occluded)
+def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[str]:
+    """Why an answer may look different from the upload, or a model may complete it badly."""
+    found = []
+    if upload.missed:
+        found.append(f"{max(1, round(100 * upload.missed))} % of the hidden pixels are outside the part of the picture "
+                     "that the model sees, so they are not used; crop the picture to the part that you need, closer to "
+                     "the model's aspect ratio")
     if upload.overlay is not None and upload.overlay.profile and not upload.overlay.fits:
         found.append("the picture's colour profile is not one of RGB, so it is left out, and known pixels may look "
                      "different; convert the picture to sRGB first")
-    if upload.prepared is None and checkpoint.provenance.get("data") == "mnist":
-        found += unlike_mnist(upload.occluded)
+    if (checkpoint is not None and checkpoint.provenance.get("data") == "mnist" and upload.figure is None
+            and upload.canvas.size == SIDE * SIDE):
+        edge = np.ones((SIDE, SIDE), np.bool_)
+        edge[1:-1, 1:-1] = False
+        seen = upload.canvas[edge.reshape(-1) & upload.known]
+        if seen.size and seen.mean() >= LIGHT_EDGE:
+            found.append("the picture's edge is not black, and this model knows only light digits on a black ground, "
+                         "so it may complete the picture badly; use prepare=mnist to have the digit found and brought "
+                         "to MNIST's form")
     return found
-
-
-def outside(occluded: Occluded) -> list[str]:
-    """A warning if something is hidden that the model does not see, else no warning."""
-    if not occluded.missed:
-        return []
-    return [f"{max(1, round(100 * occluded.missed))} % of the hidden pixels are outside the part of the picture that "
-            "the model sees, so they are not used; crop the picture to the part that you need, closer to the model's "
-            "aspect ratio"]
-
-
-def unlike_mnist(occluded: Occluded) -> list[str]:
-    """A warning for a model of MNIST's digits, whose edges are black, if the known edge of a picture is not."""
-    if occluded.canvas.size != SIDE * SIDE:
-        return []
-    edge = np.ones((SIDE, SIDE), np.bool_)
-    edge[1:-1, 1:-1] = False
-    seen = occluded.canvas.reshape(SIDE, SIDE)[edge & occluded.known.reshape(SIDE, SIDE)]
-    if not seen.size or seen.mean() < LIGHT_EDGE:
-        return []
-    return ["the picture's edge is not black, and this model knows only light digits on a black ground, so it may "
-            "complete the picture badly; use prepare=mnist to have the digit found and brought to MNIST's form"]
 
 
 def check_preparable(config: ModelConfig) -> None:
@@ -144,17 +207,13 @@ def _below(shape: tuple[int, ...], field: Box, rows: int) -> NDArray[np.bool_]:
     return (y >= top + rows * (bottom - top) / SIDE) & (y < bottom) & (x >= left) & (x < right)
 
 
-def _overlay(image: bytes, config: ModelConfig, mask: bytes | None, keep_rows: int | None,
-             crop: tuple[int, int, int, int]) -> Overlay:
+def _overlay(picture: Picture, crop: Crop, kept: NDArray[np.bool_], channels: int, *, flat: bool) -> Overlay:
     """The overlay over a whole upload, of which the model sees only the crop."""
-    whole = decode(image, config, mask=None, keep_rows=config.height, channels=3, whole=True)
-    decoded = decode(image, config, mask=mask, keep_rows=keep_rows, channels=3)
-    tall, wide, factor = _smaller(whole.colours)
-    left, top, right, bottom = (round(side / factor) for side in
-                                (crop[0], crop[1], crop[0] + crop[2], crop[1] + crop[3]))
-    colours = reduced(whole.colours, np.ones(whole.colours.shape[:2], np.bool_), tall, wide)[0]
-    kept = np.ones((tall, wide), np.bool_)
+    whole = picture.colours(3, flat=True)
+    tall, wide, factor = _smaller(whole)
+    left, top, right, bottom = (round(side / factor) for side in crop)
+    colours, stays = reduced(whole, np.ones(whole.shape[:2], np.bool_), tall, wide)
     inside = np.s_[top:bottom, left:right]
-    colours[inside], kept[inside] = reduced(decoded.colours, decoded.kept, bottom - top, right - left)
-    return overlay(colours, kept, (float(left), float(top), float(right), float(bottom)), config.channels,
-                   profile=decoded.profile)
+    colours[inside], stays[inside] = reduced(picture.colours(3, crop, flat=flat), kept, bottom - top, right - left)
+    return overlay(colours, stays, (float(left), float(top), float(right), float(bottom)), channels,
+                   profile=picture.profile)

@@ -51,7 +51,8 @@ class Answer(Response):
             raise InvalidRequest(str(error), param="size") from error
         if self.frame.warning:
             self.warnings.append(self.frame.warning)
-        self.inline = self.frame.encodes_inline  # whether a picture is encoded in a moment, so that no thread is needed
+        # whether a picture is encoded in a moment, so that no thread is needed
+        self.inline = self.frame.width * self.frame.height <= encode.INLINE_PIXELS
         self.accepted = preferred(http.headers.get("accept", ""))
         self.sole_format = encode.MEDIA_TYPES.get(self.accepted)  # the picture itself is the answer, in this format
         header_s = http.state.timeout_s

@@ -20,12 +20,10 @@ from ..engine.request import Event, Request
 from ..errors import InvalidRequest, ServiceError, shown
 from ..pictures import encode, uploads
 from ..pictures.overlay import Overlay
-from ..pictures.pictures import Occluded
 from .answers import Answer, as_json
 from .error_handlers import envelope
 from .request_schemas import EditForm, GenerateBody
 from .schemas import GenerationEvent, ImageData, ImagesResponse, Usage
-from .uploads import facts_of
 
 PING_S = 15.0    # of silence before a stream sends a comment: proxies close connections that are silent for a minute
 ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
@@ -61,7 +59,7 @@ class Images(Answer):
             self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
         self.format: encode.Format = self.sole_format or fields.output_format or "png"
-        self.kept: Occluded | None = None    # what the answer keeps, if that is more than the model gets
+        self.kept: uploads.Upload | None = None  # what the answer keeps, if that is more than the model gets
         self.overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
         self.partial_images = fields.partial_images
         self.facts: dict[str, Any] = {"candidates": fields.candidates}  # of all images
@@ -111,13 +109,14 @@ class Images(Answer):
     def complete(self, upload: uploads.Upload, conditioning: Literal["prefix", "full"] | None) -> None:
         """Have the hidden part of an upload drawn. conditioning: see EditForm. Raises InvalidRequest."""
         self.warnings += uploads.warnings_of(upload, self.checkpoint)
-        occluded = upload.occluded
+        facts = {"crop": upload.crop, "prepared": None if upload.figure is None else {
+            "inverted": upload.inverted, "box": upload.figure, "b64_json": base64.b64encode(upload.seen()).decode()}}
         if conditioning == "prefix":
-            occluded, self.kept = occluded.prefix_only(), occluded
-        elif occluded.conditioning == "partial":
+            self.kept, upload = upload, upload.prefix_only()
+        elif upload.conditioning == "partial":
             able = self.service.instead_of(self.model, lambda config: bool(config.patch))
             if conditioning == "full":
-                raise InvalidRequest(f"{self.model.name} cannot use all {occluded.known_count} known sub-pixels, "
+                raise InvalidRequest(f"{self.model.name} cannot use all {int(upload.known.sum())} known sub-pixels, "
                                      "since some come after hidden ones; choose "
                                      f"{able or 'a model that is conditional'} (GET /v1/models), or leave out "
                                      "conditioning", param="conditioning")
@@ -126,8 +125,8 @@ class Images(Answer):
                                     "a model that is conditional would use all of them, but none is loaded here"))
         if upload.overlay is not None:
             self.overlay, self.partial_images, self.inline = upload.overlay, 0, False
-        self.job = replace(self.job, canvas=occluded.canvas, known=occluded.known)
-        self.facts |= facts_of(occluded, upload)
+        self.job = replace(self.job, canvas=upload.canvas, known=upload.known)
+        self.facts |= upload.facts | facts
 
     # --- the answer ---
 
@@ -198,12 +197,11 @@ class Images(Answer):
         began, canvas = time.monotonic(), event.canvas
         if self.kept is not None:
             canvas = np.where(self.kept.known, self.kept.canvas, canvas)
+        picture = canvas.reshape(self.config.height, self.config.width, self.config.channels)
         if self.overlay is not None:
-            shape = self.config.height, self.config.width, self.config.channels
-            file = self.overlay.encoded(canvas.reshape(shape), self.format)
+            file = self.overlay.encoded(picture, self.format)
         else:
-            pixels: NDArray[np.uint8] = encode.framed(canvas, self.config, self.frame,
-                                                      None if event.done else event.rows)
+            pixels: NDArray[np.uint8] = encode.framed(picture, self.frame, None if event.done else event.rows)
             file = pixels.tobytes() if self.array else encode.encoded(pixels, self.format)
         if logs.TRACED:
             logs.spans(("encode", began, time.monotonic()))

@@ -1,25 +1,22 @@
-"""Uploads: reading a form, decoding its picture, and what answers say of the part that was known."""
+"""Uploads: reading a form, and decoding its picture."""
 
 import asyncio
-import base64
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request, Response, UploadFile
 from fastapi.routing import APIRoute
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from ..errors import ClientLeft, DeadlinePassed, InvalidRequest, ServiceError, exhausted
-from ..pictures.pictures import Occluded
 from ..pictures.uploads import Upload
 from .answers import Answer, while_connected
 from .middleware.bodies import Body
 from .request_schemas import FILES, FORM_FIELDS, FORM_LISTS, UploadFields
 
 logger = logging.getLogger("linpix")
-T = TypeVar("T")
 Files = tuple[UploadFile, UploadFile | None]  # a picture, and its mask
 # While a form is read, memory holds up to 1 MiB of each file, and 4 bytes per character of a known field.
 MAX_FILES, MAX_FIELDS, FIELD_BYTES = 3, 64, 2**12
@@ -94,17 +91,16 @@ def files_of(form: UploadFields) -> Files:
     return sent[0], form.mask
 
 
-async def decoded(answer: Answer, files: Files, read: Callable[[bytes, bytes | None], T],
-                  held: Callable[[T], int] = lambda found: 0) -> T:
+async def decoded(answer: Answer, files: Files, read: Callable[[bytes, bytes | None], Upload]) -> Upload:
     """The result of `read`, given a form's picture and mask. Closes the files.
 
     read is called in a thread, and so are the files read: waiting uploads stay in their files, and out of memory.
-    held: bytes of the result; they count from then on, in place of the upload's. Raises ServiceError, and what read
+    The bytes that the result holds count from then on, in place of the upload's. Raises ServiceError, and what read
     raises.
     """
     (picture, mask), http, service = files, answer.http, answer.service
 
-    def work() -> T:
+    def work() -> Upload:
         return read(picture.file.read(), None if mask is None else mask.file.read())
 
     if refusal := service.requests.refusal(http.state.client, answer.job, answer.model):
@@ -124,17 +120,5 @@ async def decoded(answer: Answer, files: Files, read: Callable[[bytes, bytes | N
         raise exhausted() from error
     await http.close()  # closes its files: they are not needed while it waits for a slot
     body: Body = http.scope["linpix.body"]
-    body.hold(held(found))
+    body.hold(found.held)
     return found
-
-
-def facts_of(occluded: Occluded, upload: Upload | None = None) -> dict[str, Any]:
-    """What an answer says of what was known; for an edit's upload, also which part of it the model sees."""
-    facts: dict[str, Any] = {"conditioning": occluded.conditioning, "known": occluded.known_count,
-                             "known_before_first_hole": occluded.known_before_first_hole,
-                             "known_after_last_hole": occluded.known_after_last_hole}
-    if upload is not None:
-        prepared = None if upload.prepared is None else {"inverted": upload.prepared.inverted, "box": upload.box,
-                                                         "b64_json": base64.b64encode(upload.seen()).decode()}
-        facts |= {"crop": upload.crop, "prepared": prepared}
-    return facts

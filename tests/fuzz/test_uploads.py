@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from linpix.model.config import ModelConfig
 from linpix.server.pictures.pictures import PictureError
-from linpix.server.pictures.pictures import decode as opened
-from linpix.server.pictures.pictures import occluded as reduced
+from linpix.server.pictures.uploads import read
 from tests.fuzz.harness import Target
 from tests.fuzz.pictures import pictures
 
@@ -41,15 +40,15 @@ class Upload:
 
 def decode(upload: Upload) -> None:
     try:
-        occluded = reduced(opened(upload.image, upload.config, mask=upload.mask, keep_rows=upload.keep_rows),
-                           upload.config)
+        found = read(upload.image, upload.config, mask=upload.mask, keep_rows=upload.keep_rows)
     except PictureError as error:
         assert error.param in ("image", "mask", "keep_rows") and error.status in (400, 413, 415)
         assert str(error).startswith(error.param) or "it is not clear" in str(error)
         raise
-    assert occluded.canvas.shape == occluded.known.shape == (upload.config.subpixels,)
-    assert not occluded.canvas[~occluded.known].any()
-    assert occluded.known_before_first_hole + occluded.known_after_last_hole <= occluded.known_count
+    assert found.canvas.shape == found.known.shape == (upload.config.subpixels,)
+    assert not found.canvas[~found.known].any()
+    facts = found.facts
+    assert facts["known_before_first_hole"] + facts["known_after_last_hole"] <= facts["known"]
 
 
 UPLOADS = Target("uploads", st.one_of(

@@ -301,7 +301,7 @@ def test_a_bad_comparison_is_refused(server, body, param, words):
     (["--engine", "eager", "--precision", "bf16"], "--precision fp32"),
     (["--state", "fp16"], "use it with --defer 8"),
     (["--api-keys", "missing"], "no such file can be found"),
-    (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': expected one of throw"),
+    (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': expected KIND:WHEN=N"),
     (["--watchdog-timeout", "0"], "--watchdog-timeout"),
     (["--checkpoints", "missing"], "--checkpoints"),
     (["--host", "no such host"], "give an address"),

@@ -17,7 +17,7 @@ from linpix.model import checkpoint
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.job import Job
-from linpix.server.pictures import encode, pictures
+from linpix.server.pictures import encode, uploads
 from tests.server.conftest import Process
 from tests.soak.client import Connection, Picture, Record
 
@@ -114,9 +114,8 @@ class Oracle:
     def _canvas(self, seed: int, picture: Picture | None = None, temperature: float = 1.0):
         given: dict[str, Any] = {}
         if picture is not None:
-            decoded = pictures.decode(picture.image, self.config, mask=picture.mask, keep_rows=picture.keep_rows)
-            occluded = pictures.occluded(decoded, self.config)
-            given = {"canvas": occluded.canvas, "known": occluded.known}
+            upload = uploads.read(picture.image, self.config, mask=picture.mask, keep_rows=picture.keep_rows)
+            given = {"canvas": upload.canvas, "known": upload.known}
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # two meet at barriers in every step, which take long on a busy machine
         try:
@@ -128,7 +127,7 @@ class Oracle:
     def _png(self, seed: int, picture: Picture | None, temperature: float, size: str) -> str:
         """The base64 of an image of its own, as an answer has it."""
         canvas = self.canvas(seed, picture, temperature)
-        png = pictures.png(canvas, self.config, encode.frame_of(size, self.config).factor)
+        png = encode.png(canvas, self.config, encode.frame_of(size, self.config).factor)
         return base64.b64encode(png).decode()
 
     def wrong(self, record: Record) -> list[int]:

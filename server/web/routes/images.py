@@ -54,5 +54,5 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
         return uploads.read(picture, images.config, mask=mask, keep_rows=form.keep_rows,
                             preparation=form.prepare or "none", lay_back=bool(form.lay_back))
 
-    images.complete(await decoded(images, files, read, lambda upload: upload.held), form.conditioning)
+    images.complete(await decoded(images, files, read), form.conditioning)
     return images

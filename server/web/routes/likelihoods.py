@@ -14,14 +14,13 @@ from pydantic import BaseModel, Field
 from ...engine.job import Job
 from ...engine.request import Request as Admitted
 from ...errors import Impossible, InvalidRequest, ModelNotFound, ServiceError, body_too_large, exhausted
-from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers, read_scored
-from ...pictures.pictures import Occluded
-from ...pictures.uploads import outside
+from ...pictures import uploads
+from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers
 from ..answers import Answer, as_json
 from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
 from ..request_schemas import LIKELIHOOD, TIMEOUT_PARAMETER, LikelihoodForm
 from ..schemas import Conditioning, Digest, Name
-from ..uploads import FormRoute, decoded, facts_of, files_of
+from ..uploads import FormRoute, decoded, files_of
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
@@ -101,8 +100,8 @@ async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Respo
         raise InvalidRequest(f"labels=all needs a model with classes, and {scored.model.name} has none; leave it out",
                              param="labels")
 
-    def read(picture: bytes, mask: bytes | None) -> Occluded:
-        return read_scored(picture, scored.config, mask=mask, keep_rows=form.keep_rows)
+    def read(picture: bytes, mask: bytes | None) -> uploads.Upload:
+        return uploads.read(picture, scored.config, mask=mask, keep_rows=form.keep_rows, scored=True)
 
     scored.score(await decoded(scored, files, read))
     return scored
@@ -120,12 +119,12 @@ class Scored(Answer):
         self.job = Job(model=self.model.name, scored=True)
         self.facts: dict[str, Any] = {}
 
-    def score(self, occluded: Occluded) -> None:
+    def score(self, upload: uploads.Upload) -> None:
         """Have the hidden part of a picture scored."""
-        self.warnings += outside(occluded)
-        labels = labels_of(self.checkpoint, occluded, self.label, every=self.every)
-        self.job = replace(self.job, canvas=occluded.canvas, known=occluded.known, labels=labels)
-        self.facts = facts_of(occluded)
+        self.warnings += uploads.warnings_of(upload)
+        labels = labels_of(self.checkpoint, upload, self.label, every=self.every)
+        self.job = replace(self.job, canvas=upload.canvas, known=upload.known, labels=labels)
+        self.facts = upload.facts
 
     async def in_one_piece(self, request: Admitted) -> Response:
         event = await request.next_event()

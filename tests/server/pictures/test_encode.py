@@ -37,7 +37,7 @@ def test_a_size_of_another_shape_has_the_largest_multiple_in_its_middle(width, h
     frame = frame_of(f"{width}x{height}", GREY)
     assert (frame.size, frame.factor * 28) == (f"{width}x{height}", inside)
     assert f"{inside}x{inside}" in frame.warning
-    picture = framed(CANVAS, GREY, frame)[..., 0]
+    picture = framed(CANVAS.reshape(28, 28, 1), frame)[..., 0]
     top, left = (height - inside) // 2, (width - inside) // 2
     assert picture.shape == (height, width)
     middle = picture[top:top + inside, left:left + inside]
@@ -61,7 +61,7 @@ def test_a_size_that_is_none_or_too_small_or_too_large_is_refused_with_what_is_a
 @pytest.mark.parametrize("config", [GREY, COLOUR])
 def test_png_and_webp_are_exact_and_jpeg_is_close(config):
     random = np.random.default_rng(1).integers(0, 256, config.subpixels, dtype=np.uint8)
-    pixels = framed(random, config, enlarged(config, 8))
+    pixels = framed(random.reshape(config.height, config.width, -1), enlarged(config, 8))
     for kind, name in (("png", "PNG"), ("webp", "WEBP"), ("jpeg", "JPEG")):
         picture = opened(encoded(pixels, kind))
         assert picture.format == name
@@ -88,5 +88,5 @@ def test_an_array_is_what_numpy_reads_whatever_its_channels():
 
 
 def test_unfinished_rows_are_black():
-    picture = framed(np.full(784, 200, np.uint8), GREY, enlarged(GREY, 2), rows=3)
+    picture = framed(np.full((28, 28, 1), 200, np.uint8), enlarged(GREY, 2), rows=3)
     assert (picture[:6] == 200).all() and not picture[6:].any()

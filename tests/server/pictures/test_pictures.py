@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,11 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from linpix.model.config import ModelConfig
-from linpix.server.pictures import pictures, uploads
-from linpix.server.pictures.pictures import Occluded, PictureError, decode, png
+from linpix.model.inputs import first_hole
+from linpix.server.pictures import uploads
+from linpix.server.pictures.encode import png
+from linpix.server.pictures.pictures import PictureError, opened
+from linpix.server.pictures.uploads import Upload
 from tests.fuzz.pictures import chunk, encode, png_of
 
 GREY = ModelConfig(height=8, width=8)
@@ -28,15 +32,18 @@ def with_alpha(colours: UINT8, alpha: UINT8) -> UINT8:
     return np.concatenate([colours.reshape(*alpha.shape, -1), alpha[..., None]], axis=2)
 
 
-def read(image: bytes, config: ModelConfig = GREY, *, mask: bytes | None = None,
-         keep_rows: int | None = None) -> Occluded:
-    return pictures.occluded(decode(image, config, mask=mask, keep_rows=keep_rows), config)
+def read(image: bytes, config: ModelConfig = GREY, **options: Any) -> Upload:
+    return uploads.read(image, config, **options)
+
+
+def prefix(upload: Upload) -> int:
+    return first_hole(upload.known)
 
 
 def refusal(image: bytes, config: ModelConfig = GREY, *, mask: bytes | None = None,
             keep_rows: int | None = None) -> PictureError:
     with pytest.raises(PictureError) as caught:
-        decode(image, config, mask=mask, keep_rows=keep_rows)
+        read(image, config, mask=mask, keep_rows=keep_rows)
     return caught.value
 
 
@@ -70,8 +77,8 @@ def test_nothing_to_fill_is_allowed_and_changes_nothing(config, shape, way):
     else:
         occluded = read(encode(colours), config, keep_rows=config.height)
     assert np.array_equal(occluded.canvas, colours.reshape(-1)) and occluded.known.all()
-    assert occluded.prefix == occluded.known_count == occluded.known_before_first_hole == config.subpixels
-    assert occluded.known_after_last_hole == 0 and occluded.conditioning == "prefix"
+    assert occluded.facts == {"conditioning": "prefix", "known": config.subpixels,
+                              "known_before_first_hole": config.subpixels, "known_after_last_hole": 0}
 
 
 # What the counts mean
@@ -87,9 +94,7 @@ def test_counts_are_in_subpixels(holes, expected):
     alpha = np.full(64, 255, np.uint8)
     alpha[holes] = 0
     occluded = read(encode(with_alpha(noise(8, 8, 3), alpha.reshape(8, 8))), COLOUR)
-    assert (occluded.conditioning, occluded.known_count, occluded.known_before_first_hole,
-            occluded.known_after_last_hole) == expected
-    assert occluded.prefix == occluded.known_before_first_hole
+    assert tuple(occluded.facts.values()) == expected
     told = read(encode(with_alpha(noise(8, 8, 3), alpha.reshape(8, 8))), dataclasses.replace(COLOUR, patch=4))
     assert told.conditioning == expected[0].replace("partial", "full")
 
@@ -108,7 +113,7 @@ def test_alpha_under_128_is_a_hole_and_128_is_not():
 @pytest.mark.parametrize("scale", [1, 3])
 def test_keep_rows_keeps_that_many_rows_of_the_models_image(rows, scale):
     occluded = read(encode(noise(8 * scale, 8 * scale)), keep_rows=rows)
-    assert occluded.prefix == occluded.known_count == rows * 8
+    assert prefix(occluded) == occluded.known.sum() == rows * 8
 
 
 @pytest.mark.parametrize("rows", [-1, 9, 10**30])
@@ -194,12 +199,11 @@ def test_a_hole_outside_the_middle_of_a_panorama_has_the_crop_around_it(first, l
     if turned:
         picture, alpha, painted = picture.T, alpha.T, painted.T
     config = ModelConfig(height=16, width=16)
-    decoded = (decode(encode(with_alpha(picture, alpha)), config, mask=None, keep_rows=None) if way == "alpha" else
-               decode(encode(picture), config, mask=encode(with_alpha(painted, painted)), keep_rows=None))
-    assert decoded.crop == ((0, left, 16, 16) if turned else (left, 0, 16, 16)) and decoded.missed == 0
-    found = pictures.occluded(decoded, config).known.reshape(16, 16)
+    found = (read(encode(with_alpha(picture, alpha)), config) if way == "alpha" else
+             read(encode(picture), config, mask=encode(with_alpha(painted, painted))))
+    assert found.crop == ((0, left, 16, left + 16) if turned else (left, 0, left + 16, 16)) and found.missed == 0
     expected = (alpha[left:left + 16] if turned else alpha[:, left:left + 16]) > 0
-    assert np.array_equal(found, expected)
+    assert np.array_equal(found.known.reshape(16, 16), expected)
 
 
 def test_holes_outside_the_crop_are_reported():
@@ -231,7 +235,7 @@ def test_colours_of_holes_do_not_bleed_into_known_neighbours(way, side):
     colours = np.where(hole, 250, 10).astype(np.uint8)
     image = with_alpha(colours, alpha)
     occluded = read(encode(image)) if way == "alpha" else read(encode(colours), mask=encode(image))
-    assert 0 < occluded.known_count < 64
+    assert 0 < occluded.known.sum() < 64
     assert (occluded.canvas[occluded.known] == 10).all() and (occluded.canvas[~occluded.known] == 0).all()
 
 
@@ -254,7 +258,7 @@ def test_16_bit_grey_with_alpha_keeps_both():
     samples = np.stack([noise(8, 8), HALF], axis=2).astype(np.uint16) * 257
     scanlines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)
     occluded = read(png_of(16, 4, 8, 8, scanlines))
-    assert occluded.prefix == 32 and np.array_equal(occluded.canvas[:32], noise(8, 8).reshape(-1)[:32])
+    assert prefix(occluded) == 32 and np.array_equal(occluded.canvas[:32], noise(8, 8).reshape(-1)[:32])
 
 
 @pytest.mark.parametrize(("depth", "row", "value"), [
@@ -269,7 +273,7 @@ def test_16_bit_colour_may_have_a_transparent_value():
     samples[4:] = 0x5678
     scanlines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)
     occluded = read(png_of(16, 2, 8, 8, scanlines, chunk(b"tRNS", struct.pack(">3H", *[0x5678] * 3))), COLOUR)
-    assert occluded.prefix == occluded.known_count == 96
+    assert prefix(occluded) == occluded.known.sum() == 96
 
 
 @pytest.mark.parametrize("transparency", [7, bytes([255] * 7 + [20] + [200] * 8)])
@@ -288,7 +292,7 @@ def test_grey_and_colour_may_have_a_transparent_value(mode):
     colours[5:] = 4
     transparency = 4 if mode == "L" else (4, 4, 4)
     occluded = read(encode(Image.fromarray(colours).convert(mode), transparency=transparency))
-    assert occluded.prefix == occluded.known_count == 40 and (occluded.canvas[:40] == 9).all()
+    assert prefix(occluded) == occluded.known.sum() == 40 and (occluded.canvas[:40] == 9).all()
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
@@ -357,15 +361,15 @@ def test_a_photograph_of_48_megapixels_is_decoded_reduced():
     picture = np.zeros((6000, 8000), np.uint8)
     picture[:3000] = 200
     data = encode(picture, "JPEG", quality=90)
-    decoded = pictures.decode(data, GREY, mask=None, keep_rows=4)
-    assert (decoded.scale, decoded.colours.shape) == (2, (3000, 3000, 1))
-    upload = uploads.read(data, GREY, keep_rows=8)
+    found = opened(data, "image")
+    assert (found.scale, found.image.size) == (2, (4000, 3000))
+    upload = read(data, GREY, keep_rows=8)
     assert upload.crop == (1000, 0, 7000, 6000), "in pixels of the upload"
-    assert np.abs(upload.occluded.canvas.reshape(8, 8).astype(int) - np.repeat([200, 0], 4)[:, None]).max() < 3
+    assert np.abs(upload.canvas.reshape(8, 8).astype(int) - np.repeat([200, 0], 4)[:, None]).max() < 3
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     turned = encode(picture, "JPEG", exif=exif)
-    assert uploads.read(turned, GREY, keep_rows=8).crop == (0, 1000, 6000, 7000)
+    assert read(turned, GREY, keep_rows=8).crop == (0, 1000, 6000, 7000)
 
 
 @pytest.mark.parametrize(("width", "height", "progressive"), [(8193, 8192, False), (8000, 6000, True),
@@ -382,7 +386,7 @@ def test_a_larger_photograph_or_one_in_several_scans_is_refused_before_decoding(
 def test_a_jpeg_of_endless_scans_is_refused():
     data = encode(np.zeros((64, 64), np.uint8), "JPEG", progressive=True)
     scan = data[data.rindex(b"\xff\xda"):-2]
-    assert read(data[:-2] + scan * 100 + data[-2:], keep_rows=1).prefix == 8
+    assert prefix(read(data[:-2] + scan * 100 + data[-2:], GREY, keep_rows=1)) == 8
     assert "up to 500 scans" in str(refusal(data[:-2] + scan * 1000 + data[-2:], keep_rows=1))
     large = encode(np.zeros((4096, 4096), np.uint8), "JPEG", progressive=True)
     assert "up to 32 scans" in str(refusal(large[:-2] + scan * 40 + large[-2:], keep_rows=1))

@@ -167,14 +167,14 @@ import io, resource, sys
 import numpy as np
 from PIL import Image
 from linpix.model.config import PRESETS
-from linpix.server.pictures.pictures import PictureError, decode
+from linpix.server.pictures.uploads import read
 buffer = io.BytesIO()
 Image.new("RGBA", (4000, 4000)).save(buffer, "PNG")
-decode(buffer.getvalue(), PRESETS["tiny"], mask=None, keep_rows=None)
+read(buffer.getvalue(), PRESETS["tiny"])
 [size] = [line for line in open("/proc/self/status") if line.startswith("VmSize")]
 resource.setrlimit(resource.RLIMIT_AS, (int(size.split()[1]) * 1024 + 2**24, -1))
 try:
-    decode(buffer.getvalue(), PRESETS["tiny"], mask=None, keep_rows=None)
+    read(buffer.getvalue(), PRESETS["tiny"])
 except MemoryError:
     print("out of memory")
 """
