@@ -351,6 +351,29 @@ def test_a_client_that_leaves_a_stream_that_no_replica_has_admitted_holds_nothin
     asyncio.run(leaves())
 
 
+def test_a_large_upload_that_finds_the_queue_of_its_replica_full_is_refused_as_by_the_plain_server(tiny):
+    async def refused() -> None:
+        async with fronted(tiny, faults="slow:every=1:ms=500", slots=1, max_queue=0) as front:
+            client, requests = front.client, front.near.replica.requests
+            running = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
+            while not front.busy:
+                await asyncio.sleep(0.01)
+            for route, more in (("edits", {}), ("edits", {"stream": "true"}), ("likelihoods", {})):
+                answer = await client.post(f"/v1/images/{route}", data={"keep_rows": 4} | more, files={"image": LARGE})
+                assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full"), (route, more)
+                assert int(answer.headers["retry-after"]) >= 1
+            assert len(front.requests.in_progress) == len(requests.in_progress) == 1, "only the image that is drawn"
+            assert len(front.near.calls) == 4, "each was asked of one replica, once"
+            for each, times in ((front.requests.metrics, 0), (requests.metrics, 3)):
+                assert each.values("linpix_requests_rejected_total").get(
+                    ("linpix_requests_rejected_total", "queue_full"), 0) == times
+                assert each.values("linpix_request_bodies_reading")["linpix_request_bodies_reading",] == 0
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(refused())
+
+
 def test_comparisons_are_refused_with_what_to_do(tiny):
     async def refused() -> None:
         async with fronted(tiny) as front:
