@@ -42,6 +42,19 @@ def submit(engine: Engine, request: str, jobs: Sequence[Job]) -> list[Image]:
     return new
 
 
+def drawn(engine: Engine, *requests: Sequence[Job]) -> list[NDArray[np.uint8]]:
+    """The images of requests that come together, (count, T) each."""
+    found: list[dict[int, NDArray[np.uint8]]] = [{} for _ in requests]
+    for number, jobs in enumerate(requests):
+        submit(engine, str(number), jobs)
+    while engine.busy:
+        report = engine.run_quantum()
+        assert not report.failed
+        for image in report.finished:
+            found[int(image.request)][image.index] = image.canvas
+    return [np.stack([images[index] for index in sorted(images)]) for images in found]
+
+
 def run(engine: Engine) -> Ran:
     """Run a quantum, and begin further attempts as admission does."""
     report, finished, further = engine.run_quantum(), [], []

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from starlette.testclient import TestClient
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import class_log_probs_of
-from linpix.model.transformer import Transformer
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
+from tests.nets import net_of, saved
 from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, generate, images_of
 
 CLASS_FIRST = replace(PRESETS["tiny"], patch=4, following=((0, 1, 0), (1, 0, 0)),
@@ -32,12 +31,7 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("attempts")
     for name, config, own in (("once", CLASS_FIRST, {}), ("thrice", CLASS_FIRST, {"attempts": 3}),
                               ("plain", PRESETS["tiny"], {})):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            net = Transformer(config)
-            for parameter in net.parameters():
-                parameter.data += 0.1 * torch.randn_like(parameter)
-        checkpoint.save(folder / name, net, {"class_names": list("0123456789"), **own}, f"# {name}\n")
+        saved(folder / name, net_of(config, spread=0.1), **own)
     return folder
 
 

@@ -25,12 +25,6 @@ END = f"--{BOUNDARY}--\r\n".encode()
 IMAGE = part("image", occluded(), "a.png")
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    with server.client() as client:
-        yield client
-
-
 def send(client, body: bytes, charset: str = "", **headers: str):
     kind = f"multipart/form-data; boundary={BOUNDARY}{charset}"
     return client.post(EDIT, content=body, headers={"content-type": kind, **headers})
@@ -211,4 +205,4 @@ def test_an_upload_that_waits_to_be_decoded_ends_at_its_deadline_and_frees_what_
         finally:
             others.set()
         assert client.post(EDIT, files=body).status_code == 200
-        assert not slots._running
+        assert eventually(lambda: not slots._running)

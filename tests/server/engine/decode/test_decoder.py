@@ -15,7 +15,6 @@ from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool, StateFormat
 from linpix.model.generate import generate
 from linpix.model.sharing import SharedWeights
-from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.decoder import Decoder, EagerDecoder
@@ -23,6 +22,7 @@ from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.decode.failures import EngineLost, most_retries
 from linpix.server.engine.decode.faults import Faults, with_faults
 from linpix.server.engine.job import Job
+from tests.nets import net_of
 from tests.server.engine import images, submit
 
 SEEDS = list(range(100, 107))
@@ -35,9 +35,7 @@ BACKGROUND = {"background": 0, "background_dim": 16, "look_ups": ("previous", "r
 def loaded(kind="linear", side=8) -> checkpoint.Checkpoint:
     """kind: of attention, or background."""
     options = BACKGROUND if kind == "background" else {"attention": kind}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(dataclasses.replace(PRESETS["tiny"], height=side, width=side, **options)).eval()
+    net = net_of(dataclasses.replace(PRESETS["tiny"], height=side, width=side, **options))
     return checkpoint.Checkpoint("tiny", net, {}, "", tuple("0123456789"))
 
 

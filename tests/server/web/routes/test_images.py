@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.packing import choose
-from linpix.model.transformer import Transformer
+from tests.nets import saved
 from tests.server.conftest import here
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
@@ -46,12 +45,6 @@ def images_of(answer) -> list[np.ndarray]:
 def events_of(text: str) -> list[dict]:
     blocks = [block.split("\n") for block in text.strip().split("\n\n")]
     return [json.loads(line[len("data: "):]) for block in blocks for line in block if line.startswith("data: ")]
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with server.client() as client:
-        yield client
 
 
 def generate(client, **body):
@@ -310,8 +303,7 @@ def conditional(tmp_path_factory):
     folder = tmp_path_factory.mktemp("conditional") / "tiny"
     config = dataclasses.replace(PRESETS["tiny"], patch=4, following=((0, 1, 0), (1, 0, 0)), background=0,
                                  background_dim=16, look_ups=("previous", "row", "column", "class"))
-    checkpoint.save(folder, Transformer(config), {"class_names": [str(label) for label in range(10)]}, "# tiny")
-    with here(folder.parent) as process, process.client() as client:
+    with here(saved(folder, config).parent) as process, process.client() as client:
         yield client
 
 
@@ -344,8 +336,7 @@ def photograph() -> np.ndarray:
 def digits(tmp_path_factory):
     """A client of a server whose model has MNIST's shape."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    net = Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28))
-    checkpoint.save(folder / "grey", net, {}, "# grey")
+    saved(folder / "grey", dataclasses.replace(PRESETS["tiny"], height=28, width=28))
     with here(folder) as process, process.client() as client:
         yield client
 
