@@ -76,8 +76,9 @@ def test_sample_animates_a_grid_that_ends_as_the_png(succeeds, tiny, tmp_path, s
 def test_complete_animates_from_what_is_known(succeeds, tiny, tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
-    succeeds("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--seed", 1, "--out",
-             tmp_path / "out.webp")
+    told = json.loads(succeeds("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--seed", 1,
+                               "--json", "--out", tmp_path / "out.webp")[0])
+    assert (told["conditioning"], told["known"]) == ("prefix", 24)
     frames = [shown[56::56, 56::56][:8, :8] for shown, _ in frames_of((tmp_path / "out.webp").read_bytes(), "L")]
     assert len(frames) == 6
     assert all(np.array_equal(frame[:3], picture[:3]) for frame in frames)

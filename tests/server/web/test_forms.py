@@ -66,8 +66,10 @@ def test_a_form_in_any_other_charset_is_refused_by_its_head(server, client, char
     (EDIT, None, None, "multipart/form-data"), (EDIT, "application/json", None, "got 'application/json'"),
     (EDIT, "application/x-www-form-urlencoded", None, "multipart/form-data"), (EDIT, "multipart/x", None, "multipart"),
     (EDIT, "multipart/form-data; boundary=x", "gzip", "without a Content-Encoding, got 'gzip'"),
-    ("/v1/images/generations", "multipart/x", None, "application/json"), ("/v1/compare", "multipart/x", None, "json"),
-    ("/v1/compare", "application/jsonp", None, "json"), ("/v1/compare", None, None, "json"),
+    ("/v1/images/generations", "multipart/x", None, "Content-Type: application/json"),
+    ("/v1/images/generations", "text/plain", None, "json"), ("/v1/images/generations", None, None, "json"),
+    ("/v1/compare", "multipart/x", None, "json"), ("/v1/compare", "application/jsonp", None, "json"),
+    ("/v1/compare", None, None, "json"),
     ("/v1/images/generations", "application/json", "gzip", "without a Content-Encoding, got 'gzip'"),
     ("/v1/compare", "application/json", "br", "got 'br'")])
 def test_a_body_of_another_kind_is_415_before_it_is_read(server, path, kind, coding, says):
