@@ -14,7 +14,7 @@ from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import State
 from linpix.server.engine.job import Job
-from tests.server.engine import drawn, images, submit
+from tests.server.engine import drawn, finish, images, submit
 
 RANDOM = np.random.default_rng(0)
 PICTURE, KNOWN = RANDOM.integers(0, 256, 64, dtype=np.uint8), RANDOM.random(64) < 0.5
@@ -113,13 +113,9 @@ def test_a_reading_that_throws_is_begun_again_once_and_then_ends_its_request(dec
 
     monkeypatch.setattr(engine.decoder, "read", thrown)
     submit(engine, "a", edits(1, 2))
-    images, failed = {}, {}
-    while engine.busy:
-        report = engine.run_quantum()
-        failed |= report.failed
-        images |= {image.index: image.canvas for image in report.finished}
+    images, failed, _ = finish(engine)
     assert failed.keys() == ({"a"} if times == 2 else set())
-    assert times == 2 or np.array_equal(np.stack([images[0], images[1]]), expected)
+    assert times == 2 or np.array_equal(np.stack([*images.values()]), expected)
 
 
 def test_the_remaining_work_of_an_image_counts_hidden_sub_pixels_only(decoder):

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import class_log_probs_of
-from linpix.server.app import create_app
-from linpix.server.settings import Settings
 from tests.nets import net_of, saved
+from tests.server.conftest import here
 from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, generate, images_of
 
 CLASS_FIRST = replace(PRESETS["tiny"], patch=4, following=((0, 1, 0), (1, 0, 0)),
@@ -36,17 +34,16 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(folder):
-    with TestClient(create_app(Settings(checkpoints=folder, precision="fp32")),
-                    base_url="http://localhost") as client:
-        yield client
+def server(folder):
+    with here(folder, precision="fp32") as process:
+        yield process
 
 
 def test_the_label_of_an_answer_is_a_label_for_the_same_class(folder, tmp_path):
     """Classes 1 to 10: an index is the name of another class."""
     net, names = checkpoint.read(folder / "once").net, [str(number) for number in range(1, 11)]
     checkpoint.save(tmp_path / "counted", net, {"class_names": names}, "")
-    with TestClient(create_app(Settings(checkpoints=tmp_path)), base_url="http://localhost") as client:
+    with here(tmp_path) as server, server.client() as client:
         for name in names:
             body = {"prompt": name, "seed": 3, "candidates": 1}
             [drawn] = generate(client, **body).json()["data"]
@@ -56,12 +53,6 @@ def test_the_label_of_an_answer_is_a_label_for_the_same_class(folder, tmp_path):
             assert again == drawn
             alone = client.post("/v1/images/generations", json=body, headers={"accept": "image/png"})
             assert alone.headers["x-linpix-label"] == str(drawn["label"])
-
-
-def metric(client, name: str) -> float:
-    [value] = [line.rsplit(" ", 1)[1] for line in client.get("/metrics").text.splitlines()
-               if line.rsplit(" ", 1)[0] == name]
-    return float(value)
 
 
 def ask(client, route: str, **fields):
@@ -159,20 +150,20 @@ def test_a_comparison_that_names_no_model_is_of_the_first_that_can_be_compared(c
 @pytest.mark.parametrize(("fields", "again"), [
     ({"model": "once", "attempts": 4, "n": 2}, 6), ({"model": "thrice"}, 2), ({"model": "once"}, 0),
     ({"model": "once", "candidates": 4}, 0)])
-def test_images_that_are_drawn_again_are_counted_and_first_rows_once_an_image(client, fields, again):
+def test_images_that_are_drawn_again_are_counted_and_first_rows_once_an_image(client, server, fields, again):
     name, images = AGAIN % fields["model"], fields.get("candidates", fields.get("n", 1))
     first_rows = FIRST_ROWS % fields["model"]
-    before = metric(client, name), metric(client, first_rows)
+    before = server.metric(name), server.metric(first_rows)
     assert generate(client, seed=3, **fields).status_code == 200
-    assert metric(client, name) - before[0] == again
-    assert metric(client, first_rows) - before[1] == images
+    assert server.metric(name) - before[0] == again
+    assert server.metric(first_rows) - before[1] == images
 
 
-def test_a_whole_picture_is_answered_with_how_sure_the_model_is_and_was_drawn_once(client, folder):
+def test_a_whole_picture_is_answered_with_how_sure_the_model_is_and_was_drawn_once(client, server, folder):
     whole = encode(np.stack([PICTURE, np.full((8, 8), 255, np.uint8)], -1))
-    before = metric(client, AGAIN % "once")
+    before = server.metric(AGAIN % "once")
     answer = edit(client, whole, model="once", seed=3, attempts=9)
     assert np.array_equal(images_of(answer)[0], PICTURE)
     expected = np.exp(class_log_probs_of(checkpoint.load(folder / "once"), PICTURE.reshape(-1)).max())
     assert answer.json()["data"][0]["confidence"] == pytest.approx(expected, rel=1e-4)
-    assert answer.json()["data"][0]["attempts"] == 1 and metric(client, AGAIN % "once") == before
+    assert answer.json()["data"][0]["attempts"] == 1 and server.metric(AGAIN % "once") == before

@@ -12,6 +12,7 @@ from PIL import Image
 
 from linpix.model.config import PRESETS
 from linpix.model.packing import choose
+from tests.fuzz.pictures import encode
 from tests.nets import saved
 from tests.server.conftest import here
 
@@ -22,12 +23,6 @@ def pixels(png: bytes) -> np.ndarray:
     with Image.open(io.BytesIO(png)) as picture:
         assert picture.format == "PNG"
         return np.asarray(picture)
-
-
-def encode(array: np.ndarray, kind: str = "PNG", **options) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(array).save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def occluded(rows: int = 4, picture: np.ndarray = PICTURE) -> bytes:
