@@ -34,7 +34,6 @@ logger = logging.getLogger("linpix")
 LINGER_S = 0.2  # pause while draining, so that clients that have just connected get an answer, and are not cut off
 GRACE_S = 1.0   # for the last answers to reach their clients after a second signal
 
-
 # Options of all our servers. Only our own log: uvicorn's would show queries, and warn of requests that are not HTTP or
 # ask for another protocol. No header that names the server. No web sockets: they would bypass Gate. No uvloop, even if
 # it is installed: its reads have no limit, and when files run out it logs nothing.
@@ -115,8 +114,8 @@ class Server(uvicorn.Server):
             logs.announce(f"LinPix serves {', '.join(self._requests.models)} at {url_of(listening)}", form)
         if self._probes is not None:
             self._probes.announce(form)
-        if hasattr(signal, "SIGHUP"):
-            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        if hasattr(signal, "SIGHUP"):  # not by the loop, which gives the signal up when it closes
+            signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._hang_up, context=Context()))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
@@ -161,6 +160,8 @@ class Server(uvicorn.Server):
             self._drain_until = 0.0
             self._loop.call_soon_threadsafe(self._begin, self._cut_off(), context=Context())
         else:
+            if hasattr(signal, "SIGHUP") and callable(signal.getsignal(signal.SIGHUP)):  # by _announce
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # to the end of the process: it would end the drain
             self._requests.draining = True
             self._drain_until = self._loop.time() + self._service.settings.drain_timeout
             self._loop.call_soon_threadsafe(self._begin, self._drain(signal.Signals(sig).name), context=Context())

@@ -1,8 +1,10 @@
 """Fixtures that several rooms need: real data, golden vectors, small checkpoints, a server, an emulated GPU."""
 
+import asyncio
 import ctypes
 import dataclasses
 import fcntl
+import inspect
 import os
 import shutil
 import subprocess
@@ -21,10 +23,19 @@ import torch
 
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
-from linpix.model.transformer import Transformer
+from tests.nets import net_of, saved
 from tests.server.conftest import Process, serving
 
 _ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test may be a coroutine."""
+    if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
+        return None
+    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
+    return True
 
 
 def _shared(variable: str, default: str, what: str) -> Path:
@@ -45,13 +56,7 @@ def class_first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that draws the class first, with random weights."""
     folder = tmp_path_factory.mktemp("class-first") / "first"
     config = dataclasses.replace(PRESETS["tiny"], patch=4, look_ups=("previous", "row", "column", "class"))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(config)
-        for parameter in net.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    checkpoint.save(folder, net, {}, "# first\n")
-    return folder
+    return saved(folder, net_of(config, spread=0.1))
 
 
 @pytest.fixture(scope="session")
@@ -71,16 +76,8 @@ def golden() -> Path:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint folder of the preset `tiny`, named so, with random weights. Not to be changed: copy it."""
-    config = PRESETS["tiny"]
-    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(config)
-    provenance = {"data": "random weights", "class_names": [str(label) for label in range(config.classes)],
-                  "images": 0, "steps": 0, "minutes": 0.0, "seed": 0, "commit": "unknown",
-                  "command": "tests/conftest.py", "bits_per_dim": {}}
-    checkpoint.save(folder, net, provenance, "# tiny\n\nRandom weights, for tests.\n")
-    return folder
+    return saved(tmp_path_factory.mktemp("checkpoints") / "tiny", PRESETS["tiny"], images=0, steps=0, minutes=0.0,
+                 seed=0, commit="unknown", command="tests/conftest.py", bits_per_dim={})
 
 
 @pytest.fixture(scope="session")
@@ -90,15 +87,17 @@ def server(tiny: Path) -> Iterator[Process]:
         yield process
 
 
+@pytest.fixture(scope="module")
+def client(server: Any) -> Iterator[Any]:
+    """A client of the server, or of the one that a module has in its place."""
+    with server.client() as client:
+        yield client
+
+
 @pytest.fixture(scope="session")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one checkpoint, `slow`: mnist-small with random weights. EAGER: most of a second an image."""
-    folder = tmp_path_factory.mktemp("slow") / "slow"
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(PRESETS["mnist-small"])
-    checkpoint.save(folder, net, {"data": "random weights", "class_names": list("0123456789")}, "# slow\n")
-    return folder.parent
+    return saved(tmp_path_factory.mktemp("slow") / "slow", PRESETS["mnist-small"]).parent
 
 
 def _compile_emulated(folder: Path, library: Path) -> None:

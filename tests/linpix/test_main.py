@@ -87,17 +87,6 @@ def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_complete_keeps_what_is_known(tiny, tmp_path):
-    picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
-    Image.fromarray(picture).save(tmp_path / "picture.png")
-    printed = json.loads(succeeds("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--count", 2,
-                                  "--seed", 1, "--out", tmp_path / "out", "--json").stdout)
-    assert (printed["conditioning"], printed["known"]) == ("prefix", 24)
-    first, second = (pixels(path) for path in sorted((tmp_path / "out").iterdir()))
-    assert np.array_equal(first[:3], picture[:3])
-    assert not np.array_equal(first, second)
-
-
 @pytest.mark.parametrize(("arguments", "words"), [
     (["sample", "--model", "nothing", "--out", "OUT"], "there is no model 'nothing'"),
     (["sample", "--model", "TINY", "--out", "TINY/config.json"], "is a file"),

@@ -15,18 +15,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from starlette.testclient import TestClient
 
 import linpix
-from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
-from linpix.server.app import create_app
-from linpix.server.settings import Settings
-from tests.server.conftest import ROOT
+from tests.nets import saved
+from tests.server.conftest import ROOT, here
 from tests.server.web.routes.test_images import encode, images_of, occluded
 
 GENERATE = "/v1/images/generations"
+PICTURE, KNOWN = np.arange(64, dtype=np.uint8).reshape(8, 8), np.arange(8)[:, None].repeat(8, axis=1) < 3
 
 
 @pytest.mark.parametrize("function", [linpix.load, linpix.models, linpix.sample, linpix.complete,
@@ -51,37 +49,35 @@ def test_load_gives_the_transformer_of_a_folder(tiny):
     assert net.parameters_of(images).shape == (2, net.config.subpixels, 3 * net.config.mixtures)
 
 
-def test_sample_gives_the_images_that_a_server_gives_for_the_same_seed(tiny, server):
-    drawn = linpix.sample(str(tiny), 3, seed=7, label=4, temperature=0.8, batch=2)
-    assert drawn.shape == (3, 8, 8) and drawn.dtype == np.uint8
-    answer = server.client().post(GENERATE, json={"n": 3, "seed": 7, "label": 4, "temperature": 0.8})
-    assert np.array_equal(drawn, images_of(answer))
-
-
-def test_complete_keeps_known_pixels_and_gives_what_a_server_gives(tiny, server):
-    picture = np.arange(64, dtype=np.uint8).reshape(8, 8)
-    known = np.arange(8)[:, None].repeat(8, axis=1) < 3
-    drawn = linpix.complete(str(tiny), picture, known, 2, seed=7)
-    assert drawn.shape == (2, 8, 8) and not np.array_equal(*drawn)
-    assert (drawn[:, known] == picture[known]).all()
-    answer = server.client().post("/v1/images/edits", files={"image": ("a.png", occluded(3, picture))},
-                                  data={"n": "2", "seed": "7"})
-    assert np.array_equal(drawn, images_of(answer))
+@pytest.mark.parametrize(("model", "asked"), [
+    ("tiny", {"label": 4, "temperature": 0.8}), ("thrice", {}), ("thrice", {"attempts": 2}),
+    ("thrice", {"candidates": 6, "label": 2})])
+def test_sample_and_complete_give_what_a_server_gives_for_the_same_seed(request, model, asked):
+    folder = request.getfixturevalue(model)
+    with here(folder.parent) as server, server.client() as client:
+        drawn = linpix.sample(str(folder), 3, seed=7, batch=2, **asked)
+        assert drawn.shape == (3, 8, 8) and drawn.dtype == np.uint8
+        assert np.array_equal(drawn, images_of(client.post(GENERATE, json={"n": 3, "seed": 7} | asked)))
+        completed = linpix.complete(str(folder), PICTURE, KNOWN, 2, seed=7, **asked)
+        assert (completed[:, KNOWN] == PICTURE[KNOWN]).all() and not np.array_equal(*completed)
+        answer = client.post("/v1/images/edits", files={"image": ("a.png", occluded(3, PICTURE))},
+                             data={"n": 2, "seed": 7} | asked)
+        assert np.array_equal(completed, images_of(answer))
+    if model == "thrice":
+        assert np.array_equal(drawn, linpix.sample(str(folder), 3, seed=7, attempts=3)) == (not asked)
 
 
 def test_score_gives_what_a_server_gives(tiny, server):
-    picture = np.arange(64, dtype=np.uint8).reshape(8, 8)
-    known = np.arange(8)[:, None].repeat(8, axis=1) < 3
-    found = linpix.score(str(tiny), picture, known, posterior=True)
-    told = server.client().post("/v1/images/likelihoods", files={"image": ("a.png", encode(picture))},
+    found = linpix.score(str(tiny), PICTURE, KNOWN, posterior=True)
+    told = server.client().post("/v1/images/likelihoods", files={"image": ("a.png", encode(PICTURE))},
                                 data={"labels": "all", "keep_rows": "3"}).json()
     assert found.bits_per_dim == pytest.approx(told["bits_per_dim"], abs=1e-6)
     assert found.log_likelihood == pytest.approx(told["log_likelihood"], abs=1e-3)
     assert list(found.posterior) == [entry["label"] for entry in told["labels"]]
     assert sum(found.posterior.values()) == pytest.approx(1)
-    assert np.array_equal(np.isnan(found.map), known)
+    assert np.array_equal(np.isnan(found.map), KNOWN)
     assert np.nansum(found.map) == pytest.approx(-found.log_likelihood / np.log(2))
-    whole = linpix.score(str(tiny), picture, label=4)
+    whole = linpix.score(str(tiny), PICTURE, label=4)
     assert not whole.posterior and not np.isnan(whole.map).any()
 
 
@@ -93,35 +89,8 @@ def test_a_score_that_cannot_be_is_refused(tiny, known, options, message):
         linpix.score(str(tiny), np.zeros((8, 8), np.uint8), known, **options)
 
 
-def test_the_best_candidates_are_those_of_a_server(thrice):
-    picture = np.arange(64, dtype=np.uint8).reshape(8, 8)
-    known = np.arange(8)[:, None].repeat(8, axis=1) < 3
-    drawn = linpix.complete(str(thrice), picture, known, 2, seed=7, candidates=6, label=2)
-    with TestClient(create_app(Settings(checkpoints=thrice.parent)), base_url="http://localhost") as client:
-        answer = client.post("/v1/images/edits", files={"image": ("a.png", occluded(3, picture))},
-                             data={"n": "2", "seed": "7", "candidates": "6", "label": "2"})
-    assert np.array_equal(drawn, images_of(answer))
-    with pytest.raises(ValueError, match="candidates must be at least 2, got 1; the best 2 are returned"):
-        linpix.complete(str(thrice), picture, known, 2, candidates=1)
-
-
-@pytest.mark.parametrize("attempts", [None, 2])
-def test_images_that_are_drawn_again_are_those_of_a_server(thrice, attempts):
-    picture, asked = np.arange(64, dtype=np.uint8).reshape(8, 8), {} if attempts is None else {"attempts": attempts}
-    known = np.arange(8)[:, None].repeat(8, axis=1) < 3
-    with TestClient(create_app(Settings(checkpoints=thrice.parent)), base_url="http://localhost") as client:
-        drawn = linpix.sample(str(thrice), 3, seed=7, batch=2, **asked)
-        assert np.array_equal(drawn, images_of(client.post(GENERATE, json={"n": 3, "seed": 7} | asked)))
-        completed = linpix.complete(str(thrice), picture, known, 2, seed=7, **asked)
-        answer = client.post("/v1/images/edits", files={"image": ("a.png", occluded(3, picture))},
-                             data={"n": 2, "seed": 7} | asked)
-        assert np.array_equal(completed, images_of(answer)) and (completed[:, known] == picture[known]).all()
-    own = linpix.sample(str(thrice), 3, seed=7, attempts=3)
-    assert np.array_equal(drawn, own) == (attempts is None)
-
-
 def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
-    checkpoint.save(tmp_path / "grey", Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28)), {}, "#")
+    saved(tmp_path / "grey", dataclasses.replace(PRESETS["tiny"], height=28, width=28))
     paper = np.full((200, 300), 220, np.uint8)
     paper[40:140, 180:195] = 30
     known = np.arange(200)[:, None].repeat(300, axis=1) < 90
@@ -133,7 +102,7 @@ def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
         linpix.complete(str(tmp_path / "grey"), paper, known, prepare="emnist")
     with pytest.raises(ValueError, match="known must be bool of shape"):
         linpix.complete(str(tmp_path / "grey"), paper, known[:9], prepare="mnist")
-    checkpoint.save(tmp_path / "colour", Transformer(dataclasses.replace(PRESETS["tiny"], channels=3)), {}, "#")
+    saved(tmp_path / "colour", dataclasses.replace(PRESETS["tiny"], channels=3))
     with pytest.raises(ValueError, match="prepare=mnist works only with models of 28x28 grey pixels"):
         linpix.complete(str(tmp_path / "colour"), paper, known, prepare="mnist")
 
@@ -148,6 +117,11 @@ def test_images_say_of_each_its_seed_its_class_and_how_sure_the_model_is(tiny, c
     for seed, name, sure, image in zip(found.seeds, found.labels, found.confidences, found, strict=True):
         again = linpix.sample(str(class_first), seed=seed, candidates=1)
         assert np.array_equal(again[0], image) and again.labels == [name] and again.confidences == [sure]
+
+
+def test_candidates_are_at_least_as_many_as_the_images_returned(class_first):
+    with pytest.raises(ValueError, match="candidates must be at least 2, got 1; the best 2 are returned"):
+        linpix.complete(str(class_first), PICTURE, KNOWN, 2, candidates=1)
 
 
 def test_models_are_known_and_loaded_by_name(tiny):

@@ -14,6 +14,7 @@ from linpix.model.likelihood import Scoring, mixture_of, posterior
 from linpix.model.transformer import Transformer
 from linpix.training.datasets import load
 from linpix.training.evaluate import bits_of
+from tests import nets
 
 TINY = PRESETS["tiny"]
 MARGINAL = np.random.default_rng(1).random(256)
@@ -39,12 +40,7 @@ def totals(scoring: Scoring) -> np.ndarray:
 
 
 def net_of(name: str) -> Transformer:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(CONFIGS[name]).eval()
-        for parameter in net.parameters():  # away from zeros and ones, so that all of it matters
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    return net.requires_grad_(False)
+    return nets.net_of(CONFIGS[name], spread=0.1).requires_grad_(False)
 
 
 def picture_of(net: Transformer, *, dark: bool = False) -> np.ndarray:

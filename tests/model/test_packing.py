@@ -19,6 +19,7 @@ from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.packing import PRECISIONS, Packed, choose, pack, quantise
 from linpix.model.transformer import Transformer
+from tests import nets
 
 pytestmark = pytest.mark.skipif(not ops.compiled, reason=ops.why())
 
@@ -62,12 +63,7 @@ EXACT = ("tiny", "post-norm", "odd sizes", "no start token", "background", "cond
 
 
 def net_of(config: ModelConfig) -> Transformer:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(config).eval().requires_grad_(False)
-        for parameter in net.parameters():  # norms and biases too: as made, they are ones and zeros
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return net
+    return nets.net_of(config, spread=0.1).requires_grad_(False)
 
 
 class Pool:

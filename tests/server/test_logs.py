@@ -170,9 +170,8 @@ def test_an_id_that_a_request_in_progress_has_is_not_given_twice(slow):
         assert again.headers["x-request-id"] == "twice"
 
 
-def test_ids_of_others_are_not_believed(server):
-    with server.client() as client:
-        answer = client.get("/v1/models", headers={"x-request-id": "mine", "traceparent": TRACE})
+def test_ids_of_others_are_not_believed(client):
+    answer = client.get("/v1/models", headers={"x-request-id": "mine", "traceparent": TRACE})
     assert answer.headers["x-request-id"] != "mine" and "traceparent" not in answer.headers
 
 

@@ -19,37 +19,35 @@ from fastapi.testclient import TestClient
 
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
-from linpix.model.transformer import Transformer
 from linpix.server.app import create_app
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.pictures import encode
 from linpix.server.settings import Settings
 from linpix.server.web import images
 from tests.linpix.test_main import inside
+from tests.nets import saved
 from tests.server.conftest import EAGER, eventually, here, serving
 from tests.server.web.routes.test_images import events_of
 from tests.server.web.test_keys import bearer, line, private
 
 
-def test_every_route_and_method_that_is_not_there_answers_the_envelope(server):
-    with server.client() as client:
-        for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/images/generations", 405),
-                                     ("DELETE", "/metrics", 405), ("GET", "/v1/models/big", 404),
-                                     ("GET", "/v1/compare/none", 404), ("PUT", "/", 405),
-                                     ("GET", "/static/nothing.js", 404), ("GET", "/v1/images", 404)):
-            answer = client.request(method, path)
-            assert answer.status_code == status, path
-            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-            assert answer.headers["x-request-id"]
+def test_every_route_and_method_that_is_not_there_answers_the_envelope(client):
+    for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/images/generations", 405),
+                                 ("DELETE", "/metrics", 405), ("GET", "/v1/models/big", 404),
+                                 ("GET", "/v1/compare/none", 404), ("PUT", "/", 405),
+                                 ("GET", "/static/nothing.js", 404), ("GET", "/v1/images", 404)):
+        answer = client.request(method, path)
+        assert answer.status_code == status, path
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert answer.headers["x-request-id"]
 
 
-def test_a_slash_at_the_end_of_a_path_is_too_many_wherever_a_proxy_serves_it(server):
-    with server.client() as client:
-        for asked, found in (("/v1/models/", "../models"), ("/docs/", "../docs"), ("/%0d%0ax:y/", "../%0D%0Ax%3Ay"),
-                             ("/v1/models/a%20b/?c=d", "../a%20b?c=d")):
-            answer = client.get(asked)
-            assert (answer.status_code, answer.headers["location"]) == (307, found)
-        assert client.post("/v1/images/generations/", json={}, follow_redirects=True).status_code == 200
+def test_a_slash_at_the_end_of_a_path_is_too_many_wherever_a_proxy_serves_it(client):
+    for asked, found in (("/v1/models/", "../models"), ("/docs/", "../docs"), ("/%0d%0ax:y/", "../%0D%0Ax%3Ay"),
+                         ("/v1/models/a%20b/?c=d", "../a%20b?c=d")):
+        answer = client.get(asked)
+        assert (answer.status_code, answer.headers["location"]) == (307, found)
+    assert client.post("/v1/images/generations/", json={}, follow_redirects=True).status_code == 200
 
 
 @pytest.mark.parametrize("removed", [False, True], ids=["the proxy keeps the path", "the proxy removes the path"])
@@ -78,18 +76,16 @@ def test_a_path_of_a_proxy_does_not_lead_past_the_keys(tiny, tmp_path):
         assert client.get("/pix/v1/models", headers=bearer("secret")).status_code == 200
 
 
-def test_HEAD_is_answered_as_GET_is(server):
-    with server.client() as client:
-        for path in ("/", "/docs", "/healthz", "/readyz", "/static/page.js", "/v1/models", "/v1/status", "/metrics",
-                     "/openapi.json", "/v1/models/nothing"):
-            asked, head = client.get(path), client.head(path)
-            assert (head.status_code, head.content) == (asked.status_code, b"")
-            assert head.headers["content-type"] == asked.headers["content-type"]
+def test_HEAD_is_answered_as_GET_is(client):
+    for path in ("/", "/docs", "/healthz", "/readyz", "/static/page.js", "/v1/models", "/v1/status", "/metrics",
+                 "/openapi.json", "/v1/models/nothing"):
+        asked, head = client.get(path), client.head(path)
+        assert (head.status_code, head.content) == (asked.status_code, b"")
+        assert head.headers["content-type"] == asked.headers["content-type"]
 
 
-def test_a_405_names_every_method_that_is_allowed(server):
-    with server.client() as client:
-        answer = client.put("/v1/compare/cmp-1")
+def test_a_405_names_every_method_that_is_allowed(client):
+    answer = client.put("/v1/compare/cmp-1")
     assert answer.status_code == 405
     assert answer.headers["allow"] == "DELETE, GET"
     assert "DELETE, GET" in answer.json()["error"]["message"]
@@ -166,10 +162,7 @@ def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(ti
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
 def test_a_softmax_model_is_served_beside_a_linear_one_whatever_engine_that_is_to_have(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path / "tiny")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(dataclasses.replace(PRESETS["tiny"], attention="softmax"))
-    checkpoint.save(tmp_path / "soft", net, {"data": "random weights", "class_names": list("0123456789")}, "# soft\n")
+    saved(tmp_path / "soft", dataclasses.replace(PRESETS["tiny"], attention="softmax"))
     with serving(tmp_path, "--engine", "compiled", "--precision", "bf16") as server, server.client() as client:
         listed = client.get("/v1/models").json()["data"]
         models = {model["id"]: (model["engine"], model["precision"]) for model in listed}
@@ -188,17 +181,15 @@ def test_a_seed_gives_the_same_bytes_over_http_among_twenty_others_and_from_the_
     assert base64.b64decode(served["b64_json"]) == (tmp_path / "out/00000-77.png").read_bytes()
 
 
-def test_the_models_are_listed_with_what_they_are(server):
-    with server.client() as client:
-        [card] = client.get("/v1/models").json()["data"]
-        assert card == client.get("/v1/models/tiny").json()
+def test_the_models_are_listed_with_what_they_are(client):
+    [card] = client.get("/v1/models").json()["data"]
+    assert card == client.get("/v1/models/tiny").json()
     assert (card["id"], card["width"], card["state_bytes"], len(card["classes"])) == ("tiny", 8, 1152, 10)
 
 
-def test_the_service_is_alive_and_ready(server):
-    with server.client() as client:
-        assert client.get("/healthz").json() == {"status": "alive"}
-        assert client.get("/readyz").json() == {"status": "ready"}
+def test_the_service_is_alive_and_ready(client):
+    assert client.get("/healthz").json() == {"status": "alive"}
+    assert client.get("/readyz").json() == {"status": "ready"}
 
 
 def test_the_status_agrees_with_the_metrics(tiny):
@@ -229,7 +220,7 @@ def test_the_status_agrees_with_the_metrics(tiny):
         assert 0 < status["uptime"] < client.get("/v1/status").json()["uptime"]
 
 
-def test_sigterm_finishes_what_runs_and_refuses_what_comes(slow):
+def test_sigterm_finishes_what_runs_and_refuses_what_comes_and_hangups_change_nothing(slow):
     with serving(slow, *EAGER) as server, ThreadPoolExecutor(2) as pool, server.client() as client:
         running = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 2}))
         streaming = pool.submit(lambda: client.post("/v1/images/generations", json={"stream": True}))
@@ -240,9 +231,14 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(slow):
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "draining"
         assert refused.headers["retry-after"]
+        server.process.send_signal(signal.SIGHUP)
+        assert not eventually(lambda: server.metric('linpix_checkpoint_reloads_total{outcome="unchanged"}') > 0, 0.3)
+        while server.process.poll() is None:  # up to its end
+            server.process.send_signal(signal.SIGHUP)
+            time.sleep(0.01)
+        assert server.process.returncode == 0
         assert len(running.result().json()["data"]) == 2
         assert events_of(streaming.result().text)[-1]["type"] == "image_generation.completed"
-        assert server.process.wait(timeout=20) == 0
 
 
 def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
@@ -284,9 +280,8 @@ def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
     ({"batch": [0]}, "batch.0", "got 0"),
     ({"speed": 1}, "speed", "got 1"),
 ])
-def test_a_bad_comparison_is_refused(server, body, param, words):
-    with server.client() as client:
-        answer = client.post("/v1/compare", json=body)
+def test_a_bad_comparison_is_refused(client, body, param, words):
+    answer = client.post("/v1/compare", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert words in answer.json()["error"]["message"]
@@ -330,7 +325,7 @@ def test_an_image_that_is_not_finite_fails_its_request_and_not_its_neighbours(ti
     net = checkpoint.load(tiny)
     with torch.no_grad():
         net.inputs.table[net.inputs.base[..., 0] + 257 + 3] = 3e38
-    checkpoint.save(tmp_path / "sick", net, {"data": "random weights", "class_names": list("0123456789")}, "# sick\n")
+    saved(tmp_path / "sick", net)
     with here(tmp_path) as process, process.client() as client, ThreadPoolExecutor(8) as pool:
         def ask(label: int) -> httpx.Response:
             return client.post("/v1/images/generations", json={"label": label, "n": 2, "seed": 1})
@@ -347,10 +342,7 @@ def test_an_image_that_is_not_finite_fails_its_request_and_not_its_neighbours(ti
 @pytest.mark.slow
 def test_a_model_with_lsh_attention_is_left_out_of_the_service_and_refused_by_name(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path / "tiny")
-    with torch.random.fork_rng():
-        net = Transformer(dataclasses.replace(PRESETS["tiny"], attention="lsh"))
-    source = {"data": "random weights", "class_names": list("0123456789")}
-    checkpoint.save(tmp_path / "hashed", net, source, "# hashed\n")
+    saved(tmp_path / "hashed", dataclasses.replace(PRESETS["tiny"], attention="lsh"))
     with serving(tmp_path) as process, process.client() as client:
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
     message = "hashed has lsh attention, which cannot draw images; leave it out of --models"

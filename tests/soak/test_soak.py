@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from linpix.model import checkpoint, ops
+from linpix.model import ops
 from linpix.model.config import PRESETS
-from linpix.model.transformer import Transformer
+from tests.nets import net_of, saved
 from tests.soak import report
 from tests.soak.checks import accounted, measured
 from tests.soak.client import Ask, Record
@@ -37,8 +36,8 @@ def soak(tiny: Path) -> Iterator[Soak]:
 
 
 @pytest.mark.parametrize("name", PHASES)
-def test_a_phase_ends_well(soak, name):
-    results = asyncio.run(PHASES[name][0](soak))
+async def test_a_phase_ends_well(soak, name):
+    results = await PHASES[name][0](soak)
     assert [failure for result in results for failure in result.failures] == []
     for result in results:  # speeds are told, and not asserted
         assert result.outcomes or result.skipped or name == "kill", result.name
@@ -46,10 +45,8 @@ def test_a_phase_ends_well(soak, name):
     assert report.table(results, soak.plan, 1.0).count("\n| ") >= 1 + len(results)
 
 
-def test_images_of_other_weights_are_noticed(soak, tmp_path):
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        checkpoint.save(tmp_path / "tiny", Transformer(PRESETS["tiny"]), {"data": "random"}, "# other\n")
+async def test_images_of_other_weights_are_noticed(soak, tmp_path):
+    saved(tmp_path / "tiny", net_of(PRESETS["tiny"], seed=1))
 
     async def load(served_as: str) -> str:
         service, own = await soak.crowded()
@@ -59,26 +56,22 @@ def test_images_of_other_weights_are_noticed(soak, tmp_path):
             records += await closed_loop(soak, service, 2, seconds=0.1)
         return " ".join(result.failures)
 
-    assert "which nobody served" in asyncio.run(load("others"))
-    assert ("not what their seed gives" in asyncio.run(load("own"))) == ops.compiled
+    assert "which nobody served" in await load("others")
+    assert ("not what their seed gives" in await load("own")) == ops.compiled
 
 
-def test_a_request_that_does_not_end_and_a_file_that_stays_open_are_noticed(soak, monkeypatch):
-    async def load() -> tuple[list[str], str]:
-        service, _ = await soak.crowded()
-        monkeypatch.setattr("tests.soak.service.SETTLE_S", 0.5)
-        hold = asyncio.Event()
-        working = asyncio.ensure_future(service.connection(hold=hold, slow="reading").ask(
-            soak.draw(n=14, size=service.card["sizes"][-1], stream=True)))
-        await asyncio.sleep(0.5)
-        held = await service.settle()
-        hold.set()
-        return held, (await working).outcome
-
-    held, outcome = asyncio.run(load())
+async def test_a_request_that_does_not_end_and_a_file_that_stays_open_are_noticed(soak, monkeypatch):
+    service, _ = await soak.crowded()
+    monkeypatch.setattr("tests.soak.service.SETTLE_S", 0.5)
+    hold = asyncio.Event()
+    working = asyncio.ensure_future(service.connection(hold=hold, slow="reading").ask(
+        soak.draw(n=14, size=service.card["sizes"][-1], stream=True)))
+    await asyncio.sleep(0.5)
+    held = await service.settle()
+    hold.set()
     assert "linpix_requests_running is 1, not 0" in held
     assert any("files are open" in text for text in held)
-    assert outcome == "completed"
+    assert (await working).outcome == "completed"
 
 
 @pytest.mark.parametrize(("counted", "words"), [
@@ -99,8 +92,8 @@ def test_an_answer_has_every_image_of_its_request_once(images, outcome):
     assert Record(Ask(5, n=2), 0.0, status=200, images=images).outcome == outcome
 
 
-def test_a_server_raises_its_limit_of_open_files_which_are_connections(soak):
-    service, _ = asyncio.run(soak.crowded())
+async def test_a_server_raises_its_limit_of_open_files_which_are_connections(soak):
+    service, _ = await soak.crowded()
     limits = Path(f"/proc/{service.pid}/limits").read_text()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert re.search(r"Max open files +(\d+)", limits)[1] == str(hard) != str(SOFT_FILES)

@@ -31,6 +31,7 @@ from linpix.training.own.inherit import differences, inherited, inverted, negati
 from linpix.training.own.look import Look, board_of, look_of
 from linpix.training.own.progress import Progress
 from linpix.training.run import Run, TrainConfig
+from tests.nets import net_of
 
 TINY = PRESETS["tiny"]
 CONDITIONAL = dataclasses.replace(TINY, patch=4, following=((0, 1, 0), (1, 0, 0)),
@@ -383,11 +384,8 @@ def test_images_that_are_torn_or_not_recognised_are_drawn_again_before_they_are_
 
 def class_first() -> Transformer:
     """A model of two classes that it recognises in some of its images."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(dataclasses.replace(CONDITIONAL, classes=2)).eval()
-        for parameter in net.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
+    net = net_of(dataclasses.replace(CONDITIONAL, classes=2), spread=0.1)
+    with torch.no_grad():
         net.class_head.weight.data *= SHARPER
     return net
 

@@ -13,13 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 import webdataset
 
 from linpix.__main__ import main
-from linpix.model import checkpoint, ops
+from linpix.model import ops
 from linpix.model.config import PRESETS
-from linpix.model.transformer import Transformer
+from tests.nets import saved
 
 KERNELS = pytest.mark.skipif(not ops.compiled, reason="there are no kernels")
 ENGINES = [pytest.param("compiled", marks=KERNELS), "eager"]
@@ -50,12 +49,7 @@ def skipping(tmp_path_factory) -> Path:
     """A checkpoint that draws the class first, and whose images end at different times: background skips the layers."""
     config = dataclasses.replace(PRESETS["tiny"], look_ups=("previous", "row", "column", "class"),
                                  following=((0, 1, 0), (1, 0, 0), (1, 1, 0)), patch=4, background=0, background_dim=16)
-    folder = tmp_path_factory.mktemp("checkpoints") / "skipping"
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(config)
-    checkpoint.save(folder, net, {"data": "random weights", "class_names": list("abcdefghij")}, "# skipping\n")
-    return folder
+    return saved(tmp_path_factory.mktemp("checkpoints") / "skipping", config, class_names=list("abcdefghij"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -24,13 +24,13 @@ from linpix.cli.preview import Progress
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import class_log_probs_of
-from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.job import Job
 from tests.linpix.cli.test_animation import enlarged, frames_of
 from tests.linpix.cli.test_preview import read_half_blocks, screen_pixels
 from tests.linpix.test_main import pixels
+from tests.nets import saved
 
 
 @pytest.fixture
@@ -76,8 +76,9 @@ def test_sample_animates_a_grid_that_ends_as_the_png(succeeds, tiny, tmp_path, s
 def test_complete_animates_from_what_is_known(succeeds, tiny, tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
-    succeeds("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--seed", 1, "--out",
-             tmp_path / "out.webp")
+    told = json.loads(succeeds("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--seed", 1,
+                               "--json", "--out", tmp_path / "out.webp")[0])
+    assert (told["conditioning"], told["known"]) == ("prefix", 24)
     frames = [shown[56::56, 56::56][:8, :8] for shown, _ in frames_of((tmp_path / "out.webp").read_bytes(), "L")]
     assert len(frames) == 6
     assert all(np.array_equal(frame[:3], picture[:3]) for frame in frames)
@@ -255,8 +256,7 @@ def test_json_on_standard_output_is_alone_and_without_a_preview(tiny, tmp_path):
 
 
 def test_complete_lays_a_photographed_digit_back(succeeds, tmp_path):
-    net = Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28))
-    checkpoint.save(tmp_path / "grey", net, {}, "# grey")
+    saved(tmp_path / "grey", dataclasses.replace(PRESETS["tiny"], height=28, width=28))
     paper = np.full((200, 300), 220, np.uint8)
     paper[40:140, 180:195] = 30
     Image.fromarray(paper).save(tmp_path / "photo.png")
@@ -269,8 +269,7 @@ def test_complete_lays_a_photographed_digit_back(succeeds, tmp_path):
 
 
 def test_what_the_api_warns_of_the_commands_say_too(succeeds, tiny, tmp_path):
-    net = Transformer(dataclasses.replace(PRESETS["tiny"], height=28, width=28))
-    checkpoint.save(tmp_path / "grey", net, {"data": "mnist"}, "# grey\n")
+    saved(tmp_path / "grey", dataclasses.replace(PRESETS["tiny"], height=28, width=28), data="mnist")
     Image.new("L", (28, 28), 255).save(tmp_path / "white.png")
     _, said = succeeds("complete", tmp_path / "white.png", "--model", tmp_path / "grey", "--keep-rows", 14, "--out",
                        tmp_path / "out.png", "--temperature", 5)

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-import torch
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -26,6 +25,7 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.sharing import PREFIX
 from linpix.model.transformer import Transformer
+from tests.nets import net_of, saved
 from tests.server.conftest import Process, eventually
 from tests.server.test_dashboard import ALERTS, ASKED, WINDOW, watching
 from tests.server.web.routes.test_images import encode
@@ -102,10 +102,8 @@ class Cluster(SimpleNamespace):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster") / "small"
-    with torch.random.fork_rng():
-        torch.manual_seed(os.getpid())  # its weights are no other test's, whose processes would share them
-        net = Transformer(PRESETS["mnist-small"])
-    checkpoint.save(folder, net, {"data": "random weights", "class_names": list("0123456789")}, "# small\n")
+    # its weights are no other test's, whose processes would share them
+    saved(folder, net_of(PRESETS["mnist-small"], seed=os.getpid()))
     targets = tmp_path_factory.mktemp("targets")
     server = Process(folder.parent, *FLAGS, "--metrics-targets", str(targets))
     try:

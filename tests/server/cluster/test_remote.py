@@ -103,28 +103,24 @@ FORMS = [{"keep_rows": 4, "seed": 5}, {"keep_rows": 4, "seed": 5, "n": 2}, {"kee
          {"keep_rows": 9}]
 
 
-def test_answers_and_errors_are_those_of_the_plain_server(tiny):
+async def test_answers_and_errors_are_those_of_the_plain_server(tiny):
     with TestClient(create_app(Settings(checkpoints=tiny.parent)), base_url="http://localhost") as plain:
-
-        async def same() -> None:
-            async with fronted(tiny) as front:
-                client = front.client
-                for body in JSON:
-                    assert facts(await client.post("/v1/images/generations", json=body)) \
-                        == facts(plain.post("/v1/images/generations", json=body)), body
-                    streamed = body | {"stream": True}
-                    assert events((await client.post("/v1/images/generations", json=streamed)).text) \
-                        == events(plain.post("/v1/images/generations", json=streamed).text), body
-                for route in ("edits", "likelihoods"):
-                    for form in FORMS:
-                        ask = {"url": f"/v1/images/{route}", "data": form, "files": {"image": PICTURE}}
-                        assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, form)
-                    ask["files"] = {"image": LARGE}
-                    assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, "large")
-                assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
-                assert (await client.get("/readyz")).status_code == 200
-
-        asyncio.run(same())
+        async with fronted(tiny) as front:
+            client = front.client
+            for body in JSON:
+                assert facts(await client.post("/v1/images/generations", json=body)) \
+                    == facts(plain.post("/v1/images/generations", json=body)), body
+                streamed = body | {"stream": True}
+                assert events((await client.post("/v1/images/generations", json=streamed)).text) \
+                    == events(plain.post("/v1/images/generations", json=streamed).text), body
+            for route in ("edits", "likelihoods"):
+                for form in FORMS:
+                    ask = {"url": f"/v1/images/{route}", "data": form, "files": {"image": PICTURE}}
+                    assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, form)
+                ask["files"] = {"image": LARGE}
+                assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, "large")
+            assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
+            assert (await client.get("/readyz")).status_code == 200
 
 
 @pytest.fixture
@@ -133,123 +129,107 @@ def namesake(thrice: Path, tmp_path: Path) -> Path:
     return shutil.copytree(thrice, tmp_path / "tiny")
 
 
-def test_images_that_are_drawn_again_are_those_of_the_plain_server(namesake):
+async def test_images_that_are_drawn_again_are_those_of_the_plain_server(namesake):
     settings = Settings(checkpoints=namesake.parent)
     bodies = [{"seed": 3, "n": 3}, {"seed": 3, "label": 4, "attempts": 5}, {"seed": 3, "attempts": 1},
               {"seed": 3, "candidates": 4}, {"seed": 3, "attempts": 2, "candidates": 4}]
     called = []
     with TestClient(create_app(settings), base_url="http://localhost") as plain:
-
-        async def same() -> None:
-            async with fronted(namesake) as front:
-                client = front.client
-                for body in bodies:
-                    answer = await client.post("/v1/images/generations", json=body)
-                    assert facts(answer) == facts(plain.post("/v1/images/generations", json=body)), body
-                    streamed = body | {"stream": True}
-                    assert events((await client.post("/v1/images/generations", json=streamed)).text) \
-                        == events(plain.post("/v1/images/generations", json=streamed).text), body
-                    form = {"url": "/v1/images/edits", "data": {"keep_rows": 4} | body, "files": {"image": PICTURE}}
-                    assert facts(await client.post(**form)) == facts(plain.post(**form)), body
-                called.extend(call.job.attempts for call in front.near.calls)
-                assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
-
-        asyncio.run(same())
+        async with fronted(namesake) as front:
+            client = front.client
+            for body in bodies:
+                answer = await client.post("/v1/images/generations", json=body)
+                assert facts(answer) == facts(plain.post("/v1/images/generations", json=body)), body
+                streamed = body | {"stream": True}
+                assert events((await client.post("/v1/images/generations", json=streamed)).text) \
+                    == events(plain.post("/v1/images/generations", json=streamed).text), body
+                form = {"url": "/v1/images/edits", "data": {"keep_rows": 4} | body, "files": {"image": PICTURE}}
+                assert facts(await client.post(**form)) == facts(plain.post(**form)), body
+            called.extend(call.job.attempts for call in front.near.calls)
+            assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
     assert called == [3] * 3 + [5] * 3 + [1] * 3 + [1] * 3, "the last is refused by the front"
 
 
-def test_a_request_whose_replica_dies_runs_again_and_has_the_same_image(tiny):
-    async def again() -> None:
-        async with fronted(tiny) as front:
-            near, client = front.near, front.client
-            for body in ({"seed": 7, "n": 2}, {"seed": 7, "stream": True}):
-                whole = await client.post("/v1/images/generations", json=body)
-                near.lost_after = [0]  # admitted, and nothing sent
-                assert events(whole.text) == events((await client.post("/v1/images/generations", json=body)).text)
-            near.lost_after = [0, 0]
-            answer = await client.post("/v1/images/generations", json={"seed": 7})
-            assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_gone"
-            assert answer.headers["retry-after"]
-
-    asyncio.run(again())
+async def test_a_request_whose_replica_dies_runs_again_and_has_the_same_image(tiny):
+    async with fronted(tiny) as front:
+        near, client = front.near, front.client
+        for body in ({"seed": 7, "n": 2}, {"seed": 7, "stream": True}):
+            whole = await client.post("/v1/images/generations", json=body)
+            near.lost_after = [0]  # admitted, and nothing sent
+            assert events(whole.text) == events((await client.post("/v1/images/generations", json=body)).text)
+        near.lost_after = [0, 0]
+        answer = await client.post("/v1/images/generations", json={"seed": 7})
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_gone"
+        assert answer.headers["retry-after"]
 
 
-def test_a_replica_with_other_weights_draws_nothing(tiny, namesake):
-    async def refused() -> None:
-        async with fronted(tiny) as front:
-            near, client = front.near, front.client
-            own, near.replica = near.replica, Replica(Settings(checkpoints=namesake.parent))
-            try:
-                for body in ({"seed": 7}, {"seed": 7, "stream": True}):
-                    answer = await client.post("/v1/images/generations", json=body)
-                    assert answer.status_code == 503 and "weights or precisions" in answer.json()["error"]["message"]
-                    assert answer.headers["retry-after"]
-                counted = near.replica.requests.metrics.values("linpix_requests_total")
-                assert counted["linpix_requests_total", "generations", "failed"] == 2 * RUNS
-            finally:
-                await near.replica.stop()
-                near.replica = own
-
-    asyncio.run(refused())
+async def test_a_replica_with_other_weights_draws_nothing(tiny, namesake):
+    async with fronted(tiny) as front:
+        near, client = front.near, front.client
+        own, near.replica = near.replica, Replica(Settings(checkpoints=namesake.parent))
+        try:
+            for body in ({"seed": 7}, {"seed": 7, "stream": True}):
+                answer = await client.post("/v1/images/generations", json=body)
+                assert answer.status_code == 503 and "weights or precisions" in answer.json()["error"]["message"]
+                assert answer.headers["retry-after"]
+            counted = near.replica.requests.metrics.values("linpix_requests_total")
+            assert counted["linpix_requests_total", "generations", "failed"] == 2 * RUNS
+        finally:
+            await near.replica.stop()
+            near.replica = own
 
 
-def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, namesake):
-    async def waits() -> None:
-        async with fronted(tiny) as front:
-            near, settings = front.near, Settings(checkpoints=namesake.parent, port=0)
-            new = Replica(settings)
-            described = [near.replica.describe(), near.replica.describe(), new.describe()]
+async def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, namesake):
+    async with fronted(tiny) as front:
+        near, settings = front.near, Settings(checkpoints=namesake.parent, port=0)
+        new = Replica(settings)
+        described = [near.replica.describe(), near.replica.describe(), new.describe()]
 
-            async def describe() -> Any:
-                return described.pop(0) if len(described) > 1 else described[0]
+        async def describe() -> Any:
+            return described.pop(0) if len(described) > 1 else described[0]
 
-            server = await front_server(settings, describe, near.run, patience_s=60)
-            await new.stop()
-            for listening in server._listening:
-                listening.close()
-            assert len(described) == 1
-            described = [(settings, *near.replica.describe()[1:])]
-            with pytest.raises(checkpoint.CheckpointError, match="another checkpoint"):
-                await front_server(settings, describe, near.run, patience_s=0.05)
-            described = [near.replica.describe()]
-            settings = settings.model_copy(update={"checkpoints": tiny.parent, "slots": 3})
-            with pytest.raises(LookupError, match="the settings of this front"):
-                await front_server(settings, describe, near.run, patience_s=0.05)
-
-    asyncio.run(waits())
+        server = await front_server(settings, describe, near.run, patience_s=60)
+        await new.stop()
+        for listening in server._listening:
+            listening.close()
+        assert len(described) == 1
+        described = [(settings, *near.replica.describe()[1:])]
+        with pytest.raises(checkpoint.CheckpointError, match="another checkpoint"):
+            await front_server(settings, describe, near.run, patience_s=0.05)
+        described = [near.replica.describe()]
+        settings = settings.model_copy(update={"checkpoints": tiny.parent, "slots": 3})
+        with pytest.raises(LookupError, match="the settings of this front"):
+            await front_server(settings, describe, near.run, patience_s=0.05)
 
 
-def test_a_front_that_is_replaced_leaves_its_port_to_the_others_and_finishes_what_it_has_begun(tiny):
-    async def replaced() -> None:
-        async with fronted(tiny, port=free_port(), faults="slow:every=1:ms=25", client_images=0) as front:
-            described = front.near.replica.describe()
+async def test_a_front_that_is_replaced_leaves_its_port_to_the_others_and_finishes_what_it_has_begun(tiny):
+    async with fronted(tiny, port=free_port(), faults="slow:every=1:ms=25", client_images=0) as front:
+        described = front.near.replica.describe()
 
-            async def describe() -> Any:
-                return described
+        async def describe() -> Any:
+            return described
 
-            servers = [await front_server(described[0], describe, front.near.run, patience_s=1) for _ in range(2)]
-            serving = [asyncio.ensure_future(server.serve_shared()) for server in servers]
-            url = f"http://127.0.0.1:{described[0].port}"
+        servers = [await front_server(described[0], describe, front.near.run, patience_s=1) for _ in range(2)]
+        serving = [asyncio.ensure_future(server.serve_shared()) for server in servers]
+        url = f"http://127.0.0.1:{described[0].port}"
 
-            async def ask(method: str, path: str) -> int:
-                async with httpx.AsyncClient(timeout=30) as client:  # a connection of its own
-                    return (await client.request(method, url + path, json={"n": 2})).status_code
+        async def ask(method: str, path: str) -> int:
+            async with httpx.AsyncClient(timeout=30) as client:  # a connection of its own
+                return (await client.request(method, url + path, json={"n": 2})).status_code
 
-            while not all(server.started for server in servers):
-                await asyncio.sleep(0.01)
-            asked = [asyncio.ensure_future(ask("POST", "/v1/images/generations")) for _ in range(16)]
-            while not all(server._requests.in_progress for server in servers):
-                await asyncio.sleep(0.01)
-            servers[0].drain()
-            await asyncio.sleep(2 * LINGER_S)
-            assert not serving[0].done() and servers[0]._requests.in_progress
-            assert {await ask("GET", "/readyz") for _ in range(16)} == {200}, "half would be refused"
-            assert await asyncio.gather(*asked) == [200] * len(asked)
-            await serving[0]
-            servers[1].drain()
-            await serving[1]
-
-    asyncio.run(replaced())
+        while not all(server.started for server in servers):
+            await asyncio.sleep(0.01)
+        asked = [asyncio.ensure_future(ask("POST", "/v1/images/generations")) for _ in range(16)]
+        while not all(server._requests.in_progress for server in servers):
+            await asyncio.sleep(0.01)
+        servers[0].drain()
+        await asyncio.sleep(2 * LINGER_S)
+        assert not serving[0].done() and servers[0]._requests.in_progress
+        assert {await ask("GET", "/readyz") for _ in range(16)} == {200}, "half would be refused"
+        assert await asyncio.gather(*asked) == [200] * len(asked)
+        await serving[0]
+        servers[1].drain()
+        await serving[1]
 
 
 def test_each_process_says_where_its_metrics_are(tiny, tmp_path):
@@ -271,92 +251,97 @@ def test_each_process_says_where_its_metrics_are(tiny, tmp_path):
     asyncio.run(scraped())
 
 
-def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
-    async def ends() -> None:
-        async with fronted(tiny) as front:
-            front.near.lost_after = [3]
-            sent = events((await front.client.post("/v1/images/generations", json={"seed": 7, "stream": True})).text)
-            assert [event.get("type") for event in sent] == ["image_generation.partial_image"] * 3 + [None]
-            assert sent[-1]["error"]["code"] == "engine_gone"
-            assert len(front.near.calls) == 1
-            values = front.requests.metrics.values("linpix_requests_total")
-            assert values["linpix_requests_total", "generations", "failed"] == 1
-
-    asyncio.run(ends())
+async def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
+    async with fronted(tiny) as front:
+        front.near.lost_after = [3]
+        sent = events((await front.client.post("/v1/images/generations", json={"seed": 7, "stream": True})).text)
+        assert [event.get("type") for event in sent] == ["image_generation.partial_image"] * 3 + [None]
+        assert sent[-1]["error"]["code"] == "engine_gone"
+        assert len(front.near.calls) == 1
+        values = front.requests.metrics.values("linpix_requests_total")
+        assert values["linpix_requests_total", "generations", "failed"] == 1
 
 
-def test_a_stream_that_a_draining_replica_ends_is_counted_once(tiny):
-    async def ends() -> None:
-        async with fronted(tiny, faults="slow:every=1:ms=20") as front:
-            asked = asyncio.ensure_future(front.client.post("/v1/images/generations", json={"n": 2, "stream": True}))
-            requests = front.near.replica.requests
-            while not front.near.events:
-                await asyncio.sleep(0.01)
-            requests.fail_all(Draining())
-            assert events((await asked).text)[-1]["error"]["code"] == "draining" and len(front.near.calls) == 1
-            assert sum(each.metrics.values("linpix_requests_total")["linpix_requests_total", "generations", "failed"]
-                       for each in (front.requests, requests)) == 1
-
-    asyncio.run(ends())
+async def test_a_stream_that_a_draining_replica_ends_is_counted_once(tiny):
+    async with fronted(tiny, faults="slow:every=1:ms=20") as front:
+        asked = asyncio.ensure_future(front.client.post("/v1/images/generations", json={"n": 2, "stream": True}))
+        requests = front.near.replica.requests
+        while not front.near.events:
+            await asyncio.sleep(0.01)
+        requests.fail_all(Draining())
+        assert events((await asked).text)[-1]["error"]["code"] == "draining" and len(front.near.calls) == 1
+        assert sum(each.metrics.values("linpix_requests_total")["linpix_requests_total", "generations", "failed"]
+                   for each in (front.requests, requests)) == 1
 
 
-def test_without_a_replica_requests_wait_until_their_deadline(tiny):
-    async def waits() -> None:
-        async with fronted(tiny) as front:
-            near, client = front.near, front.client
-            near.there = False
-            for body in ({"timeout": 0.2}, {"timeout": 0.2, "stream": True}):
-                late = await client.post("/v1/images/generations", json=body)
-                assert late.status_code == 504 and late.json()["error"]["code"] == "deadline_passed"
-            values = front.requests.metrics.values("linpix_requests_total", "linpix_deadlines_passed_total")
-            assert values["linpix_requests_total", "generations", "failed"] >= 1, "no replica has counted it"
-            waiting = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
-            await asyncio.sleep(0.1)
-            assert not waiting.done()
-            near.there = True
-            assert (await waiting).status_code == 200
-            front.requests.draining = True
-            assert (await client.post("/v1/images/generations", json={})).json()["error"]["code"] == "draining"
-
-    asyncio.run(waits())
+async def test_without_a_replica_requests_wait_until_their_deadline(tiny):
+    async with fronted(tiny) as front:
+        near, client = front.near, front.client
+        near.there = False
+        for body in ({"timeout": 0.2}, {"timeout": 0.2, "stream": True}):
+            late = await client.post("/v1/images/generations", json=body)
+            assert late.status_code == 504 and late.json()["error"]["code"] == "deadline_passed"
+        values = front.requests.metrics.values("linpix_requests_total", "linpix_deadlines_passed_total")
+        assert values["linpix_requests_total", "generations", "failed"] >= 1, "no replica has counted it"
+        waiting = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        near.there = True
+        assert (await waiting).status_code == 200
+        front.requests.draining = True
+        assert (await client.post("/v1/images/generations", json={})).json()["error"]["code"] == "draining"
 
 
-def test_a_client_that_leaves_a_stream_that_no_replica_has_admitted_holds_nothing(tiny):
-    async def leaves() -> None:
-        async with fronted(tiny) as front:
-            front.near.there = False
-            body = json.dumps({"stream": True, "n": 4, "timeout": 30}).encode()
-            scope = {"type": "http", "method": "POST", "path": "/v1/images/generations", "scheme": "http",
-                     "query_string": b"", "http_version": "1.1", "server": ("localhost", 80), "client": ("::1", 1),
-                     "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
-                                 (b"content-length", str(len(body)).encode())]}
-            left, sent, messages = asyncio.Event(), [], [{"type": "http.request", "body": body}]
+async def test_a_client_that_leaves_a_stream_that_no_replica_has_admitted_holds_nothing(tiny):
+    async with fronted(tiny) as front:
+        front.near.there = False
+        body = json.dumps({"stream": True, "n": 4, "timeout": 30}).encode()
+        scope = {"type": "http", "method": "POST", "path": "/v1/images/generations", "scheme": "http",
+                 "query_string": b"", "http_version": "1.1", "server": ("localhost", 80), "client": ("::1", 1),
+                 "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
+                             (b"content-length", str(len(body)).encode())]}
+        left, sent, messages = asyncio.Event(), [], [{"type": "http.request", "body": body}]
 
-            async def receive() -> dict:
-                if not messages:
-                    await left.wait()
-                return messages.pop(0) if messages else {"type": "http.disconnect"}
+        async def receive() -> dict:
+            if not messages:
+                await left.wait()
+            return messages.pop(0) if messages else {"type": "http.disconnect"}
 
-            async def send(message: dict) -> None:
-                sent.append(message)
+        async def send(message: dict) -> None:
+            sent.append(message)
 
-            asked = asyncio.ensure_future(front.client._transport.app(scope, receive, send))
-            while not front.requests.in_progress:
-                await asyncio.sleep(0.005)
-            left.set()
-            await asyncio.wait_for(asked, 5)
-            assert not front.requests.in_progress and not front.requests._calls
-            assert sent[0]["status"] == 499
-
-    asyncio.run(leaves())
+        asked = asyncio.ensure_future(front.client._transport.app(scope, receive, send))
+        while not front.requests.in_progress:
+            await asyncio.sleep(0.005)
+        left.set()
+        await asyncio.wait_for(asked, 5)
+        assert not front.requests.in_progress and not front.requests._calls
+        assert sent[0]["status"] == 499
 
 
-def test_comparisons_are_refused_with_what_to_do(tiny):
-    async def refused() -> None:
-        async with fronted(tiny) as front:
-            for answer in (await front.client.post("/v1/compare", json={"budget": 1, "batch": [1]}),
-                           await front.client.get("/v1/compare/cmp-1")):
-                assert answer.status_code == 404 and "without --replicas" in answer.json()["error"]["message"]
-            assert (await front.client.get("/v1/status")).json()["comparison"] is None
+async def test_a_large_upload_that_finds_the_queue_of_its_replica_full_is_refused_as_by_the_plain_server(tiny):
+    async with fronted(tiny, faults="slow:every=1:ms=500", slots=1, max_queue=0) as front:
+        client, requests = front.client, front.near.replica.requests
+        running = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
+        while not front.busy:
+            await asyncio.sleep(0.01)
+        for route, more in (("edits", {}), ("edits", {"stream": "true"}), ("likelihoods", {})):
+            answer = await client.post(f"/v1/images/{route}", data={"keep_rows": 4} | more, files={"image": LARGE})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full"), (route, more)
+            assert int(answer.headers["retry-after"]) >= 1
+        assert len(front.requests.in_progress) == len(requests.in_progress) == 1, "only the image that is drawn"
+        assert len(front.near.calls) == 4, "each was asked of one replica, once"
+        for each, times in ((front.requests.metrics, 0), (requests.metrics, 3)):
+            assert each.values("linpix_requests_rejected_total").get(
+                ("linpix_requests_rejected_total", "queue_full"), 0) == times
+            assert each.values("linpix_request_bodies_reading")["linpix_request_bodies_reading",] == 0
+        running.cancel()
+        await asyncio.wait([running])
 
-    asyncio.run(refused())
+
+async def test_comparisons_are_refused_with_what_to_do(tiny):
+    async with fronted(tiny) as front:
+        for answer in (await front.client.post("/v1/compare", json={"budget": 1, "batch": [1]}),
+                       await front.client.get("/v1/compare/cmp-1")):
+            assert answer.status_code == 404 and "without --replicas" in answer.json()["error"]["message"]
+        assert (await front.client.get("/v1/status")).json()["comparison"] is None

@@ -16,12 +16,12 @@ from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
 from linpix.model.generate import generate, noise_of
 from linpix.model.packing import choose
-from linpix.model.transformer import Transformer
 from linpix.server.compare import comparison as compare
 from linpix.server.compare.backends import Backend, CompiledBackend
 from linpix.server.compare.checkpoints import find_twins
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
 from linpix.server.compare.measure import integrate
+from tests.nets import net_of
 
 pytestmark = pytest.mark.slow
 
@@ -54,9 +54,7 @@ def _few_rounds(monkeypatch):
 
 def make(attention: str = "linear", name: str = "small", **changes) -> Checkpoint:
     config = dataclasses.replace(CONFIG, attention=attention, **changes)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(config).eval().requires_grad_(False)
+    net = net_of(config).requires_grad_(False)
     return Checkpoint(name, net, {"bits_per_dim": {"validation": 3.0, "test_1000": 2.0, "test_10000": 1.0}},
                       "d" * 64, ())
 

@@ -75,83 +75,68 @@ def reading(monkeypatch) -> dict:
     return seen
 
 
-def test_a_comparison_is_made_on_a_thread_that_neither_steps_nor_answers(family, reading):
-    async def scenario():
-        async with beginning(family) as (_, begin):
-            job = begin(PLAN)
-            await until(lambda: reading["thread"] is not None)
-            assert reading["thread"].name != "engine" and reading["thread"] is not threading.main_thread()
-            assert job.report is None
-            reading["go on"].set()
-            await until(lambda: job.status == "completed")
-            assert {result["weights"] for result in job.report["results"]} == {"small", "small-softmax"}
-
-    asyncio.run(scenario())
+async def test_a_comparison_is_made_on_a_thread_that_neither_steps_nor_answers(family, reading):
+    async with beginning(family) as (_, begin):
+        job = begin(PLAN)
+        await until(lambda: reading["thread"] is not None)
+        assert reading["thread"].name != "engine" and reading["thread"] is not threading.main_thread()
+        assert job.report is None
+        reading["go on"].set()
+        await until(lambda: job.status == "completed")
+        assert {result["weights"] for result in job.report["results"]} == {"small", "small-softmax"}
 
 
-def test_what_is_cancelled_while_it_is_made_goes_no_further_and_no_other_is_begun_before(family, reading, monkeypatch):
+async def test_what_is_cancelled_while_it_is_made_goes_no_further_and_no_other_is_begun_before(family, reading,
+                                                                                              monkeypatch):
     built: list = []
     monkeypatch.setattr(jobs, "Comparison", lambda *given: built.append(given))
-
-    async def scenario():
-        async with beginning(family) as (under_way, begin):
-            job = begin(LONG)
-            await until(lambda: reading["thread"] is not None)
-            under_way.cancel(job.id)
-            await asyncio.sleep(jobs.PAUSE_S + 0.1)
-            with pytest.raises(JustCancelled):
-                begin(LONG)
-            reading["go on"].set()
-            await until(under_way._making.done)
-            assert (job.status, job.report, reading["calls"], built) == ("cancelled", None, 1, [])
-
-    asyncio.run(scenario())
+    async with beginning(family) as (under_way, begin):
+        job = begin(LONG)
+        await until(lambda: reading["thread"] is not None)
+        under_way.cancel(job.id)
+        await asyncio.sleep(jobs.PAUSE_S + 0.1)
+        with pytest.raises(JustCancelled):
+            begin(LONG)
+        reading["go on"].set()
+        await until(under_way._making.done)
+        assert (job.status, job.report, reading["calls"], built) == ("cancelled", None, 1, [])
 
 
-def test_a_cancelled_comparison_is_followed_by_a_pause(family):
-    async def scenario():
-        async with beginning(family) as (under_way, begin):
-            first = begin(LONG)
-            with pytest.raises(Conflict, match="still running") as running:
-                begin(LONG)
-            assert running.value.retry_after_s is None
-            await until(lambda: first.report is not None)
-            under_way.cancel(first.id)
-            with pytest.raises(JustCancelled, match="cmp-1 was just cancelled") as paused:
-                begin(LONG)
-            assert 0 < paused.value.retry_after_s <= jobs.PAUSE_S
-            await asyncio.sleep(paused.value.retry_after_s + 0.05)
-            assert (begin(LONG)).id == "cmp-2"
-
-    asyncio.run(scenario())
+async def test_a_cancelled_comparison_is_followed_by_a_pause(family):
+    async with beginning(family) as (under_way, begin):
+        first = begin(LONG)
+        with pytest.raises(Conflict, match="still running") as running:
+            begin(LONG)
+        assert running.value.retry_after_s is None
+        await until(lambda: first.report is not None)
+        under_way.cancel(first.id)
+        with pytest.raises(JustCancelled, match="cmp-1 was just cancelled") as paused:
+            begin(LONG)
+        assert 0 < paused.value.retry_after_s <= jobs.PAUSE_S
+        await asyncio.sleep(paused.value.retry_after_s + 0.05)
+        assert (begin(LONG)).id == "cmp-2"
 
 
-def test_a_comparison_of_an_engine_that_is_gone_has_failed_when_the_service_stops(family):
-    async def scenario():
-        async with beginning(family) as (under_way, begin):
-            job = begin(LONG)
-            under_way._admission.gone = "the engine hung"
-            under_way.stop()
-            assert (job.status, job.error) == ("failed", "the engine hung")
-            under_way._admission.gone = ""
-
-    asyncio.run(scenario())
+async def test_a_comparison_of_an_engine_that_is_gone_has_failed_when_the_service_stops(family):
+    async with beginning(family) as (under_way, begin):
+        job = begin(LONG)
+        under_way._admission.gone = "the engine hung"
+        under_way.stop()
+        assert (job.status, job.error) == ("failed", "the engine hung")
+        under_way._admission.gone = ""
 
 
-def test_of_an_ended_comparison_numbers_stay_and_no_network_does(family):
-    async def scenario():
-        async with beginning(family) as (under_way, begin):
-            for plan in (PLAN, LONG):
-                job = begin(plan)
-                await until(lambda job=job: job.report is not None)
-                assert plan is PLAN or alive() == 1
-                if plan is LONG:
-                    under_way.cancel(job.id)
-                await until(lambda job=job: job.status != "running" and not under_way._thread._background)
-                assert len(job.report["results"]) >= 2
-            assert alive() == 0
-
-    asyncio.run(scenario())
+async def test_of_an_ended_comparison_numbers_stay_and_no_network_does(family):
+    async with beginning(family) as (under_way, begin):
+        for plan in (PLAN, LONG):
+            job = begin(plan)
+            await until(lambda job=job: job.report is not None)
+            assert plan is PLAN or alive() == 1
+            if plan is LONG:
+                under_way.cancel(job.id)
+            await until(lambda job=job: job.status != "running" and not under_way._thread._background)
+            assert len(job.report["results"]) >= 2
+        assert alive() == 0
 
 
 def test_an_error_about_a_twin_does_not_reveal_the_folder_of_checkpoints(family, caplog):

@@ -31,6 +31,14 @@ class Ran(NamedTuple):
     again: int
 
 
+class Ended(NamedTuple):
+    """Pixels by request and index, requests that failed, and how many quanta were run again."""
+
+    images: dict[tuple[str, int], NDArray[np.uint8]]
+    failed: dict[str, Exception]
+    retried: int
+
+
 def images(jobs: Sequence[Job], request: str = "a") -> list[Image]:
     """An image of each job: a request may have images that differ in more than their seeds here."""
     return [Image(request, job, index, job.seed, job.label) for index, job in enumerate(jobs)]
@@ -40,6 +48,27 @@ def submit(engine: Engine, request: str, jobs: Sequence[Job]) -> list[Image]:
     new = images(jobs, request)
     engine.submit(new)
     return new
+
+
+def finish(engine: Engine) -> Ended:
+    """Run quanta until nothing is left to do."""
+    images, failed, retried = {}, {}, 0
+    while engine.busy:
+        report = engine.run_quantum()
+        failed |= report.failed
+        retried += report.retries > 0
+        images |= {(image.request, image.index): image.canvas for image in report.finished}
+    return Ended(images, failed, retried)
+
+
+def drawn(engine: Engine, *requests: Sequence[Job]) -> list[NDArray[np.uint8]]:
+    """The images of requests that come together, (count, T) each."""
+    for number, jobs in enumerate(requests):
+        submit(engine, str(number), jobs)
+    images, failed, _ = finish(engine)
+    assert not failed
+    return [np.stack([images[str(number), index] for index in range(len(jobs))])
+            for number, jobs in enumerate(requests)]
 
 
 def run(engine: Engine) -> Ran:

@@ -3,14 +3,13 @@
 import dataclasses
 
 import pytest
-import torch
 
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool, StateFormat
-from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
+from tests.nets import net_of
 
 CONFIG = dataclasses.replace(
     PRESETS["tiny"], height=8, width=8, background=0, background_dim=16, patch=4, following=((0, 1, 0), (1, 0, 0)),
@@ -20,12 +19,7 @@ FORMATS = {"gpu": StateFormat(), "gpu, fp16": StateFormat(precision="fp16", defe
 
 @pytest.fixture(scope="package")
 def source() -> checkpoint.Checkpoint:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(CONFIG).eval()
-        for parameter in net.parameters():  # away from zeros and ones, so that what is read matters
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    return checkpoint.Checkpoint("tiny", net, {}, "", tuple("0123456789"))
+    return checkpoint.Checkpoint("tiny", net_of(CONFIG, spread=0.1), {}, "", tuple("0123456789"))
 
 
 @pytest.fixture(params=["compiled", "int8",

@@ -1,6 +1,5 @@
 """Admission with a real engine thread: limits of clients, and models that are replaced meanwhile."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -36,58 +35,46 @@ def request(id: str, model: Model, images: int = 1, **options: Any) -> Request:
     return Request(id, "generations", "somebody", Job(images=images, **options), model, 30.0)
 
 
-def test_a_client_with_too_many_images_is_refused(tiny):
-    async def asked() -> None:
-        async with serving(tiny, client_images=6) as admission:
-            model = admission.models["tiny"]
-            with admission.admit(request("a", model, 4)):
-                assert admission.refusal("somebody") is None
-                with pytest.raises(ClientLimit), admission.admit(request("b", model, 4)):
-                    pass
-            assert not model.requests
-
-    asyncio.run(asked())
+async def test_a_client_with_too_many_images_is_refused(tiny):
+    async with serving(tiny, client_images=6) as admission:
+        model = admission.models["tiny"]
+        with admission.admit(request("a", model, 4)):
+            assert admission.refusal("somebody") is None
+            with pytest.raises(ClientLimit), admission.admit(request("b", model, 4)):
+                pass
+        assert not model.requests
 
 
-def test_a_model_that_was_replaced_while_an_upload_was_decoded_still_draws_for_it(tiny):
-    async def asked() -> None:
-        async with serving(tiny) as admission:
-            late = request("late", admission.models["tiny"])  # made before, admitted after
-            admission.serve({"tiny": Engine(new_decoder(checkpoint.read(tiny), 2, "eager"))})
-            assert len(admission._all) == 1
-            with admission.admit(late):
-                event = await late.next_event(10.0)
-                assert event is not None and event.done
-                slots = admission.metrics.values("linpix_state_slots")["linpix_state_slots", "tiny"]
-                assert slots == 4 + 2
-            assert len(admission._all) == 1, "and is forgotten afterwards"
-
-    asyncio.run(asked())
+async def test_a_model_that_was_replaced_while_an_upload_was_decoded_still_draws_for_it(tiny):
+    async with serving(tiny) as admission:
+        late = request("late", admission.models["tiny"])  # made before, admitted after
+        admission.serve({"tiny": Engine(new_decoder(checkpoint.read(tiny), 2, "eager"))})
+        assert len(admission._all) == 1
+        with admission.admit(late):
+            event = await late.next_event(10.0)
+            assert event is not None and event.done
+            slots = admission.metrics.values("linpix_state_slots")["linpix_state_slots", "tiny"]
+            assert slots == 4 + 2
+        assert len(admission._all) == 1, "and is forgotten afterwards"
 
 
-def test_room_that_is_held_by_likelihoods_alone_is_full_too(tiny):
-    async def asked() -> None:
-        async with serving(tiny, slots=1, max_queue=0) as admission:
-            scored = request("scored", admission.models["tiny"], scored=True, canvas=np.zeros(64, np.uint8),
-                             known=np.zeros(64, np.bool_))
-            with admission.admit(scored):
-                assert isinstance(admission.refusal("somebody"), QueueFull)
-
-    asyncio.run(asked())
+async def test_room_that_is_held_by_likelihoods_alone_is_full_too(tiny):
+    async with serving(tiny, slots=1, max_queue=0) as admission:
+        scored = request("scored", admission.models["tiny"], scored=True, canvas=np.zeros(64, np.uint8),
+                         known=np.zeros(64, np.bool_))
+        with admission.admit(scored):
+            assert isinstance(admission.refusal("somebody"), QueueFull)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_streams_hear_of_each_image_row_and_the_first_of_every_image_is_counted(tiny, stream):
-    async def asked() -> None:
-        async with serving(tiny) as admission:
-            heard: dict[int, list[int]] = {0: [], 1: []}
-            with admission.admit(drawn := request("a", admission.models["tiny"], 2, stream=stream)):
-                while drawn.undone or not drawn.events.empty():
-                    event = await drawn.next_event(10.0)
-                    assert event is not None
-                    heard[event.image] += [] if event.done else [event.rows]
-            assert heard == dict.fromkeys((0, 1), [*range(1, 9)] if stream else [])
-            counted = admission.metrics.registry.get_sample_value("linpix_first_row_seconds_count", {"model": "tiny"})
-            assert counted == 2
-
-    asyncio.run(asked())
+async def test_streams_hear_of_each_image_row_and_the_first_of_every_image_is_counted(tiny, stream):
+    async with serving(tiny) as admission:
+        heard: dict[int, list[int]] = {0: [], 1: []}
+        with admission.admit(drawn := request("a", admission.models["tiny"], 2, stream=stream)):
+            while drawn.undone or not drawn.events.empty():
+                event = await drawn.next_event(10.0)
+                assert event is not None
+                heard[event.image] += [] if event.done else [event.rows]
+        assert heard == dict.fromkeys((0, 1), [*range(1, 9)] if stream else [])
+        counted = admission.metrics.registry.get_sample_value("linpix_first_row_seconds_count", {"model": "tiny"})
+        assert counted == 2

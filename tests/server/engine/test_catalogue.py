@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
-from linpix.model.transformer import Transformer
 from linpix.server.metrics import RELOADS
+from tests.nets import net_of, saved
 from tests.server.conftest import Process, eventually, serving
 from tests.server.web.routes.test_images import events_of
 from tests.server.web.test_leaving import GENERATIONS, SLOW, alone
@@ -32,11 +32,7 @@ bitwise = pytest.mark.skipif(not ops.compiled, reason=ops.why())
 
 def draw(folder: Path, seed: int, **changes) -> str:
     """Write a checkpoint of the preset `tiny` with random weights; returns its digest."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        net = Transformer(dataclasses.replace(PRESETS["tiny"], **changes))
-    checkpoint.save(folder, net, {"data": "random weights", "class_names": list("0123456789")}, "# random\n")
-    return checkpoint.digest_of(folder)
+    return checkpoint.digest_of(saved(folder, net_of(dataclasses.replace(PRESETS["tiny"], **changes), seed=seed)))
 
 
 def outcomes(process: Process) -> dict[str, float]:

@@ -14,25 +14,12 @@ from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import State
 from linpix.server.engine.job import Job
-from tests.server.engine import images, submit
+from tests.server.engine import drawn, finish, images, submit
 
 RANDOM = np.random.default_rng(0)
 PICTURE, KNOWN = RANDOM.integers(0, 256, 64, dtype=np.uint8), RANDOM.random(64) < 0.5
 KNOWN[:3] = True, True, False
 DARK = np.where(np.arange(64) % 13 == 5, PICTURE, 0).astype(np.uint8)  # most of what is drawn of it skips the layers
-
-
-def drawn(engine: Engine, **requests: list[Job]) -> dict[str, np.ndarray]:
-    """The images of requests that come together, by request."""
-    found: dict[str, dict[int, np.ndarray]] = {name: {} for name in requests}
-    for name, specs in requests.items():
-        submit(engine, name, specs)
-    while engine.busy:
-        report = engine.run_quantum()
-        assert not report.failed
-        for image in report.finished:
-            found[image.request][image.index] = image.canvas
-    return {name: np.stack([images[index] for index in sorted(images)]) for name, images in found.items()}
 
 
 def edits(*seeds: int, picture=PICTURE, known=KNOWN, label=None) -> list[Job]:
@@ -46,16 +33,16 @@ def test_completions_are_those_of_the_plain_decode_loop(decoder, source, picture
     expected = generate(source.net, seeds, labels=[label] * 8, known=torch.from_numpy(picture).expand(8, -1),
                         given=torch.from_numpy(KNOWN).expand(8, -1)).numpy()
     engine = decoder(8)
-    found = drawn(Engine(engine), request=edits(*seeds, picture=picture, label=label))["request"]
+    found = drawn(Engine(engine), edits(*seeds, picture=picture, label=label))[0]
     assert np.array_equal(found[:, KNOWN], expected[:, KNOWN])
     same = (found == expected)[:, ~KNOWN].mean()
     assert same > (0.6 if engine.precision == "int8" else 0.9), same  # batches of another size round otherwise
 
 
 def test_no_hidden_sub_pixel_is_used(decoder):
-    before = drawn(Engine(decoder(1)), a=edits(5))["a"]
+    before = drawn(Engine(decoder(1)), edits(5))[0]
     hidden = np.where(KNOWN, PICTURE, 255 - PICTURE)
-    assert np.array_equal(drawn(Engine(decoder(1)), a=edits(5, picture=hidden))["a"], before)
+    assert np.array_equal(drawn(Engine(decoder(1)), edits(5, picture=hidden))[0], before)
 
 
 def test_what_is_known_in_each_square_changes_what_is_drawn_first(decoder):
@@ -95,27 +82,26 @@ def test_beside_a_gpu_the_processor_reads_what_is_known_by_its_kernels_if_there_
 @pytest.mark.parametrize("picture", [PICTURE, DARK], ids=["noise", "dark"])
 def test_an_image_is_the_same_in_any_company_and_however_many_share_a_reading(decoder, picture):
     specs, other = edits(1, 2, 3, picture=picture), [Job(seed=1), Job(seed=2)]
-    together = drawn(Engine(decoder(6)), a=specs, b=edits(9, label=4), c=other)
-    turns = drawn(Engine(decoder(2)), a=specs)["a"]  # the third gets a slot, and reads, later
-    alone = np.concatenate([drawn(Engine(decoder(1)), a=[spec])["a"] for spec in specs])
-    undisturbed = np.concatenate([drawn(Engine(decoder(1)), c=[spec])["c"] for spec in other])
-    for found, expected in ((together["a"], alone), (turns, alone), (together["c"], undisturbed)):
+    together = drawn(Engine(decoder(6)), specs, edits(9, label=4), other)
+    turns = drawn(Engine(decoder(2)), specs)[0]  # the third gets a slot, and reads, later
+    alone = np.concatenate([drawn(Engine(decoder(1)), [spec])[0] for spec in specs])
+    undisturbed = np.concatenate([drawn(Engine(decoder(1)), [spec])[0] for spec in other])
+    for found, expected in ((together[0], alone), (turns, alone), (together[2], undisturbed)):
         assert (found == expected).mean() > 0.9
         assert np.array_equal(found, expected) or decoder(1).kind != "compiled"
 
 
 def test_nothing_known_draws_as_without_a_picture_and_all_known_draws_nothing(decoder, monkeypatch):
     nothing = edits(1, 2, known=np.zeros(64, np.bool_))
-    found = drawn(Engine(decoder(4)), a=nothing, b=[Job(seed=1), Job(seed=2)])
-    assert np.array_equal(found["a"], found["b"])
+    assert np.array_equal(*drawn(Engine(decoder(4)), nothing, [Job(seed=1), Job(seed=2)]))
     whole = Engine(decoder(1))
     monkeypatch.setattr(whole.decoder, "read", None)
-    assert np.array_equal(drawn(whole, a=edits(1, known=np.ones(64, np.bool_)))["a"][0], PICTURE)
+    assert np.array_equal(drawn(whole, edits(1, known=np.ones(64, np.bool_)))[0][0], PICTURE)
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_reading_that_throws_is_begun_again_once_and_then_ends_its_request(decoder, monkeypatch, times):
-    expected = drawn(Engine(decoder(2)), a=edits(1, 2))["a"]
+    expected = drawn(Engine(decoder(2)), edits(1, 2))[0]
     engine, left = Engine(decoder(2)), [times]
     read = engine.decoder.read
 
@@ -127,13 +113,9 @@ def test_a_reading_that_throws_is_begun_again_once_and_then_ends_its_request(dec
 
     monkeypatch.setattr(engine.decoder, "read", thrown)
     submit(engine, "a", edits(1, 2))
-    images, failed = {}, {}
-    while engine.busy:
-        report = engine.run_quantum()
-        failed |= report.failed
-        images |= {image.index: image.canvas for image in report.finished}
+    images, failed, _ = finish(engine)
     assert failed.keys() == ({"a"} if times == 2 else set())
-    assert times == 2 or np.array_equal(np.stack([images[0], images[1]]), expected)
+    assert times == 2 or np.array_equal(np.stack([*images.values()]), expected)
 
 
 def test_the_remaining_work_of_an_image_counts_hidden_sub_pixels_only(decoder):

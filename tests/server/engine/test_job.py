@@ -62,20 +62,14 @@ def test_tokens_to_draw_and_rows_that_are_known():
     ({"source": FIRST, "seed": 2**53 - 2, "candidates": 3}, "seed", "with 3 images"),
     ({"attempts": 0}, "attempts", r"1\.\.16, got 0"),
     ({"attempts": 2}, "attempts", "tiny cannot; leave out attempts"),
+    ({"candidates": 2}, "candidates", "tiny cannot; leave out candidates"),
+    ({"source": FIRST, "candidates": 2, "attempts": 2}, "attempts", "got 2 candidates and 2 attempts"),
+    ({"source": FIRST, "temperature": 0.0, "attempts": 2}, "attempts", "all attempts are the same"),
 ])
 def test_what_cannot_be_asked_for_is_refused_by_name(asked, param, words):
     with pytest.raises(OptionError, match=words) as refused:
         job(**asked)
     assert refused.value.param == param
-
-
-@pytest.mark.parametrize(("source", "asked", "words"), [
-    (TINY, {"candidates": 2}, "tiny cannot; leave out candidates"),
-    (FIRST, {"candidates": 2, "attempts": 2}, "got 2 candidates and 2 attempts"),
-    (FIRST, {"temperature": 0.0, "attempts": 2}, "all attempts are the same")])
-def test_candidates_and_attempts_need_a_model_that_recognises_classes(source, asked, words):
-    with pytest.raises(OptionError, match=words):
-        job(source, **asked)
 
 
 def test_the_largest_seeds_can_be_asked_for():

@@ -10,12 +10,12 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.generate import generate
 from linpix.model.packing import choose
-from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import State
 from linpix.server.engine.job import Job
-from tests.server.engine import images, submit
+from tests.nets import net_of
+from tests.server.engine import drawn, images, submit
 
 PLAIN = dataclasses.replace(
     PRESETS["tiny"], channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
@@ -30,12 +30,7 @@ SCATTERED[:3] = True, True, False
 
 
 def source_of(kind: str) -> checkpoint.Checkpoint:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(KINDS[kind]).eval()
-        for parameter in net.parameters():  # away from zeros and ones, so that all of it matters
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    return checkpoint.Checkpoint(kind, net, {}, "", tuple("0123456789"))
+    return checkpoint.Checkpoint(kind, net_of(KINDS[kind], spread=0.1), {}, "", tuple("0123456789"))
 
 
 ENGINES = [(kind, engine) for kind, config in KINDS.items()
@@ -51,19 +46,6 @@ def engines(request):
 
 def completions(*seeds: int, known=PREFIX, picture=PICTURE) -> list[Job]:
     return [Job(seed=seed, canvas=picture, known=known.repeat(3)) for seed in seeds]
-
-
-def drawn(engine: Engine, *requests: list[Job]) -> list[np.ndarray]:
-    """The images of requests that come together, (count, T) each."""
-    found: list[dict[int, np.ndarray]] = [{} for _ in requests]
-    for name, specs in enumerate(requests):
-        submit(engine, str(name), specs)
-    while engine.busy:
-        report = engine.run_quantum()
-        assert not report.failed
-        for image in report.finished:
-            found[int(image.request)][image.index] = image.canvas
-    return [np.stack([images[index] for index in sorted(images)]) for images in found]
 
 
 def test_images_are_those_of_the_plain_decode_loop(engines):

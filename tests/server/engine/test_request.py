@@ -88,16 +88,12 @@ def test_a_request_that_cannot_begin_is_released():
     assert held.log == ["begins", "failed"] and not held.in_progress
 
 
-def test_the_error_that_ends_a_request_is_raised_and_a_deadline_makes_it_late():
+async def test_the_error_that_ends_a_request_is_raised_and_a_deadline_makes_it_late():
     asked = request()
     asked.send(Event(0, 1, CANVAS))
     asked.send(DeadlinePassed(1.0))
-
-    async def read() -> None:
-        assert (await asked.next_event()) == Event(0, 1, CANVAS)
-        with pytest.raises(DeadlinePassed):
-            await asked.next_event()
-        assert asked.late
-        assert await asked.next_event(0.01) is None
-
-    asyncio.run(read())
+    assert (await asked.next_event()) == Event(0, 1, CANVAS)
+    with pytest.raises(DeadlinePassed):
+        await asked.next_event()
+    assert asked.late
+    assert await asked.next_event(0.01) is None

@@ -33,15 +33,6 @@ def test_exactly_half_is_known_and_a_little_less_is_not():
     assert np.flatnonzero(~half_known(kept, 4, 4)).tolist() == [0]
 
 
-@pytest.mark.parametrize("side", [8, 9, 30, 100, 333])
-def test_what_is_painted_in_holes_changes_nothing(side):
-    kept = noise(side, side) < 140
-    wild = [reduced(np.where(kept[..., None], 40, paint).astype(np.uint8), kept, 8, 8) for paint in (0, 40, 255)]
-    for values, known in wild:
-        assert np.array_equal(values, wild[0][0]) and np.array_equal(known, wild[0][1])
-        assert (values[known] == 40).all() and known.any()
-
-
 @pytest.mark.parametrize("side", [9, 13, 64])
 def test_a_mask_finer_than_the_picture_knows_nothing_of_which_no_pixel_is_known(side):
     values, known = reduced(np.full((side, side, 1), 9, np.uint8), noise(72, 72) < 130, 8, 8)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from linpix.model.config import ModelConfig
-from linpix.server.pictures.encode import encoded, enlarged, frame_of, framed, npy, sizes
+from linpix.server.pictures.encode import encoded, enlarged, frame_of, framed, npy, png, sizes
 
 GREY, COLOUR = ModelConfig(), ModelConfig(height=32, width=32, channels=3)
 CANVAS = np.random.default_rng(0).integers(0, 256, 784, dtype=np.uint8)
@@ -87,6 +87,12 @@ def test_an_array_is_what_numpy_reads_whatever_its_channels():
         assert found.dtype == np.uint8 and np.array_equal(found, images[..., 0] if channels == 1 else images)
 
 
-def test_unfinished_rows_are_black():
-    picture = framed(np.full((28, 28, 1), 200, np.uint8), enlarged(GREY, 2), rows=3)
-    assert (picture[:6] == 200).all() and not picture[6:].any()
+@pytest.mark.parametrize("config", [GREY, COLOUR, ModelConfig(height=4, width=12)])
+@pytest.mark.parametrize(("factor", "rows"), [(1, None), (3, None), (2, 3)])
+def test_each_sub_pixel_is_enlarged_and_unfinished_rows_are_black(config, factor, rows):
+    canvas = np.random.default_rng(1).integers(1, 256, config.subpixels, dtype=np.uint8)
+    before, expected = canvas.copy(), canvas.reshape(config.height, config.width, -1).copy()
+    expected[rows or config.height:] = 0
+    found = np.asarray(opened(png(canvas, config, factor, rows)))
+    assert np.array_equal(found.reshape(*found.shape[:2], -1), expected.repeat(factor, 0).repeat(factor, 1))
+    assert np.array_equal(canvas, before)

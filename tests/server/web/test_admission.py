@@ -36,7 +36,7 @@ PIXELS = 'linpix_pixels_generated_total{{backend="linear",model="{}"}}'
 
 @contextlib.contextmanager
 def service(checkpoints: Path, *flags: str) -> Iterator[Process]:
-    """A server of which nothing is held any more, once all that was asked is over."""
+    """A server; on exit, asserts that all gauges are back to 0."""
     model = next(path.name for path in checkpoints.iterdir() if path.is_dir())
     with serving(checkpoints, *flags) as process:
         yield process
@@ -74,7 +74,7 @@ def rejected(process: Process, reason: str) -> float:
 
 
 class Raw(contextlib.ExitStack):
-    """A connection on which nothing is said but what a test says."""
+    """A raw socket, after the head of a request."""
 
     def __init__(self, process: Process, path: str, *headers: str, body: bytes = b"", kind: str | None = "",
                  client: str = "127.0.0.1") -> None:

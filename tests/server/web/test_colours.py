@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from linpix.model import checkpoint
 from linpix.model.config import PRESETS
-from linpix.model.transformer import Transformer
+from tests.nets import net_of, saved
 from tests.server.conftest import here
 from tests.server.web.routes.test_images import edit, encode, images_of
 
@@ -26,20 +24,9 @@ def server(tmp_path_factory):
     config = replace(PRESETS["tiny"], channels=3, tokens="pixel", look_ups=("previous", "row", "column", "class"),
                      patch=4, neighbours=((0, -1, 0), (-1, 0, 1), (-1, 1, 2)), following=((0, 1, 0), (1, 0, 1)))
     folder = tmp_path_factory.mktemp("colours")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(config)
-        for parameter in net.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    checkpoint.save(folder / "colours", net, {"class_names": [*"0123456789"]}, "# colours")
+    saved(folder / "colours", net_of(config, spread=0.1))
     with here(folder) as process:
         yield process
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with server.client() as client:
-        yield client
 
 
 def holed(hole, picture: np.ndarray = PICTURE) -> tuple[bytes, np.ndarray]:

@@ -24,9 +24,8 @@ LONE = "\\ud800"  # as JSON writes half of a pair; no UTF-8 can
     ("/v1/images/generations", '{"n": 1e999}', 400),
     ("/v1/images/generations", '{"temperature": NaN}', 400),
 ])
-def test_json_that_no_answer_could_say_again_is_refused(server, path, body, status):
-    with server.client() as client:
-        answer = client.post(path, content=body.encode(), headers=JSON)
+def test_json_that_no_answer_could_say_again_is_refused(client, path, body, status):
+    answer = client.post(path, content=body.encode(), headers=JSON)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
 
@@ -42,10 +41,9 @@ def test_what_is_wrong_is_said_again_in_part_if_it_is_long(server, path, field):
     assert "9" * 40 in answer.json()["error"]["message"] and "9" * 100 not in answer.json()["error"]["message"]
 
 
-def test_a_body_that_is_not_utf8_says_so(server):
-    with server.client() as client:
-        answer = client.post("/v1/images/generations", content=b'{"prompt": "\xff"}',
-                             headers={"content-type": "application/json"})
+def test_a_body_that_is_not_utf8_says_so(client):
+    answer = client.post("/v1/images/generations", content=b'{"prompt": "\xff"}',
+                         headers={"content-type": "application/json"})
     assert answer.status_code == 400 and "UTF-8" in answer.json()["error"]["message"]
 
 
@@ -56,9 +54,8 @@ def test_the_preferred_media_type_is_the_one_with_the_highest_weight(accept, exp
     assert preferred(accept) == expected
 
 
-def test_a_path_of_any_length_is_said_again_in_part(server):
-    with server.client() as client:
-        answer = client.get("/" + "x" * 5000)
+def test_a_path_of_any_length_is_said_again_in_part(client):
+    answer = client.get("/" + "x" * 5000)
     assert answer.status_code == 404 and len(answer.json()["error"]["message"]) < 400
 
 
@@ -81,9 +78,8 @@ def test_of_endless_fields_that_are_ignored_some_are_named(server):
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://]", "http://[::1", "\\", "http://\xff", "null", "x" * 3000])
-def test_an_origin_that_is_not_an_address_is_a_foreign_one(server, origin):
-    with server.client() as client:
-        answer = client.post("/v1/images/generations", json={}, headers={"origin": origin.encode("latin-1")})
+def test_an_origin_that_is_not_an_address_is_a_foreign_one(client, origin):
+    answer = client.post("/v1/images/generations", json={}, headers={"origin": origin.encode("latin-1")})
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_origin"
 
 

@@ -1,29 +1,28 @@
 """Which forms are accepted, by a real server process."""
 
 import asyncio
+import os
 import resource
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from fastapi import Request
 
+from linpix.server.pictures.upload_slots import SLOTS
 from linpix.server.web.request_schemas import FORM_FIELDS
 from linpix.server.web.uploads import FIELD_BYTES, MAX_FIELDS, read_form
-from tests.server.conftest import ROOT, eventually, serving
+from tests.server.conftest import ROOT, eventually, here, serving
 from tests.server.web.routes.test_images import images_of, occluded
 from tests.server.web.test_admission import BOUNDARY, Raw, commented, error_of, part, rejected
 
 EDIT = "/v1/images/edits"
 END = f"--{BOUNDARY}--\r\n".encode()
 IMAGE = part("image", occluded(), "a.png")
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with server.client() as client:
-        yield client
 
 
 def send(client, body: bytes, charset: str = "", **headers: str):
@@ -67,8 +66,10 @@ def test_a_form_in_any_other_charset_is_refused_by_its_head(server, client, char
     (EDIT, None, None, "multipart/form-data"), (EDIT, "application/json", None, "got 'application/json'"),
     (EDIT, "application/x-www-form-urlencoded", None, "multipart/form-data"), (EDIT, "multipart/x", None, "multipart"),
     (EDIT, "multipart/form-data; boundary=x", "gzip", "without a Content-Encoding, got 'gzip'"),
-    ("/v1/images/generations", "multipart/x", None, "application/json"), ("/v1/compare", "multipart/x", None, "json"),
-    ("/v1/compare", "application/jsonp", None, "json"), ("/v1/compare", None, None, "json"),
+    ("/v1/images/generations", "multipart/x", None, "Content-Type: application/json"),
+    ("/v1/images/generations", "text/plain", None, "json"), ("/v1/images/generations", None, None, "json"),
+    ("/v1/compare", "multipart/x", None, "json"), ("/v1/compare", "application/jsonp", None, "json"),
+    ("/v1/compare", None, None, "json"),
     ("/v1/images/generations", "application/json", "gzip", "without a Content-Encoding, got 'gzip'"),
     ("/v1/compare", "application/json", "br", "got 'br'")])
 def test_a_body_of_another_kind_is_415_before_it_is_read(server, path, kind, coding, says):
@@ -180,3 +181,30 @@ except MemoryError:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.stdout == "out of memory\n", done.stderr
+
+
+def test_an_upload_that_waits_to_be_decoded_ends_at_its_deadline_and_frees_what_it_held(tiny):
+    def files() -> int:
+        return sum("(deleted)" in os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+
+    others, body = threading.Event(), {"image": ("a.png", commented(8, 2 * 2**20))}
+    with here(tiny.parent) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
+        slots = client.app.state.service.upload_slots
+        for _ in range(SLOTS):  # uploads of others, which are being decoded
+            client.portal.start_task_soon(slots.run, "others", others.wait)
+        assert eventually(lambda: slots._running.total() == SLOTS)
+        before = files()
+        try:
+            for number, path in enumerate((EDIT, "/v1/images/likelihoods"), 1):
+                late = pool.submit(client.post, path, files=body | {"timeout": (None, "1.5")})
+                assert eventually(lambda: slots._waiting)
+                assert server.metric("linpix_request_bodies_reading") == 1 and files() == before + 1
+                assert (late.result().status_code, error_of(late.result())["code"]) == (504, "deadline_passed")
+                assert "within 1.5 s" in error_of(late.result())["message"]
+                assert not slots._waiting and files() == before
+                assert server.metric("linpix_request_bodies_reading") == 0
+                assert server.metric('linpix_deadlines_passed_total{state="reading"}') == number
+        finally:
+            others.set()
+        assert client.post(EDIT, files=body).status_code == 200
+        assert eventually(lambda: not slots._running)

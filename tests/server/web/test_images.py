@@ -39,7 +39,7 @@ def test_a_picture_comes_in_the_format_asked_for(client, asked, kind):
     assert (found, answer.json()["output_format"], answer.json()["warnings"]) == (kind, asked, [])
     assert np.abs(pixels.astype(int) - exact).max() <= (40 if asked == "jpeg" else 0)
     alone = client.post("/v1/images/generations", json=body, headers={"accept": f"image/{asked}"})
-    assert alone.headers["content-type"] == f"image/{asked}"
+    assert (alone.headers["content-type"], alone.headers["x-linpix-seed"]) == (f"image/{asked}", "5")
     assert np.array_equal(opened(alone.content)[1], pixels)
     events = events_of(generate(client, **body, output_format=asked, stream=True, partial_images=1).text)
     assert [opened(base64.b64decode(event["b64_json"]))[0] for event in events] == [kind, kind]
@@ -133,8 +133,10 @@ def test_words_of_a_prompt_choose_the_class_and_the_answer_says_so(client):
     assert np.array_equal(picture_of(answer)[1], plain)
     assert answer.json()["data"][0]["revised_prompt"] == "7"
     assert answer.json()["warnings"] == ["prompt: these words have no effect: in, green"]
-    unknown = generate(client, prompt="a cat").json()
-    assert unknown["data"][0]["revised_prompt"] == "an image of any class"
+    unknown = generate(client, seed=5, prompt="a cat", quality="high")
+    assert unknown.json()["data"][0]["revised_prompt"] == "an image of any class"
+    assert np.array_equal(picture_of(unknown)[1], picture_of(generate(client, seed=5))[1])
+    assert "quality" in unknown.json()["warnings"][1]
     assert "revised_prompt" not in generate(client, label=7).json()["data"][0]
     refused = generate(client, label=3, prompt="a seven")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "label")

@@ -15,7 +15,6 @@ from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool, StateFormat
 from linpix.model.generate import generate
 from linpix.model.sharing import SharedWeights
-from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.decoder import Decoder, EagerDecoder
@@ -23,7 +22,8 @@ from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.decode.failures import EngineLost, most_retries
 from linpix.server.engine.decode.faults import Faults, with_faults
 from linpix.server.engine.job import Job
-from tests.server.engine import images, submit
+from tests.nets import net_of
+from tests.server.engine import finish, images, submit
 
 SEEDS = list(range(100, 107))
 
@@ -35,9 +35,7 @@ BACKGROUND = {"background": 0, "background_dim": 16, "look_ups": ("previous", "r
 def loaded(kind="linear", side=8) -> checkpoint.Checkpoint:
     """kind: of attention, or background."""
     options = BACKGROUND if kind == "background" else {"attention": kind}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Transformer(dataclasses.replace(PRESETS["tiny"], height=side, width=side, **options)).eval()
+    net = net_of(dataclasses.replace(PRESETS["tiny"], height=side, width=side, **options))
     return checkpoint.Checkpoint("tiny", net, {}, "", tuple("0123456789"))
 
 
@@ -185,25 +183,13 @@ def completions(seeds, prefix=200):
     return [Job(seed=seed, canvas=canvas, known=known) for seed in seeds]
 
 
-def ask(model: Engine, request: str, specs) -> None:
-    submit(model, request, specs)
-
-
-def drawn_by(model: Engine) -> dict[tuple[str, int], Any]:
-    drawn = {}
-    while model.busy:
-        for image in model.run_quantum().finished:
-            drawn[image.request, image.index] = image.canvas
-    return drawn
-
-
 def test_completions_of_one_picture_prefill_once_by_pieces_while_others_decode(tiny, monkeypatch):
     model = Engine(tiny(5, tiny.larger))
     calls = prefilled_slowly(model, monkeypatch)
     stride = model.decoder.prefill_stride
-    ask(model, "draw", [Job(seed=9)])
-    ask(model, "complete", completions([1, 2, 3]))
-    images = drawn_by(model)
+    submit(model, "draw", [Job(seed=9)])
+    submit(model, "complete", completions([1, 2, 3]))
+    images = finish(model).images
     pieces = [call for call in calls if len(call) == 3]
     assert pieces == [([2], [position], [min(stride, 200 - position)]) for position in range(0, 200, stride)]
     until = calls.index(pieces[-1])
@@ -215,28 +201,28 @@ def test_completions_of_one_picture_prefill_once_by_pieces_while_others_decode(t
     assert (together[:, :200] == 200).all()
     for request, spec in (("draw", Job(seed=9)), ("complete", completions([1])[0])):
         alone = Engine(tiny(1, tiny.larger))
-        ask(alone, request, [spec])
-        equal = drawn_by(alone)[request, 0] == images[request, 0]
+        submit(alone, request, [spec])
+        equal = finish(alone).images[request, 0] == images[request, 0]
         assert equal.mean() > 0.9 if tiny.engine == "eager" else equal.all()  # another size of batch rounds otherwise
 
 
 def test_a_request_that_leaves_in_the_middle_of_its_prefill_frees_its_slots(tiny, monkeypatch):
     model = Engine(tiny(2, tiny.larger))
     calls = prefilled_slowly(model, monkeypatch)
-    ask(model, "gone", completions([1, 2]))
-    ask(model, "next", [Job(seed=9)])
+    submit(model, "gone", completions([1, 2]))
+    submit(model, "next", [Job(seed=9)])
     model.run_quantum()
     model.cancel("gone")
     assert len(model.run_quantum().joined) == 1
     assert len([call for call in calls if len(call) == 3]) == 1
-    assert drawn_by(model).keys() == {("next", 0)}
+    assert finish(model).images.keys() == {("next", 0)}
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_prefill_that_throws_is_begun_again_once_and_then_ends_its_request_alone(tiny, monkeypatch, times):
     expected = Engine(tiny(3, tiny.larger))
-    ask(expected, "bad", completions([1, 2]))
-    clean = drawn_by(expected)
+    submit(expected, "bad", completions([1, 2]))
+    clean = finish(expected).images
     model, calls = Engine(tiny(3, tiny.larger)), []
     prefill = model.decoder.prefill
 
@@ -247,13 +233,9 @@ def test_a_prefill_that_throws_is_begun_again_once_and_then_ends_its_request_alo
             raise RuntimeError("at its second piece, or when it is begun again")
 
     monkeypatch.setattr(model.decoder, "prefill", thrown)
-    ask(model, "good", [Job(seed=9)])
-    ask(model, "bad", completions([1, 2]))
-    images, failed = {}, {}
-    while model.busy:
-        report = model.run_quantum()
-        failed |= report.failed
-        images |= {(image.request, image.index): image.canvas for image in report.finished}
+    submit(model, "good", [Job(seed=9)])
+    submit(model, "bad", completions([1, 2]))
+    images, failed, _ = finish(model)
     assert failed.keys() == ({"bad"} if times == 2 else set())
     assert images.keys() == {("good", 0)} | (set() if times == 2 else clean.keys())
     assert times == 2 or all(np.mean(images[key] == image) > 0.9 for key, image in clean.items())
@@ -264,8 +246,8 @@ def test_a_prefill_that_throws_is_begun_again_once_and_then_ends_its_request_alo
 def test_a_picture_without_a_hole_is_not_prefilled(tiny, monkeypatch):
     model = Engine(tiny(1, tiny.larger))
     calls = prefilled_slowly(model, monkeypatch)
-    ask(model, "whole", completions([1], prefix=256))
-    assert (drawn_by(model)["whole", 0] == 200).all()
+    submit(model, "whole", completions([1], prefix=256))
+    assert (finish(model).images["whole", 0] == 200).all()
     assert calls == []
 
 
@@ -273,7 +255,7 @@ def test_a_wait_for_a_slot_does_not_include_the_images_own_prefill(monkeypatch):
     model, begun = Engine(EagerDecoder(loaded(side=16), 1)), []
     prefill = model.decoder.prefill
     monkeypatch.setattr(model.decoder, "prefill", lambda *given: (begun.append(time.monotonic()), prefill(*given)))
-    ask(model, "complete", completions([1]))
+    submit(model, "complete", completions([1]))
     assert model.run_quantum().joined_at <= begun[0]
 
 
@@ -311,19 +293,14 @@ def test_a_quantum_that_threw_half_way_is_put_back_and_run_again_in_parts(tiny):
     assert np.array_equal(*images)
 
 
-def finish(model: Engine, requests: dict[str, list[int]]) -> tuple[dict[int, Any], dict[str, Exception], int]:
-    """Turn until all is over; images by seed, requests that failed, quanta that were run again."""
+def run_all(model: Engine, requests: dict[str, list[int]]) -> tuple[dict[int, Any], dict[str, Exception], int]:
+    """Images by seed, requests that failed, quanta that were run again."""
     for request, seeds in requests.items():
-        ask(model, request, [Job(seed=seed, stream=True) for seed in seeds])  # many quanta on a GPU too
-    images, failed, retried = {}, {}, 0
-    while model.busy:
-        report = model.run_quantum()
-        failed |= report.failed
-        retried += report.retries > 0
-        for image in report.finished:
-            images[requests[image.request][image.index]] = image.canvas
+        submit(model, request, [Job(seed=seed, stream=True) for seed in seeds])  # many quanta on a GPU too
+    ended = finish(model)
     assert len(model.scheduler.free) == model.decoder.slots
-    return images, failed, retried
+    return ({requests[request][index]: canvas for (request, index), canvas in ended.images.items()}, ended.failed,
+            ended.retried)
 
 
 REQUESTS = {"a": [100], "b": [101, 102], "c": [103], "d": [104, 105], "e": [106]}
@@ -333,7 +310,7 @@ REQUESTS = {"a": [100], "b": [101, 102], "c": [103], "d": [104, 105], "e": [106]
     ("throw:image=102", {"b"}), ("throw:image=102,throw:image=106", {"b", "e"}), ("glitch:every=2", set()),
     ("nan:image=104,throw:image=100", {"a", "d"}), ("prefill:image=103,glitch:at=1", {"c"})])
 def test_an_image_that_throws_ends_its_request_and_the_others_get_what_they_would_have_had(tiny, faults, lost):
-    images, failed, retried = finish(Engine(with_faults(tiny(7), Faults(faults))), REQUESTS)
+    images, failed, retried = run_all(Engine(with_faults(tiny(7), Faults(faults))), REQUESTS)
     assert failed.keys() == lost
     assert retried == (faults != "glitch:every=2") or retried > 2
     assert images.keys() == {seed for request, seeds in REQUESTS.items() if request not in lost for seed in seeds}
@@ -351,7 +328,7 @@ def test_when_nothing_can_be_decoded_every_request_ends_and_at_last_the_modelis_
     model = Engine(with_faults(engine, Faults("broken:from=1")))
     model.beat = lambda: runs.append(1)
     for request in range(6):
-        ask(model, str(request), [Job(seed=0), Job(seed=1)])
+        submit(model, str(request), [Job(seed=0), Job(seed=1)])
     for ended in ({"0", "1"}, {"2", "3"}):
         assert model.run_quantum().failed.keys() == ended
     assert len(runs) <= 2 * (2 + 1 + 2 * most_retries(4) + 2)  # joins, the first run, retries and restores, the probe
@@ -362,7 +339,7 @@ def test_when_nothing_can_be_decoded_every_request_ends_and_at_last_the_modelis_
 
 def test_rows_that_throw_whenever_they_are_alone_do_not_end_the_engine():
     model = Engine(with_faults(EagerDecoder(loaded(), 1), Faults("throw:image=13")))
-    images, failed, _ = finish(model, {str(number): [13] for number in range(6)} | {"good": [14]})
+    images, failed, _ = run_all(model, {str(number): [13] for number in range(6)} | {"good": [14]})
     assert len(failed) == 6
     assert images.keys() == {14}
 
@@ -370,28 +347,24 @@ def test_rows_that_throw_whenever_they_are_alone_do_not_end_the_engine():
 def test_after_an_internal_error_every_slot_is_free_and_waiting_images_still_wait():
     model = Engine(EagerDecoder(loaded(), 2))
     for request in ("a", "b", "c"):
-        ask(model, request, [Job(seed=0)])
+        submit(model, request, [Job(seed=0)])
     model.run_quantum()
     assert sorted(model.abandon()) == ["a", "b"]
     assert sorted(model.scheduler.free) == [1, 2]
-    assert drawn_by(model).keys() == {("c", 0)}
+    assert finish(model).images.keys() == {("c", 0)}
 
 
 def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
     model = Engine(tiny(4))
     for request, seeds in (("good", [1, 2]), ("bad", [3, 4]), ("later", [5])):
-        ask(model, request, [Job(seed=seed, stream=True) for seed in seeds])
+        submit(model, request, [Job(seed=seed, stream=True) for seed in seeds])
     model.run_quantum()
     model.decoder.pool.fill_with_nan(3)
     report = model.run_quantum()
     assert report.failed.keys() == {"bad"}
     assert {image.request for image in model.scheduler.running.values()} == {"good"}
-    finished = []
-    while model.busy:
-        report = model.run_quantum()
-        assert not report.failed
-        finished += [image.request for image in report.finished]
-    assert sorted(finished) == ["good", "good", "later"]
+    images, failed, _ = finish(model)
+    assert not failed and images.keys() == {("good", 0), ("good", 1), ("later", 0)}
     assert sorted(model.scheduler.free) == [1, 2, 3, 4]
 
 

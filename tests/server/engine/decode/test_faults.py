@@ -60,13 +60,6 @@ def ask(process: Process, **body) -> httpx.Response:
     return httpx.post(process.url + PATH, json=body, timeout=60)
 
 
-def is_quiet(process: Process) -> bool:
-    """Whether every gauge is back to 0."""
-    return all(process.metric(name) == 0 for name in (
-        "linpix_requests_running", "linpix_requests_waiting", 'linpix_state_slots_used{model="tiny"}',
-        "linpix_engine_heartbeat_age_seconds"))
-
-
 def test_a_server_without_faults_says_nothing_of_them_and_one_with_them_says_it_loudly(tiny, server):
     assert not any("INJECTS FAULTS" in line for line in server.printed)
     with serving(tiny.parent, "--faults", "glitch:at=1000") as process:
@@ -100,7 +93,7 @@ def test_the_image_to_blame_ends_its_request_alone_streamed_or_not(tiny, server,
         assert (process.metric('linpix_quanta_retried_total{model="tiny"}') > 0) == (fault == "throw")
         assert process.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 2
         assert httpx.get(process.url + "/readyz").status_code == 200
-        assert eventually(lambda: is_quiet(process))
+        assert eventually(lambda: process.quiet("tiny"))
 
 
 def test_a_hanging_engine_is_noticed_and_every_request_answered_before_the_process_ends(tiny):
@@ -148,7 +141,7 @@ def test_a_dead_engine_thread_is_restarted_and_waiting_requests_are_kept(tiny):
         assert "InjectedFault" in failed["message"]
         assert process.metric("linpix_engine_restarts_total") == 1
         assert httpx.get(process.url + "/readyz").status_code == 200
-        assert eventually(lambda: is_quiet(process))
+        assert eventually(lambda: process.quiet("tiny"))
 
 
 def test_a_request_whose_last_image_was_not_reported_when_the_thread_died_is_answered(tiny):
@@ -157,7 +150,7 @@ def test_a_request_whose_last_image_was_not_reported_when_the_thread_died_is_ans
         answer = ask(process, n=2)
         again = ask(process, n=2)
         assert sorted([answer.status_code, again.status_code]) == [200, 500]
-        assert eventually(lambda: is_quiet(process))
+        assert eventually(lambda: process.quiet("tiny"))
 
 
 def test_an_engine_thread_that_keeps_dying_ends_the_process(tiny):
@@ -198,4 +191,4 @@ def test_a_hundred_requests_with_a_fault_in_every_seventh_quantum_are_each_answe
         assert failed == sum(process.metric(f'linpix_faults_isolated_total{{fault="{fault}",model="tiny"}}')
                              for fault in ("threw", "not_finite"))
         assert process.metric('linpix_requests_total{endpoint="generations",outcome="completed"}') == 100 - failed
-        assert eventually(lambda: is_quiet(process))
+        assert eventually(lambda: process.quiet("tiny"))

@@ -15,20 +15,14 @@ from PIL import Image
 from linpix.model import checkpoint, mixture
 from linpix.model.config import PRESETS
 from linpix.model.inputs import START
-from linpix.model.transformer import Transformer
 from linpix.training.evaluate import bits_of
+from tests.nets import net_of, saved
 from tests.server.conftest import eventually, here, serving
 from tests.server.web.routes.test_images import PICTURE, encode, occluded
 
 PATH = "/v1/images/likelihoods"
 LARGE = encode(np.zeros((28, 28), np.uint8))  # as large as the images of `slow`: half a second for all classes
 COUNTED = 'linpix_requests_total{endpoint="likelihoods",outcome="%s"}'
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with server.client() as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -155,16 +149,12 @@ def others(tmp_path_factory):
                                            background_dim=16, look_ups=("previous", "row", "column", "class")),
         "colour": dataclasses.replace(tiny, channels=3, classes=0), "broken": tiny,
         "startless": dataclasses.replace(tiny, classes=0, first_marginal=(1.0,) + (0.0,) * 255)}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for name, config in configs.items():
-            net = Transformer(config)
-            for parameter in net.parameters():
-                parameter.data += 0.1 * torch.randn_like(parameter)
-            if name == "broken":
-                net.head.bias.data[0] = 1e38  # times any weight: not finite
-                net.head.weight.data[:] = 1e38
-            checkpoint.save(folder / name, net, {"class_names": [str(i) for i in range(config.classes)]}, f"# {name}")
+    for name, config in configs.items():
+        net = net_of(config, spread=0.1)
+        if name == "broken":
+            net.head.bias.data[0] = 1e38  # times any weight: not finite
+            net.head.weight.data[:] = 1e38
+        saved(folder / name, net)
     with here(folder) as process:
         yield process
 

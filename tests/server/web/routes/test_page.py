@@ -76,28 +76,26 @@ def test_no_stylesheet_or_script_names_a_file_elsewhere():
 
 
 @pytest.mark.parametrize("path", ["/", "/static/page.js"])
-def test_a_file_comes_whole_whatever_part_of_it_is_asked_for(server, path):
-    with server.client() as client:
-        whole = client.get(path)
-        assert whole.headers["accept-ranges"] == "none"
-        for part in ("bytes=0-3", "bytes=99999999-", "bytes=x", "lines=1-2"):
-            answer = client.get(path, headers={"range": part})
-            assert (answer.status_code, answer.content) == (200, whole.content)
+def test_a_file_comes_whole_whatever_part_of_it_is_asked_for(client, path):
+    whole = client.get(path)
+    assert whole.headers["accept-ranges"] == "none"
+    for part in ("bytes=0-3", "bytes=99999999-", "bytes=x", "lines=1-2"):
+        answer = client.get(path, headers={"range": part})
+        assert (answer.status_code, answer.content) == (200, whole.content)
 
 
 @pytest.mark.parametrize("path", ["/", "/static/page.js", "/static/swagger-ui.css", "/v1/models"])
-def test_the_page_is_compressed_for_those_who_ask_and_the_api_is_not(server, path):
-    with server.client() as client:
-        plain = client.get(path, headers={"accept-encoding": "identity"})
-        packed = client.get(path, headers={"accept-encoding": "gzip"})
-        assert packed.content == plain.content
-        assert "content-encoding" not in plain.headers
-        if path.startswith("/v1/"):
-            assert "content-encoding" not in packed.headers
-            return
-        assert packed.headers["content-encoding"] == "gzip"
-        assert packed.num_bytes_downloaded < 0.5 * len(plain.content)
-        assert "Accept-Encoding" in packed.headers["vary"] and "Accept-Encoding" in plain.headers["vary"]
-        known = {"accept-encoding": "gzip", "if-none-match": packed.headers["etag"]}
-        assert client.get(path, headers=known).status_code == (304 if path.startswith("/static/") else 200)
-        assert client.head(path, headers={"accept-encoding": "gzip"}).status_code == 200
+def test_the_page_is_compressed_for_those_who_ask_and_the_api_is_not(client, path):
+    plain = client.get(path, headers={"accept-encoding": "identity"})
+    packed = client.get(path, headers={"accept-encoding": "gzip"})
+    assert packed.content == plain.content
+    assert "content-encoding" not in plain.headers
+    if path.startswith("/v1/"):
+        assert "content-encoding" not in packed.headers
+        return
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.num_bytes_downloaded < 0.5 * len(plain.content)
+    assert "Accept-Encoding" in packed.headers["vary"] and "Accept-Encoding" in plain.headers["vary"]
+    known = {"accept-encoding": "gzip", "if-none-match": packed.headers["etag"]}
+    assert client.get(path, headers=known).status_code == (304 if path.startswith("/static/") else 200)
+    assert client.head(path, headers={"accept-encoding": "gzip"}).status_code == 200

@@ -1,0 +1,28 @@
+"""Models with random weights, and checkpoints of them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linpix.model import checkpoint
+from linpix.model.config import ModelConfig
+from linpix.model.transformer import Transformer
+
+
+def net_of(config: ModelConfig, *, seed: int = 0, spread: float = 0.0) -> Transformer:
+    """spread: of what is added to every parameter; without it, norms and biases are ones and zeros."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = Transformer(config).eval()
+        for parameter in net.parameters():
+            parameter.data += spread * torch.randn_like(parameter)
+    return net
+
+
+def saved(folder: Path, net: Transformer | ModelConfig, **provenance: Any) -> Path:
+    """A checkpoint folder of a model, or of one with random weights."""
+    net = net if isinstance(net, Transformer) else net_of(net)
+    names = [str(label) for label in range(net.config.classes)]
+    checkpoint.save(folder, net, {"data": "random weights", "class_names": names, **provenance}, f"# {folder.name}\n")
+    return folder
