@@ -26,9 +26,10 @@ from torch import Tensor
 
 from linpix.model import checkpoint, mixture, ops, packing
 from linpix.model import config as config_module
+from linpix.model import cuda as cuda_module
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS
-from linpix.model.cuda import BUCKETS, OVERLAP, GpuPool, StateFormat, record_graph
+from linpix.model.cuda import BUCKETS, OVERLAP, TILES, GpuPool, StateFormat, record_graph
 from linpix.model.features import phi
 from linpix.model.generate import generate
 from linpix.model.inputs import START
@@ -220,12 +221,12 @@ def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(place, sha
         assert torch.equal(pool.S[9], kept[0])
 
 
-@pytest.mark.parametrize(("shape", "rows"), [("post-norm", 140), ("relu", 70), ("odd widths", 70)])
+@pytest.mark.parametrize(("shape", "rows"), [("post-norm", 140), ("relu", 70), ("odd widths", 70), ("tiny", 3)])
 def test_no_tile_of_products_changes_a_bit(place, monkeypatch, shape, rows):
     """In tiles of 64 x 64, of 128 x 128, and of 16 rows, which each block normalises."""
     config, slots, found = SHAPES[shape], list(range(1, rows + 1)), []
-    for without in ("", "medium", "many"):
-        monkeypatch.setenv("LINPIX_WITHOUT", without)
+    for tiles in ("few", "medium", "large"):
+        monkeypatch.setenv(TILES, tiles)
         pool = GpuPool(net_of(config), rows, **place)
         pool.put(slots, images_of(config, 1)[0], torch.arange(config.subpixels) < 5)
         decode(pool, slots, [0] * rows, [8] * rows, slots)
@@ -263,6 +264,7 @@ def test_a_recorded_graph_does_what_the_operator_does_also_after_joins_and_leave
         pytest.skip(ops.why_no_gpu())
     net = net_of(SHAPES[shape])
     recorded = GpuPool(net, 8)
+    recorded.record(4)  # in variants that are timed; up to 8 rows when they are decoded first
     directly = GpuPool(net, 8, operators=torch.ops.linpix)
     for pool in (recorded, directly):
         pool.put(list(range(1, 9)), None, None)
@@ -270,7 +272,7 @@ def test_a_recorded_graph_does_what_the_operator_does_also_after_joins_and_leave
         decode(pool, [1, 2, 3], [20, 20, 0], [10, 30, 13], [1, 2, 3])
         decode(pool, [3, 5, 1], [13, 0, 30], [51, 64, 34], [3, 5, 1])
     assert torch.equal(recorded.images([1, 2, 3, 5]), directly.images([1, 2, 3, 5]))
-    assert all(rows.graph is not None for rows in recorded._rows.values())
+    assert all(rows.graph is not None for rows in recorded._rows.values()) and recorded.kernels
     assert all(rows.graph is None for rows in directly._rows.values())
 
 
@@ -300,6 +302,7 @@ class Recorder:
 
     def __init__(self, fails: Callable[[], Exception | None] = lambda: None) -> None:
         self.fails, self.calls = fails, 0
+        self.kept: list[tuple[str, str]] = []  # variants, as they are recorded
         self.under_way = self.most_under_way = 0
 
     def __call__(self, work: Callable[[], object]) -> Callable[[], object]:
@@ -308,31 +311,79 @@ class Recorder:
         self.most_under_way = max(self.most_under_way, self.under_way)
         time.sleep(0.002)  # for another thread to come, if it can
         self.under_way -= 1
+        self.kept.append((os.environ[TILES], os.environ[OVERLAP]))
         if error := self.fails():
             raise error
         return work
 
 
+@pytest.fixture
+def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has just begun."""
+    monkeypatch.setattr(cuda_module, "_timed", {})
+
+
 @pytest.mark.parametrize(("slots", "buckets"), [(1, 1), (2, 2), (10, 5), (64, 7), (65, 8), (5000, len(BUCKETS))])
-def test_every_number_of_rows_is_recorded_before_the_first_is_decoded(emulated, slots, buckets):
+def test_every_number_of_rows_is_recorded_before_the_first_is_decoded(
+        emulated, monkeypatch, nothing_timed, slots, buckets):
+    monkeypatch.setattr(GpuPool, "_time", lambda *_: 1.0)
     recorder = Recorder()
     pool = GpuPool(net_of(TINY), slots, device="cpu", operators=emulated.operators, recorder=recorder)
     pool.record(slots)
-    assert recorder.calls == buckets
+    assert recorder.calls == 6 * buckets  # in each variant
     for rows in {1, slots // 3 + 1, min(slots, 64)}:
         many = list(range(1, rows + 1))
         decode(pool, many, [0] * rows, [1] * rows, many)
-    assert recorder.calls == buckets
+    assert recorder.calls == 6 * buckets
+
+
+def test_each_number_of_rows_gets_its_fastest_kernels_and_keeps_them_for_the_life_of_the_process(
+        emulated, monkeypatch, nothing_timed):
+    """With invented times: the order in which tiles gain is that of rows, and up to two rows kernels should wait."""
+    def seconds(pool: GpuPool, rows: Any, graph: object) -> float:
+        tiles, overlap = recorder.kept[-1]
+        bucket = rows.numbers.shape[1]
+        alone = {"few": bucket, "medium": 3 + bucket / 4, "large": 9 + bucket / 9}[tiles]
+        return alone + (overlap == "1") * (3 - bucket)
+
+    monkeypatch.setenv(OVERLAP, "1")
+    monkeypatch.setattr(GpuPool, "_time", seconds)
+    pools = []
+    for calls in (6, 1):  # the second time what was chosen is known
+        recorder = Recorder()
+        pool = GpuPool(net_of(TINY), 200, device="cpu", operators=emulated.operators, recorder=recorder)
+        pool.record(200)
+        assert recorder.calls == calls * 11
+        pools.append(pool)
+    assert pools[0].kernels == pools[1].kernels == (
+        "few tiles without overlap up to 2 rows, few tiles up to 4 rows, medium tiles up to 32 rows, large tiles up to "
+        "256 rows")
+    assert recorder.kept[0] == ("few", "0") and recorder.kept[-1] == ("large", "1")
+    assert (os.environ[TILES], os.environ[OVERLAP]) == ("", "1")
+
+
+@pytest.mark.parametrize(("precision", "variables", "variants"), [
+    ("fp32", {OVERLAP: "1"}, [("", "1"), ("", "0")]), ("fp32", {OVERLAP: "0"}, [("", "0")]),
+    ("bf16", {OVERLAP: "1", TILES: "few"}, [("few", "1"), ("few", "0")])])
+def test_variables_that_were_given_leave_less_to_choose(
+        emulated, monkeypatch, nothing_timed, precision, variables, variants):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    recorder = Recorder()
+    pool = GpuPool(net_of(TINY), 1, precision=precision, device="cpu", operators=emulated.operators, recorder=recorder)
+    pool.record(1)
+    assert recorder.kept == variants
 
 
 def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_log_says_so(
-        emulated, monkeypatch, caplog):
+        emulated, monkeypatch, caplog, nothing_timed):
     monkeypatch.setenv(OVERLAP, "1")
     recorder = Recorder(lambda: None if os.environ[OVERLAP] == "0" else RuntimeError("invalid handle\nat 0x1"))
     pool, directly = (GpuPool(net_of(TINY), 4, device="cpu", operators=emulated.operators, recorder=how)
                       for how in (recorder, None))
     pool.record(4)
-    assert recorder.calls == 4  # 1 again, 2, 4: those after the first do without it from the start
+    assert recorder.kept[:2] == [("few", "1"), ("few", "0")]
+    assert {overlap for _, overlap in recorder.kept[1:]} == {"0"}  # the others do without it from the start
     [record] = caplog.records
     assert "could not be recorded (invalid handle); " in record.getMessage()
     assert "without overlapping kernels" in record.getMessage()
