@@ -38,7 +38,6 @@ from linpix.model.packing import Choice, choose, gpu_obstacle, state_scale
 from tests.model import test_packing
 from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of, net_of
-from tools.benchmarks.cuda import markdown, measure
 
 pytestmark = pytest.mark.slow
 
@@ -752,16 +751,6 @@ def test_a_shape_is_refused_before_it_is_loaded_where_a_block_has_no_memory_for_
         assert choose(config, precision=precision, device="auto").device == "cpu"
         with pytest.raises(RuntimeError, match="CUDA error: invalid argument"):
             decode(pool, slots, [0] * 80, [1] * 80, slots)
-
-
-def test_the_gpu_benchmark_runs_in_tiny_form(emulated):
-    counts = []
-    for report in measure(["tiny"], [1, 2], repeat=1, emulated=emulated.operators):
-        counts.append(len(report["results"]))
-    assert counts == list(range(1, 1 + 3 * 2 * 2 + 2))  # told as they come
-    assert all(result["images_per_second"] > 0 for result in report["results"])
-    for overlap in ("on", "off"):
-        assert f"| tiny | compiled | fp16 | 8 | {overlap} | 2 |" in markdown(report)
 
 
 # --- what the compiler says ----------------------------------------------------------------------------------------
