@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -276,6 +277,19 @@ def test_a_recorded_graph_does_what_the_operator_does_also_after_joins_and_leave
 
 
 @pytest.mark.cuda
+def test_a_second_gpu_draws_what_the_first_one_does():
+    """While the first one is the current one, as it is by default."""
+    if not ops.gpu or torch.cuda.device_count() < 2:
+        pytest.skip(ops.why_no_gpu() or "there is only one")
+    drawn = []
+    for device in ("cuda:0", "cuda:1"):
+        pool = GpuPool(net_of(WIDER), 3, state=HALF, device=device)
+        pool.record(3)
+        drawn.append(draw(pool, [1, 2, 3], [4, 5, 6], quantum=16))
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.cuda
 @pytest.mark.skipif(os.environ[OVERLAP] == "0", reason="LINPIX_OVERLAP=0 forbids it")
 @pytest.mark.parametrize("preset", ["mnist", "mnist-conditional"])
 def test_kernels_that_overlap_compute_what_kernels_that_wait_do(monkeypatch, preset):
@@ -334,6 +348,11 @@ def test_every_number_of_rows_is_recorded_before_the_first_is_decoded(
         many = list(range(1, rows + 1))
         decode(pool, many, [0] * rows, [1] * rows, many)
     assert recorder.calls == 6 * buckets
+
+
+def test_from_64_rows_on_less_than_a_third_of_a_graph_is_padding():
+    for before, bucket in pairwise(BUCKETS):
+        assert before < 64 or 3 * (before + 1) > 2 * bucket
 
 
 def test_each_number_of_rows_gets_its_fastest_kernels_and_keeps_them_for_the_life_of_the_process(
@@ -450,6 +469,46 @@ def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
         pool.known[:] = False
         decode(pool, slots[:4], lengths[:4], [30] * 4, [3] * 4)
     assert torch.equal(filled.images(slots), stepped.images(slots))
+
+
+def test_prefill_has_buffers_for_a_bounded_number_of_rows(place, monkeypatch):
+    """And leaves the same, however many it takes at once."""
+    net, slots, rows = net_of(SHAPES["conditional"]), list(range(1, 6)), []
+    pools = [GpuPool(net, 5, **place) for _ in range(2)]
+    operators = pools[0]._operators
+    monkeypatch.setattr(pools[1], "_operators", SimpleNamespace(
+        prefill=lambda *given: (rows.append(len(given[10])), operators.prefill(*given))))
+    for pool, at_once in zip(pools, (256, 2), strict=True):
+        monkeypatch.setattr(cuda_module, "PREFILL_ROWS", at_once)
+        pool.put(slots, images_of(pool.config, 1)[0], torch.ones(pool.config.subpixels, dtype=torch.bool))
+        pool.prefill(slots, [0] * 5, [9, 1, 30, 17, 40], [START] * 5)
+    assert rows == [2, 2, 1]
+    assert all(torch.equal(one[1:], other[1:]) for one, other in zip(*(pool._parts for pool in pools), strict=True))
+
+
+def test_log_probabilities_are_computed_only_if_they_are_asked_for(place):
+    pool, slots = GpuPool(net_of(TINY), 3, **place), torch.tensor([1, 2, 3])
+    at, drawn = slots.to(pool.device), []
+    for asked in (True, False):
+        pool.put([1, 2, 3], None, None)
+        found, *_ = pool._operators.decode_quantum(
+            pool.canvas, pool.known, pool.S, pool.z, None, None, None, None, None, None, at, at * 0, at * 0 + 64,
+            at * 0 + START, at, torch.ones(3, device=pool.device), pool._packed.weights, pool._packed.sizes,
+            pool._packed.eps, 64, 64, 1, math.inf, asked)
+        assert found.shape == (3, 64 if asked else 0)
+        drawn.append(pool.images([1, 2, 3]))
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize(("rows", "reached"), [(64, 256), (70, 64)])
+def test_many_rows_do_not_wait_for_one_with_a_long_run_of_background(place, rows, reached):
+    """Images of background. In a pass, few rows go on to the end; each of many draws 32 before it, and 32 after it."""
+    config = dataclasses.replace(SHAPES["background"], height=16, width=16)
+    pool, slots = GpuPool(net_of(config), rows, **place), list(range(1, rows + 1))
+    pool.stride = 1
+    pool.put(slots, torch.full((256,), config.background, dtype=torch.uint8), torch.ones(256, dtype=torch.bool))
+    _, taken, _ = pool.decode(slots, [0] * rows, [256] * rows, [START] * rows, slots, [1.0] * rows, passes=1)
+    assert taken.tolist() == [reached] * rows
 
 
 @pytest.mark.parametrize(("shape", "format_"), shapes_and_formats("tiny", "background"))
