@@ -77,9 +77,11 @@ fuzz: venv
 	LINPIX_FUZZ_CASES=$(LINPIX_FUZZ_CASES) $(BIN)/python -m pytest -q tests/fuzz
 
 # Needs a CUDA GPU, a CUDA toolkit and a PYTHON with torch; uses no virtual environment and no network.
+# CALL: some of its three parts, each of which takes at most ten minutes.
 OUT ?= build/gpu-check
+CALL ?= 1,2,3
 gpu-check:
-	$(PYTHON) -m tools.gpu_check --out $(OUT)
+	$(PYTHON) -m tools.gpu_check --out $(OUT) --call $(CALL)
 
 # The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, with the portable kernels and with those of this
 # processor; and their threads under ThreadSanitizer.

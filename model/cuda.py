@@ -4,9 +4,11 @@ import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -26,15 +28,20 @@ PREFILL_ROWS = 256  # at once: 128 tokens of each need 250 MB of buffers in the 
 Numbers = NDArray[np.int64] | Sequence[int]
 StatePrecision = Literal["fp32", "fp16"]
 Work = Callable[[], object]
+Variant = tuple[str, str]  # values of LINPIX_TILES and LINPIX_OVERLAP: other kernels, and the same bits
 
 logger = logging.getLogger(__name__)
 _stream = cache(torch.cuda.Stream)  # for recording, by GPU: each stream keeps the memory that was used on it
 _recording = threading.Lock()  # CUDA allows one capture at a time, and a model may be loaded while another one decodes
-# Whether a kernel may begin while the one before it ends; csrc reads it at each launch. It is set at import: adding a
-# name later may make C move the environment while another thread reads it.
-OVERLAP = "LINPIX_OVERLAP"
+# The tiles of products, "" for those of csrc's own rule; and whether a kernel may begin while the one before it ends.
+# csrc reads both at each launch. They are set at import: adding a name later may make C move the environment while
+# another thread reads it.
+TILES, OVERLAP = "LINPIX_TILES", "LINPIX_OVERLAP"
 WITHOUT = "LINPIX_WITHOUT"  # kernels that older ones replace, to measure both: see csrc/cuda/kernels.h
+os.environ.setdefault(TILES, "")
 os.environ.setdefault(OVERLAP, "1")
+TIMED = 4  # strides of a graph, to choose among variants
+_timed = dict[object, dict[Variant, float]]()  # their seconds; kept, and so is the choice, for the life of the process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,20 +94,25 @@ def record_graph(work: Work, device: str = "cuda") -> Work:
     return graph.replay
 
 
-def _record(recorder: Callable[[Work], Work], work: Work) -> Work:
+def _record(recorder: Callable[[Work], Work], work: Work, variant: Variant | None = None) -> Work:
     """Record; if that fails, record again with kernels that do not overlap: a driver may refuse overlapping ones."""
     with _recording:
+        tiles, overlap = os.environ[TILES], os.environ[OVERLAP]
+        if variant:
+            os.environ[TILES], os.environ[OVERLAP] = variant[0], min(variant[1], overlap)
         try:
             return recorder(work)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            if os.environ.get(OVERLAP) == "0":
+            if os.environ[OVERLAP] == "0":
                 raise
-            os.environ[OVERLAP] = "0"
+            overlap = os.environ[OVERLAP] = "0"
             logger.warning("a CUDA graph could not be recorded (%s); this process now decodes without overlapping "
                            "kernels, which is slower", str(error).partition("\n")[0])
             return recorder(work)
+        finally:
+            os.environ[TILES], os.environ[OVERLAP] = tiles, overlap
 
 
 class GpuPool:
@@ -114,11 +126,12 @@ class GpuPool:
         operators are called at each stride.
         """
         config, self.format = net.config, state or StateFormat()
-        self.config, self.device = config, device
+        self.config, self.device, self.precision = config, device, precision
         self._operators = operators or torch.ops.linpix
         self._recorder = recorder or (None if operators else partial(record_graph, device=device))
         self.stride = max(steps for steps in range(1, 9) if config.row_length % steps == 0)  # passes per graph
         self._rows: dict[int, _Rows] = {}
+        self.seconds: dict[int, dict[Variant, float]] = {}  # of each number of rows, as they were timed
         self._packed = pack(net, PRECISIONS[precision], gpu=True).to(device)
         shape, half = (slots + 1, config.layers, config.heads), self.format.precision == "fp16"
         self.S = torch.zeros(*shape, config.key_dim, config.value_dim, device=device,
@@ -235,25 +248,68 @@ class GpuPool:
         """Run the graph `strides` times; returns (3, B): the results of decode."""
         count = len(scales)
         rows = self._rows_for(count)
+        done = self._replay(rows, rows.graph or partial(self._advance, rows), numbers, scales, conditioned, strides)
+        return np.stack([done[8].view(np.bool_)[:count], done[1, :count] - numbers[1], done[5, :count]])
+
+    def _replay(self, rows: _Rows, graph: Work, numbers: NDArray[np.int64], scales: NDArray[np.float32],
+                conditioned: NDArray[np.bool_], strides: int) -> NDArray[np.int64]:
+        """Returns what the numbers of _Rows are then."""
+        count = len(scales)
         host = np.zeros(rows.numbers.shape, np.int64)  # padding takes no step
         host[:5, :count] = numbers
         host[6].view(np.float32)[:count], host[7].view(np.bool_)[:count] = scales, conditioned
         host[8].view(np.bool_)[:] = True
         rows.numbers.copy_(torch.from_numpy(host))
         for _ in range(strides):
-            if rows.graph is None:
-                self._advance(rows)
-            else:
-                rows.graph()
-        done = rows.numbers.cpu().numpy()
-        return np.stack([done[8].view(np.bool_)[:count], done[1, :count] - numbers[1], done[5, :count]])
+            graph()
+        return rows.numbers.cpu().numpy()
 
     def record(self, rows: int) -> None:
-        """Record the graphs for every number of rows up to this one, so that no request has to wait for it."""
+        """Record the graphs for every number of rows up to this one, each in its fastest variant.
+
+        To time them, images are drawn into the slots, so none may be in use.
+        """
         for bucket in BUCKETS:
-            self._rows_for(bucket)
+            if self._recorder and bucket not in self._rows:
+                self._rows[bucket] = self._fastest(self._recorder, bucket)
             if bucket >= rows:
                 break
+        logger.info("kernels for %s layers of width %s, state %s: %s", self.config.layers, self.config.d_model,
+                    self.format, self.kernels)
+
+    @property
+    def kernels(self) -> str:
+        """The variants in use, each with the largest number of rows that it is used for."""
+        found: dict[int, str] = {}
+        for bucket, seconds in self.seconds.items():
+            tiles, overlap = min(seconds, key=seconds.__getitem__)
+            variant = f"{tiles or 'usual'} tiles" + ("" if overlap == "1" else " without overlap")
+            if found and [*found.values()][-1] == variant:
+                found.popitem()
+            found[bucket] = variant
+        return ", ".join(f"{variant} up to {bucket} rows" for bucket, variant in found.items())
+
+    def _fastest(self, recorder: Callable[[Work], Work], bucket: int) -> _Rows:
+        rows, bf16 = _Rows(torch.zeros(9, bucket, dtype=torch.int64, device=self.device)), self.precision == "bf16"
+        tiles = ("few", "medium", "large") if bf16 and not os.environ[TILES] else (os.environ[TILES],)
+        overlaps = ("1", "0") if os.environ[OVERLAP] != "0" else ("0",)
+        seconds = _timed.setdefault((self.config, self.precision, self.format, self.device, bucket), {})
+        for variant in [min(seconds, key=seconds.__getitem__)] if seconds else [*product(tiles, overlaps)]:
+            graph = _record(recorder, partial(self._advance, rows), variant)
+            if variant not in seconds:
+                seconds[variant] = min(self._time(rows, graph) for _ in range(3))
+            if seconds[variant] == min(seconds.values()):
+                rows.graph = graph
+        self.seconds[bucket] = seconds
+        return rows
+
+    def _time(self, rows: _Rows, graph: Work) -> float:
+        """Seconds of TIMED strides in which all rows draw, from their first tokens on."""
+        slots = np.arange(1, min(rows.numbers.shape[1], len(self.canvas) - 1) + 1)
+        numbers = np.stack([slots, 0 * slots, 0 * slots + self.config.length, 0 * slots + START, slots])
+        began = time.perf_counter()
+        self._replay(rows, graph, numbers, np.ones(len(slots), np.float32), np.zeros(len(slots), np.bool_), TIMED)
+        return time.perf_counter() - began
 
     def _advance(self, rows: _Rows) -> None:
         """The content of a graph: `stride` passes of every row with steps left, and the update of its numbers."""

@@ -270,7 +270,7 @@ compiled = _load("cpu")
 if compiled:
     _check_choice()
 _GPU_LEAST = (8, 0)  # compute capability: bfloat16 matrix products, asynchronous copies
-# whether there are CUDA kernels and a GPU that can run them
+# whether there are CUDA kernels and a GPU that can run them: the first that the process sees, as is "cuda" everywhere
 gpu = _load("cuda") and torch.cuda.is_available() and torch.cuda.get_device_capability() >= _GPU_LEAST
 
 

@@ -15,7 +15,7 @@ from .origins import Hosts, Origins, check_proxies
 
 ON_GPU = {"slots": 1024, "max_queue": 2048, "max_n": 128, "client_images": 1024}  # defaults: a GPU needs many
 _ELSEWHERE = re.compile(  # variables of training, kernels and tests, and those that Kubernetes sets
-    r"LINPIX_(MIRRORS|KERNEL|OVERLAP|DATA|GOLDEN|FORBID_SKIPS|TEST_.*|FUZZ_.*|(.*_)?(SERVICE_(HOST|PORT)|PORT_\d).*)")
+    r"LINPIX_(MIRRORS|KERNEL|OVERLAP|TILES|DATA|GOLDEN|FORBID_SKIPS|(TEST|FUZZ)_.*|(.*_)?(SERVICE_(HOST|PORT)|PORT_\d).*)")
 
 
 def misspelt(environment: Mapping[str, str]) -> list[str]:

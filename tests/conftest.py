@@ -21,10 +21,11 @@ os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])  # `python -
 import pytest
 import torch
 
-from linpix.model import checkpoint, ops
+from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from tests.nets import net_of, saved
 from tests.server.conftest import Process, serving
+from tools.benchmarks.cuda import define_emulated
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -124,16 +125,12 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             _compile_emulated(tmp_path_factory.mktemp("emulated"), library)
-    definitions = torch.library.Library("linpix_emulated", "DEF")
-    for schema in (ops.RECURRENT_STEP, ops.DECODE_QUANTUM, ops.PREFILL, ops.CAUSAL_ATTENTION,
-                   ops.CAUSAL_ATTENTION_BACKWARD):
-        definitions.define(schema)
-    torch.ops.load_library(str(library))
+    definitions = define_emulated(library)
     compiled = ctypes.CDLL(str(library))
     backwards, shared_bytes = compiled.linpix_backwards, compiled.linpix_shared_bytes
     backwards.argtypes, shared_bytes.argtypes = [ctypes.c_bool], [ctypes.c_int]
     yield SimpleNamespace(operators=torch.ops.linpix_emulated, backwards=backwards, shared_bytes=shared_bytes,
-                          definitions=definitions)
+                          definitions=definitions, library=library)
     backwards(False)
 
 

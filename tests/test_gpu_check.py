@@ -1,13 +1,18 @@
-"""make gpu-check without a GPU: its steps, their limits, and what it does when one fails."""
+"""make gpu-check without a GPU: what it writes down, how it goes on after it was ended, and all of it in tiny form."""
 
+import json
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from linpix.model import checkpoint, ops
-from tools.gpu_check import ROOT, Check, commands, examine, training, write_pictures
+from linpix.model import ops
+from tools.benchmarks.cuda import kernel_of
+from tools.gpu_check import OLDER, ROOT, Check, Step, calls, examine, report
+from tools.results import Results
 
 pytestmark = pytest.mark.slow
 
@@ -16,37 +21,54 @@ WITHOUT_OVERLAP_ONLY = [sys.executable, "-c", "import os; raise SystemExit(os.en
 TELL = [sys.executable, "-c", "import os; print('LINPIX_OVERLAP is', os.environ['LINPIX_OVERLAP'])"]
 
 
-def rows(check: Check) -> dict[str, list[str]]:
-    """Of report.md: each step's ending, seconds and last line."""
-    lines = (check.out / "report.md").read_text().splitlines()
-    return {name.strip(): [cell.strip() for cell in cells] for name, *cells in
-            (line.split("|")[1:-1] for line in lines[2:] if "|" in line)}
+def steps(check: Check) -> dict[str, tuple[str, str]]:
+    """How each step ended, and its last line."""
+    return {line["step"]: (line["ended"], line["printed"]) for line in Results(check.results.path).known
+            if "step" in line}
 
 
-def test_each_step_is_written_down_when_it_ends(tmp_path):
+def test_a_measurement_is_a_line_at_once_and_a_line_that_was_cut_off_is_dropped(tmp_path):
+    path = tmp_path / "out/results.jsonl"
+    results = Results(path)
+    results.measure(lambda: {"us": 1.5}, part="machine")
+    results.measure(lambda: {"us": {64: 2.5}}, part="decode", batch=64)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == results.known
+    path.write_bytes(path.read_bytes() + b'{"part": "decode", "batch": 40')
+    later = Results(path)
+    assert later.known == results.known == Results(path).known
+    later.measure(lambda: pytest.fail("it is known"), part="decode", batch=64)
+    later.measure(lambda: {"us": 3.5}, part="decode", batch=4096)
+    assert Results(path).find(part="decode", batch=4096) == {"part": "decode", "batch": 4096, "us": 3.5}
+
+
+def test_each_step_is_written_down_when_it_ends_and_one_that_ended_well_is_not_repeated(tmp_path):
     check = Check(tmp_path)
-    assert check.step("first", WELL, 60)
-    assert list(rows(check)) == ["first"]
-    assert not check.step("second", BADLY, 60)
-    assert [(name, row[0], row[2]) for name, row in rows(check).items()] == [
-        ("first", "well", "two"), ("second", "exit status 3", "two")]
+    assert check.run(Step("first", WELL, 60))
+    assert steps(check) == {"first": ("well", "two")}
+    assert not check.run(Step("second", BADLY, 60))
+    assert steps(check)["second"] == ("exit status 3", "two")
     assert check.failed == ["second: exit status 3"]
-    assert (tmp_path / "log.txt").read_text() == "one\ntwo\n" * 2
+    assert "| second | exit status 3 |" in (tmp_path / "report.md").read_text()
+    again = Check(tmp_path)
+    assert again.run(Step("first", BADLY, 60)) and again.run(Step("second", WELL, 60)) and not again.failed
+    assert (tmp_path / "log.txt").read_text() == "one\ntwo\n" * 3
 
 
 def test_a_step_that_hangs_is_ended_with_what_it_started_and_the_next_one_runs(tmp_path):
     check = Check(tmp_path)
     hangs = ("import subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True);"
              "time.sleep(600)")
-    assert not check.step("hangs", [sys.executable, "-c", hangs], 3)
-    assert rows(check)["hangs"][0] == "ran out of time, 3 s"
-    child = int(rows(check)["hangs"][2])
+    assert not check.run(Step("hangs", [sys.executable, "-c", hangs], 3))
+    ended, child = steps(check)["hangs"]
+    assert ended == "ran out of time, 3 s"
     for _ in range(200):
-        if not running(child):
+        if not running(int(child)):
             break
         time.sleep(0.05)
-    assert not running(child)
-    assert check.step("next", WELL, 60)
+    assert not running(int(child))
+    assert check.run(Step("next", WELL, 60))
+    check.until = time.monotonic()
+    assert not check.run(Step("late", WELL, 60)) and steps(check)["late"] == ("no time was left for it", "")
 
 
 def running(pid: int) -> bool:
@@ -56,43 +78,65 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_where_decoding_fails_only_with_overlap_the_rest_runs_without(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("decoding", "told"), [(WITHOUT_OVERLAP_ONLY, "0"), (WELL, "1")])
+def test_where_decoding_fails_only_with_overlap_all_that_follows_runs_without(tmp_path, monkeypatch, decoding, told):
+    """In later calls too."""
     monkeypatch.setenv("LINPIX_OVERLAP", "1")
-    run = dict.fromkeys(commands(sys.executable, tmp_path, tmp_path), WELL) | {
-        "decoding": WITHOUT_OVERLAP_ONLY, "benchmark": TELL}
+    older = [Step(f"decoding {how}", decoding, 60, variables) for how, variables in OLDER.items()]
+    examine(Check(tmp_path), [Step("decoding", decoding, 60), *older, Step("measure", TELL, 60)])
     check = Check(tmp_path)
-    examine(check, run)
-    found = rows(check)
-    assert (found["decoding"][0], found["decoding without overlap"][0]) == ("exit status 1", "well")
-    assert found["benchmark"][2] == "LINPIX_OVERLAP is 0"
-    assert list(found)[-1] == "memory"  # all that follows runs
+    examine(check, [Step("measure in a later call", TELL, 60)])
+    found = steps(check)
+    assert found["measure"][1] == found["measure in a later call"][1] == f"LINPIX_OVERLAP is {told}"
+    assert ("decoding without overlap" in found) == (told == "0") and "decoding with older kernels" not in found
 
 
-def test_without_a_gpu_it_ends_after_saying_why(tmp_path):
+def test_without_a_gpu_a_call_ends_after_saying_why(tmp_path):
     """With the real look for one."""
     if ops.gpu:
         pytest.skip("there is one")
-    run = commands(sys.executable, tmp_path, tmp_path)
     check = Check(tmp_path)
-    examine(check, dict.fromkeys(run, WELL) | {"look": run["look"]})
-    assert list(rows(check)) == ["build", "a GPU and kernels for it"]
-    assert rows(check)["a GPU and kernels for it"][2] == ops.why_no_gpu()
+    examine(check, [Step(step.name, step.command if step.name == "look" else WELL, step.limit_s)
+                    for step in calls(tmp_path, tmp_path)[0]])
+    assert [*steps(check)] == ["build", "look"] and steps(check)["look"][1] == ops.why_no_gpu()
 
 
 def test_every_test_of_a_kernel_that_wants_a_gpu_is_run(tmp_path):
-    run = commands(sys.executable, tmp_path, tmp_path)
-    marked = {str(path.relative_to(ROOT)) for path in (ROOT / "tests/model").rglob("test_*.py")
-              if "mark.cuda" in path.read_text()}
-    assert marked == {run["attention"][-1], run["decoding"][-1]}
+    run = {word for step in calls(tmp_path, tmp_path)[0] for word in step.command if word.startswith("tests/")}
+    assert run == {str(path.relative_to(ROOT)) for path in (ROOT / "tests/model").rglob("test_*.py")
+                   if "mark.cuda" in path.read_text()}
 
 
-def test_training_runs_as_the_check_runs_it(tmp_path):
-    """Of the tiny preset, on this processor; it wants nothing that serving does."""
-    write_pictures(tmp_path / "pictures", 8)
-    check = Check(tmp_path)
-    command = training(sys.executable, "tiny", "cpu", tmp_path, tmp_path / "run", "--no-compile")
-    hide = "import sys; sys.modules |= dict.fromkeys(('fastapi', 'pydantic', 'pydantic_settings', 'uvicorn')); "
-    as_module = [*command[:1], "-c", f"{hide}from linpix.__main__ import main; sys.exit(main())", *command[3:]]
-    assert check.step("training", as_module, 120), (tmp_path / "log.txt").read_text()
-    assert "160 images" in rows(check)["training"][2]
-    assert checkpoint.read(tmp_path / "run").provenance["images"] == 160
+def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, emulated):
+    """On this processor, by the emulated kernels. It is ended amid measurements, and a half line is left."""
+    command = [sys.executable, "-m", "tools.gpu_check", "--emulated", str(emulated.library), "--out", str(tmp_path)]
+    file = tmp_path / "results.jsonl"
+    process = subprocess.Popen(command, cwd=ROOT)
+    while not (file.exists() and '"part": "variants"' in file.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 1
+    before = Results(file).known
+    assert not Results(file).find(step="decode", ended="well")
+    file.write_text(file.read_text() + '{"part": "decode", "pre')
+    for call in ("1,2", "3"):
+        subprocess.run([*command, "--call", call], cwd=ROOT, check=True, timeout=600)
+    found = Results(file).known
+    assert found[:len(before)] == before
+    names = ("part", "step", "preset", "state", "batch", "product", "clients", "n")
+    keys = [tuple(line.get(name) for name in names) for line in found]
+    assert len(set(keys)) == len(keys), "measured twice"
+    assert {line["ended"] for line in found if "step" in line} == {"well"}
+    assert {line.get("part") for line in found} == {None, "machine", "variants", "decode", "kernels", "products",
+                                                    "training", "service"}
+    tables = (tmp_path / "report.md").read_text()
+    assert "| tiny | fp16/8 | 2 |" in tables and tables == report(found)
+    assert all(line["images_per_second"] > 0 for line in found if line.get("part") in ("decode", "training", "service"))
+
+
+def test_kernels_are_named_by_what_distinguishes_them():
+    assert kernel_of("void linpix::gpu::enter<linpix::gpu::MultiplyMany<(linpix::Product)1, true, 4, 4>, "
+                     "linpix::ProductCall>(linpix::ProductCall)") == "MultiplyMany<1, true, 4, 4>"
+    assert kernel_of("void linpix::gpu::enter<linpix::gpu::Finish, linpix::EndCall>(linpix::EndCall)") == "Finish"
+    assert kernel_of("Memset (Device)") == "Memset (Device)"

@@ -1,108 +1,189 @@
-"""Everything that only a GPU can say, in one command: build, test, train, measure, look for memory errors.
+"""What only a GPU can say, in three calls of less than ten minutes each.
 
-    make gpu-check [PYTHON=python3] [OUT=build/gpu-check]
+    make gpu-check [CALL=1,2,3] [PYTHON=python3] [OUT=build/gpu-check]
 
-The Python needs torch with CUDA, numpy, safetensors, pillow, tqdm, pytest and setuptools, and there must be an nvcc;
-neither pip nor a network is asked for. Each step has a limit of its own, and all of them end within ten minutes. OUT
-holds what is known so far: report.md (how each step ended), log.txt (what each printed), benchmarks.json and
-benchmarks.md. Where decoding fails, its tests run once more without the overlap of kernels, and so does the rest.
+The Python needs torch with CUDA, numpy, safetensors, pillow, tqdm, pytest and setuptools, for the service also fastapi
+and what it needs, and there must be an nvcc; neither pip nor a network is asked for. OUT has results.jsonl, where every
+measurement and the end of every step is a line as soon as it is known, report.md (all of it as tables), and log.txt
+(what the steps printed). A run goes on after what OUT has: neither steps that ended well nor measurements are repeated,
+so take another OUT after a change of the code. If tests of decoding fail, those that did run again without the overlap
+of kernels, and then with older kernels too; the steps that follow use what passed.
 """
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from tools.results import Results
+
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 560.0  # of all
+LIMIT_S = 560.0  # of a call
 SHOWN_LINES = 40  # of a step that failed; of others one
-WITHOUT_OVERLAP = {"LINPIX_OVERLAP": "0"}
+OLDER = {"without overlap": {"LINPIX_OVERLAP": "0"},  # what is tried if tests of decoding fail
+         "with older kernels": {"LINPIX_OVERLAP": "0", "LINPIX_TILES": "few", "LINPIX_WITHOUT": "recall"}}
 SANITIZED = "padding or taken or recorded"  # tiny shapes, since every access is looked at
 
-Command = list[str]
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    command: list[str]
+    limit_s: float
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 class Check:
     """Runs steps one after the other, and writes down how each ended."""
 
-    def __init__(self, out: Path, limit_s: float = LIMIT_S) -> None:
-        self.out, self.began, self.limit_s = out, time.monotonic(), limit_s
-        self.lines: list[str] = []
+    def __init__(self, out: Path) -> None:
+        self.out, self.results = out, Results(out / "results.jsonl")
         self.failed: list[str] = []
-        self.variables: dict[str, str] = {}  # of the steps to come
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "log.txt").write_text("")
-
-    def step(self, name: str, command: Command, limit_s: float, **variables: str) -> bool:
-        """Whether it ended well, in its time and in that of all; else all of its processes are ended."""
-        began = time.monotonic()
-        left = self.limit_s - (began - self.began)
-        if left <= 0:
-            return self._note(name, "no time was left for it", 0.0, [])
-        print(f"== {name} ({began - self.began:.0f} s)", flush=True)
-        with (self.out / "log.txt").open("r+") as log:
-            begin = log.seek(0, os.SEEK_END)
-            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                                       env=os.environ | self.variables | variables)
-            try:
-                status = process.wait(timeout=min(limit_s, left))
-                ended = f"exit status {status}" if status else ""
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # what it started, too: the GPU is wanted for what comes next
-                process.wait()
-                ended = f"ran out of time, {min(limit_s, left):.0f} s"
-            log.seek(begin)
-            said = log.read().splitlines()
-        print("\n".join(said[-SHOWN_LINES if ended else -1:]), flush=True)
-        return self._note(name, ended, time.monotonic() - began, said)
-
-    def _note(self, name: str, ended: str, seconds: float, said: list[str]) -> bool:
-        last = next((line.strip() for line in reversed(said) if line.strip()), "").replace("|", "/")
-        self.lines.append(f"| {name} | {ended or 'well'} | {seconds:.0f} | {last[:200]} |")
-        if ended:
-            self.failed.append(f"{name}: {ended}")
-        (self.out / "report.md").write_text("\n".join(["| step | ended | seconds | last line |", "|---|---|---|---|",
-                                                       *self.lines, "", self.summary]) + "\n")
-        return not ended
+        self.until = time.monotonic() + LIMIT_S
 
     @property
-    def summary(self) -> str:
-        return f"{time.monotonic() - self.began:.0f} s; " + ("; ".join(self.failed) or "all well so far")
+    def variables(self) -> dict[str, str]:
+        """Of measurements: those with which tests of decoding pass, if they do not without."""
+        if self.results.find(step="decoding", ended="well"):
+            return {}
+        return next((variables for how, variables in OLDER.items()
+                     if self.results.find(step=f"decoding {how}", ended="well")), {})
+
+    def run(self, step: Step) -> bool:
+        """Whether it ended well, now or in an earlier run; else all of its processes are ended."""
+        if self.results.find(step=step.name, ended="well"):
+            return True
+        left = min(step.limit_s, self.until - time.monotonic())
+        if left <= 0:
+            return self._note(step, "no time was left for it", 0.0, [])
+        print(f"== {step.name}", flush=True)
+        began = time.monotonic()
+        with (self.out / "log.txt").open("a+") as log:
+            begin = log.seek(0, os.SEEK_END)
+            process = subprocess.Popen(step.command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
+                                       start_new_session=True, env=os.environ | self.variables | step.variables)
+            try:
+                status = process.wait(timeout=left)
+                ended = f"exit status {status}" if status else "well"
+            except subprocess.TimeoutExpired:
+                ended = f"ran out of time, {left:.0f} s"
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)  # what it started, too: the next step wants the GPU
+                    process.wait()
+            log.seek(begin)
+            printed = log.read().splitlines()
+        self.results = Results(self.results.path)  # with what the step has added
+        print("\n".join(printed[-SHOWN_LINES if ended != "well" else -1:]), flush=True)
+        return self._note(step, ended, time.monotonic() - began, printed)
+
+    def _note(self, step: Step, ended: str, seconds: float, printed: list[str]) -> bool:
+        last = next((line.strip() for line in reversed(printed) if line.strip()), "")
+        self.results.add(step=step.name, ended=ended, seconds=round(seconds), printed=last[:200])
+        (self.out / "report.md").write_text(report(self.results.known))
+        if ended != "well":
+            self.failed.append(f"{step.name}: {ended}")
+        return ended == "well"
 
 
-def commands(python: str, out: Path, data: Path) -> dict[str, Command]:
-    """What each step runs."""
-    def tests(path: str) -> Command:
-        return [python, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider", path]
-
-    decoding = tests("tests/model/test_cuda.py")
-    sanitizer = shutil.which("compute-sanitizer") or "compute-sanitizer"
-    return {
-        "build": [python, "setup.py", "-q", "build_ext", "--inplace", "--parallel=2"],  # CUDA beside the processor's
-        "look": [python, "-c", "from linpix.model import ops; import sys; sys.exit(ops.why_no_gpu())"],
-        "attention": tests("tests/model/attention/test_linear.py"),
-        "decoding": decoding,
-        "eager": training(python, "mnist", "cuda", data, data / "eager", "--no-compile"),
-        "compiled": training(python, "mnist", "cuda", data, data / "compiled"),
-        "benchmark": [python, "-m", "tools.benchmarks.cuda", "--json", str(out / "benchmarks.json"), "--markdown",
-                      str(out / "benchmarks.md")],
-        "sanitizer": [sanitizer, python, "-c", "import torch; torch.ones(1, device='cuda').sum().item()"],
-        "memory": [sanitizer, "--error-exitcode=9", *decoding, "-k", SANITIZED],
-    }
+def report(lines: list[dict[str, Any]]) -> str:
+    """A table for each part: a row for each measurement, the columns all that was found. And how each step ended."""
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        rows = parts.setdefault(line.get("part", "steps"), [])
+        nested = [(name, value) for name, value in line.items() if isinstance(value, dict)]
+        plain = {name: value for name, value in line.items() if name not in ("part", *dict(nested))}
+        if not any(isinstance(each, dict) for _, value in nested for each in value.values()):
+            rows.append(plain | {f"{key}, {unit}": each for unit, value in nested for key, each in value.items()})
+        for unit, value in nested:
+            rows += [plain | {"rows": key} | {f"{name}, {unit}": one for name, one in each.items()}
+                     for key, each in value.items() if isinstance(each, dict)]
+    return "\n".join(f"## {part}\n\n{table(rows)}" for part, rows in parts.items())
 
 
-def training(python: str, preset: str, device: str, data: Path, run: Path, *flags: str) -> Command:
-    """Ten steps, an evaluation, drawn samples and a saved checkpoint."""
-    return [python, "-m", "linpix", "train", preset, "--data", str(data / "pictures"), "--out", str(run), "--device",
-            device, "--images", "160", "--batch", "16", "--warmup-images", "32", "--validation", "16", *flags]
+def table(rows: list[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
+              for value in (row.get(name, "") for name in columns)] for row in rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (columns, ["---"] * len(columns), *cells))
+
+
+def calls(out: Path, data: Path, emulated: Path | None = None) -> list[list[Step]]:
+    """The steps of each call, in the order of what they are worth should time run out.
+
+    emulated: kernels for a processor: a tiny form of all of it, to try this file without a GPU.
+    """
+    python = sys.executable
+
+    def tests(path: str, *flags: str) -> list[str]:
+        return [python, "-m", "pytest", "-q", "-m", "cuda", "-o", f"cache_dir={out / 'cache'}", path, *flags]
+
+    def measured(part: str, **given: str) -> list[str]:
+        if emulated:
+            given = {"preset": "tiny", "batch": "1,2", "state": "fp32,fp16/8", "emulated": str(emulated)}
+        return [python, "-m", "tools.benchmarks.cuda", part, "--results", str(out / "results.jsonl"),
+                *(word for name, value in given.items() for word in (f"--{name}", value))]
+
+    def trains(name: str, preset: str, *flags: str) -> list[str]:
+        """Ten steps, an evaluation, drawn samples and a saved checkpoint, of noise in two classes."""
+        return [python, "-m", "linpix", "train", preset, "--data", str(data), "--out", str(data.parent / name),
+                "--device", "cpu" if emulated else "cuda", "--images", "160", "--batch", "16", "--warmup-images", "32",
+                "--validation", "16", *flags]
+
+    service = [python, "-m", "tools.benchmarks.service", "--results", str(out / "results.jsonl")]
+    if emulated:
+        return [[Step("machine", measured("machine"), 60)],
+                [Step("decode", measured("decode"), 120), Step("kernels", measured("kernels"), 60),
+                 Step("products", measured("products"), 60)],
+                [Step("training, eager", trains("eager", "tiny", "--no-compile"), 120),
+                 Step("training", measured("training"), 60),
+                 Step("service", [*service, "--model", str(data.parent / "eager"), "--load", "2x1,2x2", "--seconds",
+                                  "0.5"], 60)]]
+    decoding, rows = tests("tests/model/test_cuda.py"), "1,64,512,1024,4096"
+    sanitizer = ["env", "compute-sanitizer", "--error-exitcode=9"]
+    return [
+        [Step("build", [python, "setup.py", "-q", "build_ext", "--inplace", "--parallel=2"], 300),
+         Step("look", [python, "-c", "from linpix.model import ops; import sys; sys.exit(ops.why_no_gpu())"], 60),
+         Step("machine", measured("machine"), 60),
+         Step("decoding", decoding, 230),
+         *(Step(f"decoding {how}", [*decoding, "--last-failed"], 100, variables) for how, variables in OLDER.items()),
+         Step("attention over sequences", tests("tests/model/attention/test_linear.py"), 60),
+         Step("decode mnist", measured("decode", preset="mnist", batch=rows), 120),
+         Step("races", [*sanitizer, "--tool=racecheck", *decoding, "-k", SANITIZED], 90),
+         Step("memory", [*sanitizer, *decoding, "-k", SANITIZED], 90)],
+        [Step("kernels", measured("kernels", preset="mnist", batch="64,4096"), 90),
+         Step("decode others", measured("decode", preset="mnist-large,mnist-conditional,cifar10", batch=rows), 240),
+         Step("kernels of mnist-large", measured("kernels", preset="mnist-large", batch="4096", state="fp16/8"), 60),
+         Step("decode with attention.h", measured("decode", preset="mnist", batch="1024,4096", state="fp16/8"), 60,
+              {"LINPIX_WITHOUT": "recall"}),
+         Step("products of torch", measured("products", batch=rows), 40),
+         Step("the same, as batch-invariant modes set it", measured("products", batch=rows), 40,
+              {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"})],
+        [Step("service", [*service, "--device", "cuda", "--state", "fp16", "--defer", "8", "--slots", "4096",
+                          "--max-queue", "8192", "--max-n", "1024", "--client-images", "0"], 180),
+         Step("training, eager", trains("eager", "mnist", "--no-compile"), 60),
+         Step("training", measured("training", preset="mnist-large", batch="128,256"), 120),
+         Step("training, compiled", trains("compiled", "mnist"), 150)]]
+
+
+def examine(check: Check, steps: list[Step]) -> None:
+    """Ends early if there is no GPU. Older kernels are tried only if the tests of decoding fail."""
+    fine = True
+    for step in steps:
+        if step.name.startswith("decoding "):
+            fine = fine or check.run(step)
+        elif not check.run(step):
+            fine &= step.name != "decoding"
+            if step.name == "look":
+                return
 
 
 def write_pictures(folder: Path, size: int, count: int = 200) -> None:
@@ -113,34 +194,22 @@ def write_pictures(folder: Path, size: int, count: int = 200) -> None:
         Image.fromarray(random.integers(0, 256, (size, size), np.uint8)).save(folder / str(i % 2) / f"{i}.png")
 
 
-def examine(check: Check, run: dict[str, Command]) -> None:
-    """All steps in the order of what they are worth, should time run out."""
-    check.step("build", run["build"], 300)  # should it fail, a CUDA library may have come of it all the same
-    if not check.step("a GPU and kernels for it", run["look"], 60):
-        return
-    check.step("attention over whole sequences", run["attention"], 90)
-    if not check.step("decoding", run["decoding"], 180) and \
-            check.step("decoding without overlap", run["decoding"], 120, **WITHOUT_OVERLAP):
-        check.variables = WITHOUT_OVERLAP
-    check.step("training, eager", run["eager"], 60)
-    check.step("training, compiled", run["compiled"], 150)
-    check.step("benchmark", run["benchmark"], 240)
-    if check.step("whether compute-sanitizer works here", run["sanitizer"], 60):
-        check.step("memory", run["memory"], 90)
-    else:
-        check.failed.pop()  # it may be missing, or this kind of machine not allow it
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build/gpu-check", help="folder for what is found")
-    out = parser.parse_args().out.resolve()
+    parser.add_argument("--call", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 3])
+    parser.add_argument("--emulated", type=Path, help="kernels for a processor, to try this in tiny form")
+    given = parser.parse_args()
     os.environ["PATH"] += os.pathsep + "/usr/local/cuda/bin"  # where the toolkit's programs are, if nobody said so
-    check = Check(out)
-    with tempfile.TemporaryDirectory() as data:
-        write_pictures(Path(data) / "pictures", 28)
-        examine(check, commands(sys.executable, out, Path(data)))
-    print(f"== {check.summary}; see {out}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # and so is the step that runs
+    out, check = given.out.resolve(), Check(given.out.resolve())
+    data = out / "training/pictures"
+    if not data.exists():
+        write_pictures(data, 8 if given.emulated else 28)
+    for number in given.call:
+        check.until = time.monotonic() + LIMIT_S
+        examine(check, calls(out, data, given.emulated)[number - 1])
+    print(f"== {'; '.join(check.failed) or 'all well'}; see {out}", flush=True)
     return 1 if check.failed else 0
 
 

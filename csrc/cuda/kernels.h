@@ -27,9 +27,8 @@
 
 namespace linpix {
 
-// Whether LINPIX_WITHOUT, a list of names, has this one. It chooses other kernels when a graph is recorded, to measure
-// both on a GPU: many (product.h for any number of rows), medium (128 x 128 products from 65 rows on), recall
-// (attention.h instead of recall.h; it also orders S, so it must be set before a pool is made).
+// Whether LINPIX_WITHOUT has recall: attention.h instead of recall.h, to measure both on a GPU. It also orders S, so it
+// must be set before a pool is made.
 inline bool without(const char* name) {
   const char* list = getenv("LINPIX_WITHOUT");
   return list && strstr(list, name);
@@ -55,7 +54,7 @@ struct Buffers {
   float *sum, *x;  // (rows * tokens, d_model): a sub-layer's output and its residual; the residual stream
   float* qkv;      // (rows * tokens, columns of qkv)
   void *y, *hidden;  // (rows * tokens, depth of out), (rows * tokens, depth of down): float or bfloat16
-  void* normalised;  // (rows * tokens, depth of qkv): bfloat16; null for few rows, and in float32
+  void* normalised;  // (rows * tokens, depth of qkv): bfloat16; null in float32
   bool* skipped;     // (rows * tokens): sub-pixels that are not tokens; in decode, rows that skip this pass; null
                      // without Pools.tokens
 };
@@ -87,7 +86,7 @@ struct ProductCall {
   float* x;        // written with the norm, read by Product::add
   void* out;       // (rows, columns)
   bool gelu;
-  void* normalised;  // (rows, depth): of many rows in bfloat16, what is multiplied
+  void* normalised;  // (rows, depth): where each row is normalised once, what is multiplied
 };
 
 struct EndCall {
@@ -97,9 +96,17 @@ struct EndCall {
   bool keep_head = false;  // head weights are kept in shared memory; set by finish() if they fit
 };
 
-// With more rows than FEW, in bfloat16, each row is normalised once, by a kernel of its own. Up to MEDIUM rows, tiles are
-// 64 x 64, and then 128 x 128. The buffers need whole tiles of rows.
+// Tiles of a product in bfloat16, all with the same bits: of 16 rows, which each block normalises (product.h); of 64 x 64,
+// or of 128 x 128, of rows that a kernel of its own has normalised (many_rows.h). LINPIX_TILES names them when a graph is
+// recorded, since model/cuda.py times all of them; else they follow from the number of rows. Buffers hold whole tiles.
+enum class Tiles { few, medium, large };
 constexpr int FEW = 64, MEDIUM = 1024, TILE_ROWS = 128;
+inline Tiles tiles_for(int rows) {
+  const char* wanted = getenv("LINPIX_TILES");
+  const char initial = wanted ? *wanted : 0;
+  if (initial) return initial == 'f' ? Tiles::few : initial == 'm' ? Tiles::medium : Tiles::large;
+  return rows <= FEW ? Tiles::few : rows <= MEDIUM ? Tiles::medium : Tiles::large;
+}
 
 // What a product does with its sums: qkv stores them, up applies relu or gelu, add adds x.
 enum class Product { qkv, up, add };

@@ -127,8 +127,7 @@ class Call {
     pools.S = checked<void>(S, op, "S", half ? ScalarType::Half : ScalarType::Float, {N, L, H, D, M});
     pools.z = checked<float>(z, op, "z", ScalarType::Float, {N, L, H, D});
 
-    const bool many = m.bf16 && B * at_once > FEW;
-    const int64_t count = many ? (B * at_once + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : B * at_once;
+    const int64_t count = m.bf16 ? (B * at_once + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : B * at_once;
     const Layer& layer = m.layer[0];
     const ScalarType type = m.bf16 ? ScalarType::BFloat16 : ScalarType::Float;
     const auto buffer = [&](int64_t columns, ScalarType kind, bool zeroed = false) {
@@ -139,7 +138,7 @@ class Call {
     pass.buffers.qkv = (float*)buffer((int64_t)layer.qkv.groups * layer.qkv.columns, ScalarType::Float);
     pass.buffers.y = buffer(layer.out.depth, type, H * M < layer.out.depth);  // padded columns are multiplied by zero
     pass.buffers.hidden = buffer(layer.down.depth, type);
-    if (many) pass.buffers.normalised = buffer(layer.qkv.depth, type);
+    if (m.bf16) pass.buffers.normalised = buffer(layer.qkv.depth, type);
     if (tokens) pass.buffers.skipped = (bool*)held(z, B, at_once, ScalarType::Bool, false);
   }
 

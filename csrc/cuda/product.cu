@@ -20,22 +20,21 @@ int start(const ProductCall& call, void* stream) {
 }
 
 template <Product PRODUCT, bool GELU = false>
-int start_many(const ProductCall& call, void* stream) {
+int start_many(const ProductCall& call, Tiles tiles, void* stream) {
   constexpr bool ADD = PRODUCT == Product::add;  // d_model has few columns, so tiles of half the width spread better
   using Large = MultiplyMany<PRODUCT, GELU, ADD ? 2 : 4, 4, ADD ? 4 : 2, ADD ? 2 : 4, ADD ? 4 : 3>;
   using Medium = MultiplyMany<PRODUCT, GELU, 2, ADD ? 1 : 2, 2, 4, 4>;
-  const bool fits = Large::SHARED_BYTES <= this_gpu().shared_bytes;
-  if (fits && (call.rows > MEDIUM || without("medium")))
+  if (tiles == Tiles::large && Large::SHARED_BYTES <= this_gpu().shared_bytes)
     return launch<Large>(grid_of<Large>(call), Large::SHARED_BYTES, stream, true, call);
   return launch<Medium>(grid_of<Medium>(call), Medium::SHARED_BYTES, stream, true, call);
 }
 
 template <Product PRODUCT>
-int start(const ProductCall& call, bool bf16, void* stream) {
+int start(const ProductCall& call, bool bf16, Tiles tiles, void* stream) {
   if (!bf16) return start<Multiply<float, PRODUCT, 4, 8>>(call, stream);
-  if (call.rows > FEW && !without("many")) {
-    if (PRODUCT == Product::up && call.gelu) return start_many<Product::up, true>(call, stream);
-    return start_many<PRODUCT>(call, stream);
+  if (tiles != Tiles::few) {
+    if (PRODUCT == Product::up && call.gelu) return start_many<Product::up, true>(call, tiles, stream);
+    return start_many<PRODUCT>(call, tiles, stream);
   }
   return start<Multiply<bfloat16, PRODUCT, PRODUCT == Product::add ? 2 : 4, 16>>(call, stream);
 }
@@ -50,14 +49,15 @@ int normalise_rows(const ProductCall& call, void* stream) {
 }  // namespace
 
 int multiply(Product product, ProductCall call, bool bf16, void* stream) {
-  if (bf16 && !call.a && call.rows > FEW && !without("many")) {
+  const Tiles tiles = tiles_for(call.rows);
+  if (bf16 && !call.a && tiles != Tiles::few) {
     if (const int failed = normalise_rows(call, stream)) return failed;
     call.a = call.normalised;
   }
   switch (product) {
-    case Product::qkv: return start<Product::qkv>(call, bf16, stream);
-    case Product::up: return start<Product::up>(call, bf16, stream);
-    default: return start<Product::add>(call, bf16, stream);
+    case Product::qkv: return start<Product::qkv>(call, bf16, tiles, stream);
+    case Product::up: return start<Product::up>(call, bf16, tiles, stream);
+    default: return start<Product::add>(call, bf16, tiles, stream);
   }
 }
 

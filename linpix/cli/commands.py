@@ -18,7 +18,9 @@ from tqdm import tqdm
 from linpix.model import checkpoint as checkpoints
 from linpix.model import ops
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.cuda import StateFormat
+from linpix.model.config import PRESETS
+from linpix.model.cuda import GpuPool, StateFormat
+from linpix.model.transformer import Transformer
 from linpix.server import serve as service
 from linpix.server.compare import chart, report
 from linpix.server.compare.backends import BACKENDS
@@ -28,7 +30,7 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.job import Job, class_of, new_job
 from linpix.server.pictures import uploads
-from linpix.server.settings import Settings
+from linpix.server.settings import ON_GPU, Settings
 
 from . import animation, bulk, preview
 from .draw import produce, warn
@@ -191,11 +193,15 @@ def compare(given: argparse.Namespace) -> None:
 
 
 def doctor(given: argparse.Namespace) -> None:
+    pool = GpuPool(Transformer(PRESETS["mnist"]), ON_GPU["slots"]) if ops.gpu else None
+    if pool:
+        pool.record(ON_GPU["slots"])
     facts = {"engine": "compiled" if ops.compiled else "eager", "kernel": ops.kernel(), "why": ops.why(),
              "precision": "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32",
              "feature_maps": "elu+1 in the compiled kernels, relu, polynomial and random in the eager engine",
              "residuals": "plain in the compiled kernels, reversible in the eager engine",
              "device": torch.cuda.get_device_name() if ops.gpu else "cpu", "no_gpu": ops.why_no_gpu() or None,
+             "gpu_kernels": pool.kernels if pool else None,  # that are the fastest for the preset mnist
              "instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(),
              "int8_products": "with --precision int8, using VNNI" if ops.kernel() in ops.VNNI_KERNELS else
                               "with --precision int8, without VNNI, so little faster" if ops.compiled else "none",

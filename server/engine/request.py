@@ -38,6 +38,7 @@ class ServedModel:
 
     def __init__(self, checkpoint: Checkpoint, facts: dict[str, str], backend: str, slots: int, max_queue: int) -> None:
         """facts: of Decoder · backend: its attention, as metrics name it · max_queue: images that may wait."""
+        self.kernels = ""  # of GpuPool; replicas have their own
         self.checkpoint, self.facts, self.backend, self.slots = checkpoint, facts, backend, slots
         self.name, self.config = checkpoint.name, checkpoint.net.config
         self.queue = max_queue, max_queue - max_queue // BULK_QUEUE  # images that may wait: in all, of them bulk ones

@@ -190,15 +190,15 @@ class ModelCard(BaseModel):
     precision: Precision
     device: Device
     state: State
+    kernels: str = Field(description="on a GPU: the kernels that were fastest when the model was loaded, by the number "
+                                     "of images in progress; else empty", examples=[""])
     attention: str = Field(description="linear or softmax", examples=["linear"])
     width: int = Field(description="width of its images, in pixels", examples=[28])
     height: int = Field(description="height of its images, in pixels", examples=[28])
     channels: int = Field(description="sub-pixels per pixel: 1 for grey, 3 for RGB", examples=[1])
-    conditional: bool = Field(description="whether the model reads all known pixels of a picture before it draws; "
-                                          "other models know only the pixels before the one that they "
-                                          "draw", examples=[False])
-    classes: list[str] = Field(description="class names, in the order of their indices; empty: the model has no "
-                                           "classes",
+    conditional: bool = Field(description="whether the model reads all known pixels before it draws; other models know "
+                                          "only those before the one that they draw", examples=[False])
+    classes: list[str] = Field(description="class names, in the order of their indices; empty: it has no classes",
                                examples=[["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]])
     sizes: list[str] = Field(description="sizes at which the picture fills the whole answer: its multiples",
                              examples=[["28x28", "56x56", "84x84"]])
@@ -208,12 +208,10 @@ class ModelCard(BaseModel):
                                            "temperature", examples=[[0.3, 1.5]])
     attempts: int = Field(description="how many times an image may be drawn until the model recognises its class and "
                           "it is not torn, for requests that do not say so", examples=[1])
-    limits: str | None = Field(description="one sentence about what the model cannot do; null: no limit is "
-                                           "known", examples=[
-        "It draws one handwritten digit in the middle, and nothing else."])
-    class_agreement: float | None = Field(description="share of the images drawn for a class that a classifier, "
-                                          "trained on the same pictures, recognises as that class; null: not measured",
-                                          examples=[0.76])
+    limits: str | None = Field(description="one sentence about what the model cannot do; null: no limit is known",
+                               examples=["It draws one handwritten digit in the middle, and nothing else."])
+    class_agreement: float | None = Field(description="share of the images drawn for a class that a classifier of the "
+                                          "same pictures recognises as that class; null: not measured", examples=[0.76])
     board: Board = Field(description="ground and ink for a drawing board")
     aliases: list[str] = Field(description="other names that requests may use for this model", examples=[[]])
     state_bytes: int = Field(description="bytes of the state of one image", examples=[67584])

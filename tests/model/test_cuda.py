@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,10 @@ from torch import Tensor
 
 from linpix.model import checkpoint, mixture, ops, packing
 from linpix.model import config as config_module
+from linpix.model import cuda as cuda_module
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS
-from linpix.model.cuda import BUCKETS, OVERLAP, GpuPool, StateFormat, record_graph
+from linpix.model.cuda import BUCKETS, OVERLAP, TILES, GpuPool, StateFormat, record_graph
 from linpix.model.features import phi
 from linpix.model.generate import generate
 from linpix.model.inputs import START
@@ -37,7 +39,6 @@ from linpix.model.packing import Choice, choose, gpu_obstacle, state_scale
 from tests.model import test_packing
 from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of, net_of
-from tools.benchmarks.cuda import markdown, measure
 
 pytestmark = pytest.mark.slow
 
@@ -220,12 +221,12 @@ def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(place, sha
         assert torch.equal(pool.S[9], kept[0])
 
 
-@pytest.mark.parametrize(("shape", "rows"), [("post-norm", 140), ("relu", 70), ("odd widths", 70)])
+@pytest.mark.parametrize(("shape", "rows"), [("post-norm", 140), ("relu", 70), ("odd widths", 70), ("tiny", 3)])
 def test_no_tile_of_products_changes_a_bit(place, monkeypatch, shape, rows):
     """In tiles of 64 x 64, of 128 x 128, and of 16 rows, which each block normalises."""
     config, slots, found = SHAPES[shape], list(range(1, rows + 1)), []
-    for without in ("", "medium", "many"):
-        monkeypatch.setenv("LINPIX_WITHOUT", without)
+    for tiles in ("few", "medium", "large"):
+        monkeypatch.setenv(TILES, tiles)
         pool = GpuPool(net_of(config), rows, **place)
         pool.put(slots, images_of(config, 1)[0], torch.arange(config.subpixels) < 5)
         decode(pool, slots, [0] * rows, [8] * rows, slots)
@@ -263,6 +264,7 @@ def test_a_recorded_graph_does_what_the_operator_does_also_after_joins_and_leave
         pytest.skip(ops.why_no_gpu())
     net = net_of(SHAPES[shape])
     recorded = GpuPool(net, 8)
+    recorded.record(4)  # in variants that are timed; up to 8 rows when they are decoded first
     directly = GpuPool(net, 8, operators=torch.ops.linpix)
     for pool in (recorded, directly):
         pool.put(list(range(1, 9)), None, None)
@@ -270,8 +272,21 @@ def test_a_recorded_graph_does_what_the_operator_does_also_after_joins_and_leave
         decode(pool, [1, 2, 3], [20, 20, 0], [10, 30, 13], [1, 2, 3])
         decode(pool, [3, 5, 1], [13, 0, 30], [51, 64, 34], [3, 5, 1])
     assert torch.equal(recorded.images([1, 2, 3, 5]), directly.images([1, 2, 3, 5]))
-    assert all(rows.graph is not None for rows in recorded._rows.values())
+    assert all(rows.graph is not None for rows in recorded._rows.values()) and recorded.kernels
     assert all(rows.graph is None for rows in directly._rows.values())
+
+
+@pytest.mark.cuda
+def test_a_second_gpu_draws_what_the_first_one_does():
+    """While the first one is the current one, as it is by default."""
+    if not ops.gpu or torch.cuda.device_count() < 2:
+        pytest.skip(ops.why_no_gpu() or "there is only one")
+    drawn = []
+    for device in ("cuda:0", "cuda:1"):
+        pool = GpuPool(net_of(WIDER), 3, state=HALF, device=device)
+        pool.record(3)
+        drawn.append(draw(pool, [1, 2, 3], [4, 5, 6], quantum=16))
+    assert torch.equal(*drawn)
 
 
 @pytest.mark.cuda
@@ -300,6 +315,7 @@ class Recorder:
 
     def __init__(self, fails: Callable[[], Exception | None] = lambda: None) -> None:
         self.fails, self.calls = fails, 0
+        self.kept: list[tuple[str, str]] = []  # variants, as they are recorded
         self.under_way = self.most_under_way = 0
 
     def __call__(self, work: Callable[[], object]) -> Callable[[], object]:
@@ -308,31 +324,84 @@ class Recorder:
         self.most_under_way = max(self.most_under_way, self.under_way)
         time.sleep(0.002)  # for another thread to come, if it can
         self.under_way -= 1
+        self.kept.append((os.environ[TILES], os.environ[OVERLAP]))
         if error := self.fails():
             raise error
         return work
 
 
+@pytest.fixture
+def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has just begun."""
+    monkeypatch.setattr(cuda_module, "_timed", {})
+
+
 @pytest.mark.parametrize(("slots", "buckets"), [(1, 1), (2, 2), (10, 5), (64, 7), (65, 8), (5000, len(BUCKETS))])
-def test_every_number_of_rows_is_recorded_before_the_first_is_decoded(emulated, slots, buckets):
+def test_every_number_of_rows_is_recorded_before_the_first_is_decoded(
+        emulated, monkeypatch, nothing_timed, slots, buckets):
+    monkeypatch.setattr(GpuPool, "_time", lambda *_: 1.0)
     recorder = Recorder()
     pool = GpuPool(net_of(TINY), slots, device="cpu", operators=emulated.operators, recorder=recorder)
     pool.record(slots)
-    assert recorder.calls == buckets
+    assert recorder.calls == 6 * buckets  # in each variant
     for rows in {1, slots // 3 + 1, min(slots, 64)}:
         many = list(range(1, rows + 1))
         decode(pool, many, [0] * rows, [1] * rows, many)
-    assert recorder.calls == buckets
+    assert recorder.calls == 6 * buckets
+
+
+def test_from_64_rows_on_less_than_a_third_of_a_graph_is_padding():
+    for before, bucket in pairwise(BUCKETS):
+        assert before < 64 or 3 * (before + 1) > 2 * bucket
+
+
+def test_each_number_of_rows_gets_its_fastest_kernels_and_keeps_them_for_the_life_of_the_process(
+        emulated, monkeypatch, nothing_timed):
+    """With invented times: the order in which tiles gain is that of rows, and up to two rows kernels should wait."""
+    def seconds(pool: GpuPool, rows: Any, graph: object) -> float:
+        tiles, overlap = recorder.kept[-1]
+        bucket = rows.numbers.shape[1]
+        alone = {"few": bucket, "medium": 3 + bucket / 4, "large": 9 + bucket / 9}[tiles]
+        return alone + (overlap == "1") * (3 - bucket)
+
+    monkeypatch.setenv(OVERLAP, "1")
+    monkeypatch.setattr(GpuPool, "_time", seconds)
+    pools = []
+    for calls in (6, 1):  # the second time what was chosen is known
+        recorder = Recorder()
+        pool = GpuPool(net_of(TINY), 200, device="cpu", operators=emulated.operators, recorder=recorder)
+        pool.record(200)
+        assert recorder.calls == calls * 11
+        pools.append(pool)
+    assert pools[0].kernels == pools[1].kernels == (
+        "few tiles without overlap up to 2 rows, few tiles up to 4 rows, medium tiles up to 32 rows, large tiles up to "
+        "256 rows")
+    assert recorder.kept[0] == ("few", "0") and recorder.kept[-1] == ("large", "1")
+    assert (os.environ[TILES], os.environ[OVERLAP]) == ("", "1")
+
+
+@pytest.mark.parametrize(("precision", "variables", "variants"), [
+    ("fp32", {OVERLAP: "1"}, [("", "1"), ("", "0")]), ("fp32", {OVERLAP: "0"}, [("", "0")]),
+    ("bf16", {OVERLAP: "1", TILES: "few"}, [("few", "1"), ("few", "0")])])
+def test_variables_that_were_given_leave_less_to_choose(
+        emulated, monkeypatch, nothing_timed, precision, variables, variants):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    recorder = Recorder()
+    pool = GpuPool(net_of(TINY), 1, precision=precision, device="cpu", operators=emulated.operators, recorder=recorder)
+    pool.record(1)
+    assert recorder.kept == variants
 
 
 def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_log_says_so(
-        emulated, monkeypatch, caplog):
+        emulated, monkeypatch, caplog, nothing_timed):
     monkeypatch.setenv(OVERLAP, "1")
     recorder = Recorder(lambda: None if os.environ[OVERLAP] == "0" else RuntimeError("invalid handle\nat 0x1"))
     pool, directly = (GpuPool(net_of(TINY), 4, device="cpu", operators=emulated.operators, recorder=how)
                       for how in (recorder, None))
     pool.record(4)
-    assert recorder.calls == 4  # 1 again, 2, 4: those after the first do without it from the start
+    assert recorder.kept[:2] == [("few", "1"), ("few", "0")]
+    assert {overlap for _, overlap in recorder.kept[1:]} == {"0"}  # the others do without it from the start
     [record] = caplog.records
     assert "could not be recorded (invalid handle); " in record.getMessage()
     assert "without overlapping kernels" in record.getMessage()
@@ -400,6 +469,46 @@ def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
         pool.known[:] = False
         decode(pool, slots[:4], lengths[:4], [30] * 4, [3] * 4)
     assert torch.equal(filled.images(slots), stepped.images(slots))
+
+
+def test_prefill_has_buffers_for_a_bounded_number_of_rows(place, monkeypatch):
+    """And leaves the same, however many it takes at once."""
+    net, slots, rows = net_of(SHAPES["conditional"]), list(range(1, 6)), []
+    pools = [GpuPool(net, 5, **place) for _ in range(2)]
+    operators = pools[0]._operators
+    monkeypatch.setattr(pools[1], "_operators", SimpleNamespace(
+        prefill=lambda *given: (rows.append(len(given[10])), operators.prefill(*given))))
+    for pool, at_once in zip(pools, (256, 2), strict=True):
+        monkeypatch.setattr(cuda_module, "PREFILL_ROWS", at_once)
+        pool.put(slots, images_of(pool.config, 1)[0], torch.ones(pool.config.subpixels, dtype=torch.bool))
+        pool.prefill(slots, [0] * 5, [9, 1, 30, 17, 40], [START] * 5)
+    assert rows == [2, 2, 1]
+    assert all(torch.equal(one[1:], other[1:]) for one, other in zip(*(pool._parts for pool in pools), strict=True))
+
+
+def test_log_probabilities_are_computed_only_if_they_are_asked_for(place):
+    pool, slots = GpuPool(net_of(TINY), 3, **place), torch.tensor([1, 2, 3])
+    at, drawn = slots.to(pool.device), []
+    for asked in (True, False):
+        pool.put([1, 2, 3], None, None)
+        found, *_ = pool._operators.decode_quantum(
+            pool.canvas, pool.known, pool.S, pool.z, None, None, None, None, None, None, at, at * 0, at * 0 + 64,
+            at * 0 + START, at, torch.ones(3, device=pool.device), pool._packed.weights, pool._packed.sizes,
+            pool._packed.eps, 64, 64, 1, math.inf, asked)
+        assert found.shape == (3, 64 if asked else 0)
+        drawn.append(pool.images([1, 2, 3]))
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize(("rows", "reached"), [(64, 256), (70, 64)])
+def test_many_rows_do_not_wait_for_one_with_a_long_run_of_background(place, rows, reached):
+    """Images of background. In a pass, few rows go on to the end; each of many draws 32 before it, and 32 after it."""
+    config = dataclasses.replace(SHAPES["background"], height=16, width=16)
+    pool, slots = GpuPool(net_of(config), rows, **place), list(range(1, rows + 1))
+    pool.stride = 1
+    pool.put(slots, torch.full((256,), config.background, dtype=torch.uint8), torch.ones(256, dtype=torch.bool))
+    _, taken, _ = pool.decode(slots, [0] * rows, [256] * rows, [START] * rows, slots, [1.0] * rows, passes=1)
+    assert taken.tolist() == [reached] * rows
 
 
 @pytest.mark.parametrize(("shape", "format_"), shapes_and_formats("tiny", "background"))
@@ -701,16 +810,6 @@ def test_a_shape_is_refused_before_it_is_loaded_where_a_block_has_no_memory_for_
         assert choose(config, precision=precision, device="auto").device == "cpu"
         with pytest.raises(RuntimeError, match="CUDA error: invalid argument"):
             decode(pool, slots, [0] * 80, [1] * 80, slots)
-
-
-def test_the_gpu_benchmark_runs_in_tiny_form(emulated):
-    counts = []
-    for report in measure(["tiny"], [1, 2], repeat=1, emulated=emulated.operators):
-        counts.append(len(report["results"]))
-    assert counts == list(range(1, 1 + 3 * 2 * 2 + 2))  # told as they come
-    assert all(result["images_per_second"] > 0 for result in report["results"])
-    for overlap in ("on", "off"):
-        assert f"| tiny | compiled | fp16 | 8 | {overlap} | 2 |" in markdown(report)
 
 
 # --- what the compiler says ----------------------------------------------------------------------------------------

@@ -1,157 +1,130 @@
-"""The CUDA engine against the traffic that bounds it, and against the eager engine on the same GPU.
+"""What only a GPU can say of decoding and training, part by part; `make gpu-check` runs all of them.
 
-    python -m tools.benchmarks.cuda [--preset mnist,cifar10,mnist-conditional] [--batch 1,64,1024,4096]
-                                      [--json FILE] [--markdown FILE]
+    python -m tools.benchmarks.cuda PART [--results FILE] [--preset mnist,mnist-large] [--batch 64,4096]
+                                         [--state fp32,fp16/8]
 
-First come this GPU's copy bandwidth (bytes read and written) and matrix product. Presets have random weights, which
-does not change their speed; but where background skips the layers, what is drawn does, and they have those of the
-checkpoint of their name. Whole images are decoded, a row of sub-pixels a call, or as many passes. Of a result:
+    machine   speed of copies, also within the L2 cache, and of a bf16 product; us of an empty kernel
+    decode    images/s, us of a pass and TB/s of state of whole images; and for each number of rows of a graph the us of
+              a pass with each variant of its kernels, of which the fastest is used (model/cuda.py)
+    kernels   us of a pass by kernel, one after the other, without a graph
+    products  us of torch's bf16 products in the shapes of `mnist`; and numbers of rows at which a row has other bits
+    training  images/s, launches of a step, and its ms by kind of kernel
 
-    overlap       whether a kernel may begin while the one before it ends; both are measured, unless LINPIX_OVERLAP=0
-                  or a graph that cannot be recorded with it forbids it
-    passes        of an image through the layers, on average
-    limit_share   images/s over what the run's copy bandwidth allows if nothing but the state moved
-    of `kernels`  microseconds of a step, by kernel, as the profiler sees them, and the state kernel's bytes a second
-
-Needs torch, numpy and safetensors, and csrc/cuda compiled (python setup.py build_ext --inplace).
+A measurement is a line of FILE as soon as it is done, and what FILE has is not measured again. Presets have random
+weights, which does not change their speed; but where background skips the layers, what is drawn does, and they have
+those of the checkpoint of their name. Needs torch, numpy and safetensors, training also tqdm and pillow, and csrc/cuda
+compiled (python setup.py build_ext --inplace). --emulated: a library of the kernels for a processor, to try all this in
+tiny form.
 """
 
 import argparse
-import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from linpix.model import checkpoint, ops
-from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
-from linpix.model.cuda import OVERLAP, GpuPool, StateFormat
-from linpix.model.generate import draw_token
+from linpix.model.cuda import OVERLAP, TILES, TIMED, WITHOUT, GpuPool, StateFormat
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
+from tools.results import Found, Results
 
-FORMATS = (StateFormat(), StateFormat(defer=8), StateFormat(precision="fp16", defer=8))
-EAGER_STEPS = 16  # of the eager engine, whose steps all cost the same
+Measure = Callable[..., None]
+STEPS = 30  # of training, after a third as many
 
 
 def main() -> None:
-    given = parse()
-    if not ops.gpu:
-        sys.exit(f"there is nothing to measure: {ops.why_no_gpu()}")
-    for report in measure(given.preset, given.batch, repeat=given.repeat):  # written each time: it may run out
-        for path, text in ((given.json, json.dumps(report, indent=1) + "\n"), (given.markdown, markdown(report))):
-            if path:
-                Path(path).write_text(text)
-    print("\n" + markdown(report))
-
-
-def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    numbers: Callable[[str], list[int]] = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
-    parser.add_argument("--preset", type=lambda text: text.split(","),
-                        default=["mnist", "cifar10", "mnist-conditional"])
-    parser.add_argument("--batch", type=numbers, default=[1, 64, 1024, 4096])
-    parser.add_argument("--repeat", type=int, default=3, help="decodes of each, of which the median counts")
-    parser.add_argument("--json", help="file to write")
-    parser.add_argument("--markdown", help="file to write")
+    parts = {work.__name__: work for work in (machine, decode, kernels, products, training)}
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("--results", type=Path, default=Path("build/gpu-check/results.jsonl"))
+    parser.add_argument("--preset", type=lambda text: text.split(","), default=["mnist"])
+    parser.add_argument("--batch", type=lambda text: [int(word) for word in text.split(",")], default=[64, 4096])
+    parser.add_argument("--state", type=lambda text: text.split(","), default=["fp32", "fp16/8"])
+    parser.add_argument("--emulated", type=Path)
     given = parser.parse_args()
     if unknown := set(given.preset) - set(PRESETS):
         parser.error(f"--preset must be of {', '.join(PRESETS)}, got {', '.join(unknown)}")
-    return given
+    if given.emulated:
+        definitions = define_emulated(given.emulated)  # noqa: F841 - as long as this lives
+    elif not ops.gpu:
+        sys.exit(f"there is nothing to measure: {ops.why_no_gpu()}")
+    variables: dict[str, Any] = {name: os.environ[name] for name in (OVERLAP, TILES, WITHOUT, "CUBLASLT_WORKSPACE_SIZE")
+                                 if os.environ.get(name) and (name, os.environ[name]) != (OVERLAP, "1")}
+    parts[given.part](given, partial(Results(given.results).measure, part=given.part, **variables))
 
 
-def measure(presets: list[str], batches: list[int], *, repeat: int = 3,
-            emulated: Any = None) -> Iterator[dict[str, Any]]:
-    """The report, after each result. emulated: operators to run on the host instead, in tiny form, for tests."""
-    device = "cpu" if emulated else "cuda"
-    report: dict[str, Any] = machine(device) | {
-        "copy_bytes_per_second": copy_bandwidth(device, 2**20 if emulated else 2**31),
-        "matrix_product_flops": matrix_product(device, 64 if emulated else 8192), "results": [], "kernels": []}
-    print(json.dumps(report), flush=True)
-
-    def reported(part: str, result: dict[str, Any]) -> dict[str, Any]:
-        report[part].append(result)
-        print(json.dumps(result), flush=True)
-        return report
-
-    for preset in presets:
-        net = net_of(preset)
-        for form in FORMATS:
-            bound = report["copy_bytes_per_second"] / state_traffic(net.config, form)  # passes a second
-            for wanted in (True, False) if os.environ[OVERLAP] != "0" else (False,):
-                with overlapping(wanted):
-                    pool = GpuPool(net, max(batches), state=form, device=device, operators=emulated)
-                    for batch in batches:
-                        decodes = [decode(pool, batch) for _ in range(repeat)]
-                        seconds, passes = statistics.median(taken for taken, _ in decodes), decodes[0][1]
-                        result = described(preset, "compiled", form, batch, seconds)
-                        yield reported("results", result | {"overlap": os.environ[OVERLAP] != "0", "passes": passes,
-                                                            "limit_share": batch * passes / seconds / bound})
-                    del pool
-            if not emulated:
-                yield reported("kernels", {"preset": preset, **named(form), "batch": max(batches)}
-                               | profiled(net, form, max(batches)))
-        for batch in batches if not net.config.packed else ():  # of those steps cost the same
-            seconds = eager_step(net, batch, device) * net.config.length
-            yield reported("results", described(preset, "eager", FORMATS[0], batch, seconds))
+def define_emulated(library: Path) -> torch.library.Library:
+    """The operators linpix_emulated: the CUDA sources, compiled for a processor."""
+    definitions = torch.library.Library("linpix_emulated", "DEF")
+    for schema in (ops.RECURRENT_STEP, ops.DECODE_QUANTUM, ops.PREFILL, ops.CAUSAL_ATTENTION,
+                   ops.CAUSAL_ATTENTION_BACKWARD):
+        definitions.define(schema)
+    torch.ops.load_library(str(library))
+    return definitions
 
 
-@contextmanager
-def overlapping(yes: bool) -> Iterator[None]:
-    """Kernels that overlap, or do not; if a graph could not be recorded with it, none does from then on."""
-    given = os.environ[OVERLAP]
-    os.environ[OVERLAP] = "1" if yes else "0"
-    try:
-        yield
-    finally:
-        if not yes or os.environ[OVERLAP] != "0":
-            os.environ[OVERLAP] = given
+def device_of(given: argparse.Namespace) -> str:
+    return "cpu" if given.emulated else "cuda"
 
 
-def machine(device: str) -> dict[str, Any]:
-    facts = {"torch": torch.__version__, "commit": checkpoint.commit()}
-    if device == "cpu":
-        return facts | {"device": "emulated"}
-    ended = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
-                           text=True, check=False)
-    return facts | {"device": torch.cuda.get_device_name(), "driver": ended.stdout.strip() or "unknown"}
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
-def seconds_of(work: Callable[[], object], device: str) -> float:
-    def wait() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
+def microseconds(work: Callable[[], object], device: str, calls: int = 20) -> float:
+    """Of one call: the median of seven runs of so many, recorded in a graph where there is a GPU."""
+    run: Callable[[], object] = lambda: [work() for _ in range(calls)]  # noqa: E731
+    run()
+    wait(device)
+    if device == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        run = graph.replay
+    times = []
+    for _ in range(7):
+        began = time.perf_counter()
+        run()
+        wait(device)
+        times.append((time.perf_counter() - began) / calls * 1e6)
+    return statistics.median(times)
 
-    wait()
-    began = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - began
 
+def machine(given: argparse.Namespace, measure: Measure) -> None:
+    device = device_of(given)
 
-def copy_bandwidth(device: str, size: int) -> float:
-    """Bytes a second, read and written, of copies between buffers far larger than the caches; median of five."""
-    source, target = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
-    target.copy_(source)
-    times = [seconds_of(lambda: [target.copy_(source) for _ in range(10)], device) for _ in range(5)]
-    return 2 * size * 10 / statistics.median(times)
+    def found() -> Found:
+        def copy_tbs(size: int, calls: int) -> float:
+            one, other = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
+            return 2 * size / microseconds(lambda: one.copy_(other), device, calls) / 1e6
 
+        side, scale = (64, 2**10) if given.emulated else (8192, 2**20)
+        a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+        x, driver = torch.zeros(32, device=device), ""
+        if not given.emulated:
+            query = "--query-gpu=driver_version,clocks.sm,clocks.mem"
+            driver = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True,
+                                    check=False).stdout.strip()
+        return {"name": "emulated" if given.emulated else torch.cuda.get_device_name(), "driver and clocks": driver,
+                "torch": torch.__version__, "commit": checkpoint.commit(), "copy_tbs": copy_tbs(2048 * scale, 5),
+                "l2_copy_tbs": copy_tbs(8 * scale, 50), "empty_kernel_us": microseconds(lambda: x.add_(1), device, 200),
+                "product_tflops": 2 * side**3 / microseconds(lambda: a @ b, device, 3) / 1e6}
 
-def matrix_product(device: str, size: int) -> float:
-    """Floating-point operations a second in bf16, of random numbers; median of five."""
-    a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
-    a @ b
-    times = [seconds_of(lambda: [a @ b for _ in range(10)], device) for _ in range(5)]
-    return 2 * size**3 * 10 / statistics.median(times)
+    measure(found)
 
 
 def net_of(preset: str) -> Transformer:
@@ -159,6 +132,17 @@ def net_of(preset: str) -> Transformer:
         return checkpoint.read(checkpoint.find(preset, None)).net
     torch.manual_seed(0)
     return Transformer(PRESETS[preset]).eval().requires_grad_(False)
+
+
+def pool_of(given: argparse.Namespace, preset: str, state: str, *, graphs: bool = True) -> GpuPool:
+    precision, _, defer = state.partition("/")
+    operators = torch.ops.linpix_emulated if given.emulated else None if graphs else torch.ops.linpix
+    recorder = (lambda work: work) if given.emulated and graphs else None
+    pool = GpuPool(net_of(preset), max(given.batch), device=device_of(given), operators=operators, recorder=recorder,
+                   state=StateFormat(precision=precision, defer=int(defer or 1)))  # type: ignore[arg-type]
+    if graphs:
+        pool.record(max(given.batch))
+    return pool
 
 
 def state_traffic(config: ModelConfig, form: StateFormat) -> float:
@@ -187,94 +171,125 @@ class Images:
         return int(passed.sum())
 
 
-def decode(pool: GpuPool, batch: int) -> tuple[float, float]:
-    """Seconds of whole images, and passes of one."""
-    config, passes = pool.config, [0]
-    Images(pool, batch).advance(1)  # records the graph
-    images = Images(pool, batch)
+def decode(given: argparse.Namespace, measure: Measure) -> None:
+    for preset, state in product(given.preset, given.state):
+        pool = cache(partial(pool_of, given, preset, state))
+        measure(partial(timed, pool), part="variants", preset=preset, state=state)
+        for batch in given.batch:
+            measure(partial(decoded, pool, batch), preset=preset, state=state, batch=batch)
 
-    def work() -> None:
+
+def decoded(pool: Callable[[], GpuPool], batch: int) -> Found:
+    config = pool().config
+    for _ in range(2):  # the first one is not measured
+        images, passes, calls = Images(pool(), batch), 0, 0
+        began = time.perf_counter()
         while images.at.min() < config.length:
-            passes[0] += images.advance(config.row_length)
-
-    return seconds_of(work, pool.device), passes[0] / batch
-
-
-# Kernels of decode and prefill; a part of a kernel's name finds it. The first two are attention.
-KERNELS = ("Attend", "Recall", "NormaliseRows", "Multiply", "Embed", "Finish", "RunAhead", "KeepLast")
+            passes, calls = passes + images.advance(config.row_length), calls + 1
+        seconds = time.perf_counter() - began
+    moved = state_traffic(config, pool().format) * passes
+    return {"images_per_second": batch / seconds, "us_a_pass": seconds / calls / config.row_length * 1e6,
+            "passes": passes / batch, "state_tbs": moved / seconds / 1e12, "kernels": pool().kernels}
 
 
-def profiled(net: Transformer, form: StateFormat, batch: int) -> dict[str, Any]:
-    """Microseconds of a step by kernel, nothing where the profiler sees no GPU.
-
-    Without a graph, and one kernel after the other: time that one waits beside another would count twice.
-    """
-    pool = GpuPool(net, batch, state=form, operators=torch.ops.linpix)  # not recorded: a profiler sees kernels by name
-    images, steps = Images(pool, batch), 4 * pool.stride
-    with overlapping(False):
-        images.advance(steps)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            passed = images.advance(steps)
-    found: dict[str, float] = {}
-    for event in profile.key_averages():
-        name = next((part for part in KERNELS if part in event.key), "other")
-        found[name] = found.get(name, 0.0) + event.self_device_time_total / steps
-    attention = sum(found.get(name, 0.0) for name in KERNELS[:2])
-    if not attention:
-        return {"microseconds": None}
-    moved = state_traffic(net.config, form) * passed / steps / attention * 1e6
-    return {"microseconds": {name: round(time_, 1) for name, time_ in found.items()}, "state_bytes_per_second": moved}
+def timed(pool: Callable[[], GpuPool]) -> Found:
+    passes = TIMED * pool().stride
+    return {"us": {rows: {f"{tiles or 'usual'}{'' if overlap == '1' else ', no overlap'}": taken / passes * 1e6
+                          for (tiles, overlap), taken in seconds.items()} for rows, seconds in pool().seconds.items()}}
 
 
-@torch.inference_mode()
-def eager_step(net: Transformer, batch: int, device: str) -> float:
-    """Seconds of a step in torch on the same device, its attention step from the kernels where they have one."""
+def kernels(given: argparse.Namespace, measure: Measure) -> None:
+    os.environ[OVERLAP] = "0"  # time that a kernel waits beside another would count twice
+    for preset, state in product(given.preset, given.state):
+        pool = cache(partial(pool_of, given, preset, state, graphs=False))  # with one, a profiler sees no names
+        for batch in given.batch:
+            measure(partial(profiled, pool, batch), preset=preset, state=state, batch=batch)
+
+
+def profiled(pool: Callable[[], GpuPool], batch: int) -> Found:
+    images, steps = Images(pool(), batch), 4 * pool().stride
+    images.advance(steps)
+    times: dict[str, float] = {}
+    for name, us, _ in launched(lambda: images.advance(steps), pool().device):
+        times[kernel_of(name)] = times.get(kernel_of(name), 0.0) + us / steps
+    return {"us": times}
+
+
+def launched(work: Callable[[], object], device: str) -> list[tuple[str, float, int]]:
+    """Name, us in all, and number of each kernel that this starts; without a GPU, of each operator."""
+    with profile(activities=[ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU]) as found:
+        work()
+        wait(device)
+    time_of = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    return [(event.key, getattr(event, time_of), event.count) for event in found.key_averages()]
+
+
+def kernel_of(name: str) -> str:
+    """A kernel's name and template arguments, without the call that it is given; another name is cut off."""
+    ours = name.partition("enter<")[2].rpartition(", ")[0]
+    return re.sub(r"\(\w+\)", "", re.sub(r"\w+::", "", ours)) or name[:40]
+
+
+def products(given: argparse.Namespace, measure: Measure) -> None:
+    """torch's may be used beside ours only where a row's bits do not depend on the number of rows."""
+    for name, (wide, deep) in {"qkv": (768, 256), "out": (256, 256), "up": (1024, 256), "down": (256, 1024)}.items():
+        measure(partial(multiplied, wide, deep, given.batch, device_of(given)), product=name)
+
+
+def multiplied(wide: int, deep: int, batches: list[int], device: str) -> Found:
+    torch.manual_seed(0)
+    w, a = (torch.randn(rows, deep, device=device).bfloat16() for rows in (wide, max(batches)))
+    whole = a @ w.T
+    return {"rows_that_differ": [rows for rows in (1, 2, 7, 16, 64, 100, 128, 512, 1000, 2048) if rows < max(batches)
+                                 and not torch.equal(a[:rows] @ w.T, whole[:rows])],
+            "us": {rows: microseconds(lambda: a[:rows] @ w.T, device) for rows in batches}}  # noqa: B023
+
+
+def training(given: argparse.Namespace, measure: Measure) -> None:
+    for preset, batch in product(given.preset, given.batch):
+        measure(partial(trained, preset, batch, device_of(given), 3 if given.emulated else STEPS), preset=preset,
+                batch=batch)
+
+
+KINDS = {"attention": "causal", "product": "gemm|cutlass|nvjet|xmma", "copy": "memcpy|memset",
+         "optimiser": "multi_tensor", "norm": "layer_norm", "reduction": "reduce"}
+
+
+def trained(preset: str, batch: int, device: str, steps: int) -> Found:
+    """Steps of `linpix train` without torch.compile; images are noise in the middle half, on background."""
+    from linpix.training import loop  # its dependencies are not needed for the other parts
+    from linpix.training.datasets import Dataset
+    from linpix.training.run import Run, TrainConfig
+    from linpix.training.workers import Workers
+
+    config = PRESETS[preset]
+    shape = (max(4 * batch, 256), config.height, config.width, config.channels)
+    random = np.random.default_rng(0)
+    images = np.full(shape, config.background or 0, np.uint8)
+    middle = tuple(slice(side // 4, side - side // 4) for side in shape[1:3])
+    images[:, *middle] = random.integers(0, 256, images[:, *middle].shape, np.uint8)
+    data = Dataset("noise", images.reshape(len(images), -1), random.integers(0, 10, len(images)), tuple("0123456789"))
     with torch.device(device):
-        moved = Transformer(net.config).eval().requires_grad_(False)
-        moved.load_state_dict(net.state_dict())
-        state = RecurrentState(net.config, batch)
-        canvas = torch.zeros(batch, net.config.subpixels, dtype=torch.uint8)
-        start, slots, temperatures = torch.full((batch,), START), torch.arange(1, batch + 1), torch.ones(batch)
-        C = net.config.token_size
-        u = torch.rand(batch, C, 2)
+        run = Run(config, TrainConfig(batch=batch, compile=False))
+    stepping = loop.steps(run, data, Workers(), lambda: (0.0, False))
 
-        def work(first: int) -> None:
-            for position in range(first, first + EAGER_STEPS):
-                t = torch.full((batch,), position)
-                parameters = moved.step(canvas, t, start, state, slots)
-                canvas[:, position * C:(position + 1) * C] = draw_token(moved, parameters, t, u, temperatures)
+    def some(count: int) -> float:
+        wait(device)
+        began = time.perf_counter()
+        for _ in range(count):
+            next(stepping)
+        wait(device)
+        return (time.perf_counter() - began) / count
 
-        work(0)
-        return seconds_of(lambda: work(EAGER_STEPS), device) / EAGER_STEPS
-
-
-def named(form: StateFormat) -> dict[str, Any]:
-    return {"state": form.precision, "defer": form.defer}
-
-
-def described(preset: str, engine: str, form: StateFormat, batch: int, seconds: float) -> dict[str, Any]:
-    return {"preset": preset, "engine": engine, **named(form), "batch": batch, "images_per_second": batch / seconds,
-            "seconds_per_batch": seconds}
-
-
-def markdown(report: dict[str, Any]) -> str:
-    lines = [f"{report['device']}, driver {report.get('driver', 'none')}, torch {report['torch']}, commit "
-             f"`{report['commit'][:7]}`, `python -m tools.benchmarks.cuda`: copy "
-             f"{report['copy_bytes_per_second'] / 1e12:.2f} TB/s, bf16 product "
-             f"{report['matrix_product_flops'] / 1e12:.0f} TFLOP/s", "",
-             "| preset | engine | state | defer | overlap | batch | images/s | seconds a batch | share of the limit |",
-             "|---|---|---|---|---|---|---|---|---|"]
-    for r in report["results"]:
-        share = f"{r['limit_share']:.2f}" if "limit_share" in r else "-"
-        overlap = {True: "on", False: "off"}.get(r.get("overlap"), "-")
-        lines.append(f"| {r['preset']} | {r['engine']} | {r['state']} | {r['defer']} | {overlap} | {r['batch']} | "
-                     f"{r['images_per_second']:.1f} | {r['seconds_per_batch']:.3f} | {share} |")
-    for k in report["kernels"]:
-        if k["microseconds"]:
-            times = ", ".join(f"{name} {time_}" for name, time_ in k["microseconds"].items())
-            lines.append(f"\nA step of {k['batch']} {k['preset']} images, state {k['state']}, defer {k['defer']}, in "
-                         f"microseconds: {times}; the state kernel moves {k['state_bytes_per_second'] / 1e12:.2f} TB/s")
-    return "\n".join(lines) + "\n"
+    some(-(-steps // 3))
+    seconds, repeats = some(steps), -(-steps // 6)
+    kinds: dict[str, float] = {}
+    events = [event for event in launched(lambda: some(repeats), device) if event[1]]
+    for key, us, _ in events:
+        name = next((kind for kind, words in KINDS.items() if re.search(words, key.lower())), "other")
+        kinds[name] = kinds.get(name, 0.0) + us / repeats / 1e3
+    return {"images_per_second": batch / seconds, "ms_a_step": seconds * 1e3, "ms_of_kernels": sum(kinds.values()),
+            "launches": sum(count for *_, count in events) / repeats, "ms": kinds}
 
 
 if __name__ == "__main__":

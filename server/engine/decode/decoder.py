@@ -40,7 +40,7 @@ class Advance(NamedTuple):
 class Decoder(ABC):
     """One model's weights, its pool of slots, and what each slot's image is made of."""
 
-    precision, device, state_format = "fp32", "cpu", "fp32"
+    precision, device, state_format, kernels = "fp32", "cpu", "fp32", ""
     stride = 1     # a quantum of so many steps costs no more than one step
     prefill_stride = PREFILL_TOKENS  # prefill of so many tokens costs little more than of one
     reads_together = 1  # requests whose images it reads, or images that it judges, in one call

@@ -18,9 +18,9 @@ def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
     return ModelCard(
         id=served.name, created=int(source.provenance.get("created", 0)), checkpoint=facts["checkpoint"],
         bits_per_dim=source.provenance.get("bits_per_dim") or {}, engine=facts["engine"],
-        precision=facts["precision"], device=facts["device"], state=facts["state"], attention=config.attention,
-        width=config.width, height=config.height, channels=config.channels, conditional=bool(config.patch),
-        classes=list(source.class_names), sizes=encode.sizes(config),
+        precision=facts["precision"], device=facts["device"], state=facts["state"], kernels=served.kernels,
+        attention=config.attention, width=config.width, height=config.height, channels=config.channels,
+        conditional=bool(config.patch), classes=list(source.class_names), sizes=encode.sizes(config),
         temperature=source.temperature, temperature_range=list(source.temperature_range),
         attempts=source.attempts, limits=source.limits,
         class_agreement=source.class_agreement, board=Board(**source.board),

@@ -22,6 +22,8 @@ from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.decode.failures import EngineLost, most_retries
 from linpix.server.engine.decode.faults import Faults, with_faults
 from linpix.server.engine.job import Job
+from linpix.server.engine.model import Model
+from linpix.server.web.routes.models import card_of
 from tests.nets import net_of
 from tests.server.engine import finish, images, submit
 
@@ -395,6 +397,15 @@ def test_a_gpu_that_no_longer_answers_is_distinguished_from_a_failed_batch(emula
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     with pytest.raises(EngineLost, match=r"no longer answers \(CUDA error: an illegal .* encountered\); the process"):
         engine.quantum([1], [0], [8])
+
+
+@pytest.mark.slow
+def test_a_model_says_which_kernels_were_the_fastest_for_it(emulated):
+    source = loaded()
+    pool = GpuPool(source.net, 2, device="cpu", operators=emulated.operators, recorder=lambda work: work)
+    pool.record(2)
+    assert pool.kernels.endswith(" up to 2 rows")
+    assert card_of(Model(Engine(CudaDecoder(source, 2, pool)), 1), {}).kernels == pool.kernels
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares weights")
