@@ -233,8 +233,7 @@ export class Race {
       fill.style.width = value ? `${Math.max(1.5, 100 * value / top)}%` : "0";
       return el("td", {class: "bars"}, el("span", {}, text), el("b", {"aria-hidden": "true"}, fill));
     };
-    const speed = (one) => !one.disturbed && one.images_per_second;
-    const factor = (one, base) => speed(one) && speed(base) ? ` (${figure(speed(one) / speed(base))}×)` : "";
+    const factor = (one, base) => one.images_per_second && base.images_per_second ? ` (${figure(one.images_per_second / base.images_per_second)}×)` : "";
     const bits = (result) => result.bits_per_dim ? figure(result.bits_per_dim) + (result.exception ? "*" : "") : "–";
     this.panel.querySelector("thead").replaceChildren(el("tr", {},
       ...["Attention", ...batches.map((batch) => batch === 1 ? "Images/s, alone" : `Images/s, ${batch} together`), "Seconds for one", "bits/dim", "Memory of an image"].map((text) => el("th", {scope: "col", class: /images/i.test(text) && "bars"}, text))));
