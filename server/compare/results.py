@@ -78,8 +78,8 @@ def _notes(cells: Sequence[Cell], measured: Measurement) -> Sequence[str]:
     if measured_on := [f"{split} for {listed(names)}" for split, names in splits.items() if split]:
         notes.append(f"bits/dim was measured on {', on '.join(measured_on)}.")
     if busy := [cell.waited for cell in cells if cell.round_seconds and measured.disturbed(cell)]:
-        notes.append(f"Other work used the processor of the rows marked † for up to {max(busy):.0%} of the time. Speeds "
-                     "are of processor time, but such rows may still be too slow by a quarter.")
+        notes.append(f"Other work used the processor of the rows marked † for up to {max(busy):.0%} of the time. "
+                     "Speeds are of processor time; those of such rows may be too low by a quarter.")
     return notes
 
 
