@@ -36,7 +36,6 @@ class Stopwatch:
                  processor: Callable[[], float] | None = time.thread_time) -> None:
         """processor: seconds that this thread has been on a processor; None if the clock is made up."""
         self.clock, self.processor, self.spent = clock, processor, 0.0
-        self.timed_s, self.waited_s = 0.0, 0.0  # of all timed work, and of it off the processor
         self.deadline = math.inf  # in seconds spent in units, not on the wall clock
         self._began = 0.0
 
@@ -57,8 +56,8 @@ class Stopwatch:
     def left(self) -> float:
         return self.deadline - self.elapsed()
 
-    def timed(self, work: Iterator[None]) -> Generator[None, None, float]:
-        """Do the work and return its seconds on the processor, without those between units. Raises OutOfTime."""
+    def timed(self, work: Iterator[None], cell: "Cell") -> Generator[None, None, float]:
+        """Do a cell's work and return its seconds on the processor, without those between units. Raises OutOfTime."""
         seconds, over = 0.0, False
         while True:
             if self.elapsed() > self.deadline:
@@ -72,8 +71,8 @@ class Stopwatch:
             took = self.clock() - began
             used = min(took, self.processor() - worked) if self.processor else took
             seconds += used
-            self.timed_s += took
-            self.waited_s += took - used
+            cell.timed_s += took
+            cell.waited_s += took - used
             if over:
                 return seconds
             yield
@@ -151,7 +150,6 @@ class Measurement:
         """Draw the batch's images from start to end, with seeds 0, 1, 2, ..., and time that."""
         backend, clock = self.backends[cell.kind], self.watch.clock
         yield from backend.clear(cell.batch)
-        before = self.watch.timed_s, self.watch.waited_s
         began = clock()
         canvas = torch.zeros(cell.batch, self.config.subpixels, dtype=torch.uint8)
         noise = noise_of(self.config, np.arange(cell.batch), np.arange(self._length))
@@ -160,10 +158,9 @@ class Measurement:
             rows = self._key(cell, t)[1]
             for group in range(0, cell.batch, rows):
                 some = slice(group, group + rows)
-                seconds += yield from self.watch.timed(backend.step(canvas[some], t, noise[some, t]))
+                seconds += yield from self.watch.timed(backend.step(canvas[some], t, noise[some, t]), cell)
             yield
         cell.decodes.append(seconds)
-        self._count(cell, before)
 
     def steps(self, cell: Cell) -> dict[int, float]:
         """Seconds of a step of the batch, by position. If it goes in groups of rows, one group stands for all."""
@@ -188,10 +185,6 @@ class Measurement:
                     f"steps add up to {usual:.3g} s")
         return ""
 
-    def _count(self, cell: Cell, before: tuple[float, float]) -> None:
-        cell.timed_s += self.watch.timed_s - before[0]
-        cell.waited_s += self.watch.waited_s - before[1]
-
     def tail_over_head(self, cell: Cell) -> float:
         """Median step time in the last tenth of the positions / that in the first tenth."""
         steps, tenth = self.steps(cell), max(1, self._length // 10)
@@ -208,12 +201,10 @@ class Measurement:
         key, backend = self._key(cell, t), self.backends[cell.kind]
         at = min(t, self._length - backend.stride)
         taken: list[float] = []
-        before = self.watch.timed_s, self.watch.waited_s
         while len(taken) < burst and sum(taken) < BURST_S:
             step = backend.step(self.canvas[: key[1]], at, self._u[: key[1]])
-            taken.append((yield from self.watch.timed(step)))
+            taken.append((yield from self.watch.timed(step, cell)))
         self._samples.setdefault(key, []).append(min(taken) / backend.stride)
-        self._count(cell, before)
         cell.spent += self.watch.elapsed() - began
         yield
 
