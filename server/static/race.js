@@ -226,8 +226,7 @@ export class Race {
   tabulate(report) {
     const batches = [...new Set(report.results.map((result) => result.batch))];
     const at = (lane, batch) => report.results.find((one) => one.batch === batch && one.backend === lane.backend && one.engine === lane.engine) ?? {};
-    const most = (values) => Math.max(...values.filter(Boolean), 0);
-    const tops = batches.map((batch) => most(this.all.map((lane) => at(lane, batch).images_per_second)));
+    const tops = batches.map((batch) => Math.max(...this.all.map((lane) => at(lane, batch).images_per_second ?? 0)));
     const bar = (value, top, text) => {
       const fill = el("i");
       fill.style.width = value ? `${Math.max(1.5, 100 * value / top)}%` : "0";
@@ -354,7 +353,7 @@ function paint(lane, image, pixels) {
   const part = new ImageData(image.data.slice(), image.width);
   part.data.fill(0, pixels * 4);
   lane.canvas.getContext("2d").putImageData(part, 0, 0);
-  const share = pixels / (image.width * image.height);  // of keys and values, those of each pixel are added
+  const share = pixels / image.width / image.height;  // of keys and values, those of each pixel are added
   lane.bar.style.width = `${100 * share}%`;
   const bytes = Math.round((lane.bytes ?? 0) * (lane.backend.startsWith("stateful") ? share : 1));
   lane.memory.style.width = `${Math.min(100, 100 * bytes / lane.most)}%`;
