@@ -21,6 +21,7 @@ HEAD_BYTES = 2**14   # largest head of a request; also of headers after a body
 READ_BYTES = 2**14   # largest read of a connection: asyncio's 256 KiB may be 43,000 chunks, 60 ms of the event loop
 MAX_AHEAD = 8        # a client may send so many requests ahead, and its leaving is still noticed
 AHEAD_BYTES = 2**16  # and so much of the last one's body, which nothing reads yet
+_ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]+)(.*)")
 _UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade:[^\r]*\r\n")  # the parser would take the body for another protocol
 
 
@@ -74,8 +75,17 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
             raise HttpParserError(f"the head is too large; at most {HEAD_BYTES:,} bytes are allowed")
+        if [name for name, _ in self.headers].count(b"host") != 1 and self.parser.get_http_version() == "1.1":
+            raise HttpParserError("send exactly one Host header")
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+            raise HttpParserError("Transfer-Encoding must be chunked")
         if self.parser.should_upgrade():
             raise HttpParserError("this server speaks HTTP/1.1 only; leave out the Upgrade header")
+        if whole := _ABSOLUTE.fullmatch(self.url):  # a target with a host, which replaces the Host header
+            self.headers[:] = [(b"host", whole[1]), *(each for each in self.headers if each[0] != b"host")]
+            self.url = whole[2] if whole[2].startswith(b"/") else b"/" + whole[2]
+        elif not self.url.startswith((b"/", b"*")):
+            raise HttpParserError("the target of a request must be a path")
         super().on_headers_complete()
         self.headers = deque(maxlen=0)  # type: ignore[assignment]  # headers after a body are thrown away
 

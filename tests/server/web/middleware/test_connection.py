@@ -121,7 +121,10 @@ NO_HTTP = {
                                     "at most 16,384 bytes"),
     "two lengths": (head(GENERATIONS, 2)[:-2] + b"content-length: 3\r\n\r\n{}", "Duplicate Content-Length"),
     "a negative length": (head(GENERATIONS, -2) + b"{}", "Invalid character in Content-Length"),
-    "another coding": (b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip\r\n\r\n", "Transfer-Encoding"),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", "exactly one Host header"),
+    "two hosts": (b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n", "exactly one Host header"),
+    "another coding": (b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip, chunked\r\n\r\n",
+                       "Transfer-Encoding"),
     "a bare line feed": (b"GET / HTTP/1.1\r\n" + HOST + b"x: y\nz: 1\r\n\r\n", "Missing expected CR"),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", "the request cannot be read"),
     "a chunk without a size": (head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
@@ -182,6 +185,17 @@ def test_connections_are_read_in_small_pieces_so_that_others_are_served_in_betwe
         server.should_exit = True
         serving_it.join()
     assert sum(seen) > 2**21 and max(seen) <= READ_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "status"), [
+    (b"http://localhost/v1/models", b"200"), (b"HTTP://localhost:80/v1/models?x=/", b"200"),
+    (b"http://localhost", b"200"), (b"http://localhost?x", b"200"), (b"http://rebound.example/v1/models", b"403"),
+    (b"ftp://localhost/v1/models", b"400"), (b"/http://localhost/v1/models", b"404")])
+def test_a_target_with_a_host_is_that_of_its_path_and_the_host_counts(process, target, status):
+    with process.connect() as connection:
+        connection.sendall(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
+        assert rest_of(connection).startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.mark.slow
