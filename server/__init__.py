@@ -21,9 +21,9 @@ HTTP knows of a request, and an Event tells the answer what happened to one imag
 To follow one request, read these files in this order:
   web/routes/images.py       its fields are checked: types and ranges by web/request_schemas.py, what depends on the
                              model by web/images.py, what decides pixels by engine/job.py; web/uploads.py decodes an
-                             upload: an Answer, with its Job
-  web/answers.py             FastAPI sends the answer: it then admits the request, waits for its images, sends them, and
-                             releases the request; web/images.py encodes them
+                             upload. The result is an Answer, with its Job
+  web/answers.py             FastAPI sends the Answer: it then admits the request, waits for its images, which
+                             web/images.py encodes, sends them, and releases the request
   engine/admission.py        gives the request room if engine/model.py has some, hands its Images to the engine thread,
                              and turns each Report into events of requests; engine/attempts.py says which images are
                              drawn again, and which are returned

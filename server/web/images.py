@@ -188,9 +188,10 @@ class Images(Answer):
                 yield event.image if event else 0, event
             elif event.done:
                 candidates[event.image] = event
-        checked = [candidates[index].recognised for index in sorted(candidates)]
-        for place, index in enumerate(best_of([image for image in checked if image is not None], job.answers)):
-            yield place, candidates[index]
+        if candidates:
+            checked = [candidates[index].recognised for index in range(job.images)]
+            for place, index in enumerate(best_of([image for image in checked if image is not None], job.answers)):
+                yield place, candidates[index]
 
     def encode(self, event: Event) -> bytes:
         """An image in the requested format and size; for an array, its sub-pixels. Unfinished rows are black."""

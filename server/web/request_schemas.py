@@ -6,9 +6,8 @@ import math
 from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
-from pydantic_core import PydanticCustomError
 
 from linpix.model.attempts import MAX_ATTEMPTS
 from linpix.model.philox import MAX_SEED
@@ -21,17 +20,10 @@ from ..pictures.uploads import Preparation
 _FILE = WithJsonSchema({"type": "string", "format": "binary"})  # as generators of clients know files
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, str) and "_" in value:
-        raise PydanticCustomError("number", "a number must not have underscores")
-    return value
-
-
-_Plain = BeforeValidator(_plain)  # for numbers in forms and headers: pydantic reads 1_0 as 10
 _Model = Annotated[str | None, Field(examples=["mnist-small"], description="a model listed by /v1/models; default: the "
     "first one")]
 _Timeout = Annotated[float | None, Field(gt=0, allow_inf_nan=False, examples=[600.0], description="seconds within "
-    "which the request must be finished, else the answer is 504; default: the server's limit"), _Plain]
+    "which the request must be finished, else the answer is 504; default: the server's limit")]
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 _timeout: TypeAdapter[float | None] = TypeAdapter(_Timeout)
@@ -44,7 +36,7 @@ TIMEOUT_PARAMETER: dict[str, Any] = {"name": TIMEOUT_HEADER, "in": "header", "re
 def timeout_of(text: str) -> float:
     """The seconds that the header X-Request-Timeout allows. Raises InvalidRequest."""
     try:
-        return _timeout.validate_python(text) or math.inf
+        return _timeout.validate_python(text.replace("_", "x")) or math.inf  # it would read 1_0 as 10
     except ValidationError:
         raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number of seconds greater than 0, got {shown(text)}",
                              param=TIMEOUT_HEADER) from None
@@ -79,12 +71,12 @@ class GenerateBody(PictureFields):
 
     model_config = ConfigDict(strict=True)
 
-    n: Annotated[int | None, _Plain] = Field(None, ge=1, examples=[1], description="number of images, up to max_n of "
+    n: int | None = Field(None, ge=1, examples=[1], description="number of images, up to max_n of "
         "/v1/status; default: 1")
-    candidates: Annotated[int | None, _Plain] = Field(None, ge=1, examples=[8], description="draw this many images and "
+    candidates: int | None = Field(None, ge=1, examples=[8], description="draw this many images and "
         "answer with the best n of them; from n to max_n of /v1/status; only for models that draw the class first; "
         "default: draw n images and answer with all")
-    attempts: Annotated[int | None, _Plain] = Field(None, ge=1, le=MAX_ATTEMPTS, examples=[1], description="draw an "
+    attempts: int | None = Field(None, ge=1, le=MAX_ATTEMPTS, examples=[1], description="draw an "
         "image up to this many times, until the model recognises its class and it is not torn into pieces; only for "
         "models that draw the class first; default: the model's own, in /v1/models; 1 with candidates and at "
         "temperature 0")
@@ -92,11 +84,11 @@ class GenerateBody(PictureFields):
         "default), webp (lossless) or jpeg (lossy)")
     stream: bool | None = Field(None, examples=[False], description="answer with server-sent events while images are "
         "drawn; default: one answer when all images are done")
-    partial_images: Annotated[int | None, _Plain] = Field(None, ge=0, examples=[3], description="number of unfinished "
+    partial_images: int | None = Field(None, ge=0, examples=[3], description="number of unfinished "
         "versions of each image in a stream, evenly spread; default: one per finished image row")
-    seed: Annotated[int | None, _Plain] = Field(None, ge=0, le=MAX_SEED, examples=[1], description="image i uses seed "
+    seed: int | None = Field(None, ge=0, le=MAX_SEED, examples=[1], description="image i uses seed "
         "+ i; default: a random seed")
-    temperature: Annotated[float | None, _Plain] = Field(None, ge=0, le=10, allow_inf_nan=False, examples=[1.0],
+    temperature: float | None = Field(None, ge=0, le=10, allow_inf_nan=False, examples=[1.0],
         description="1: as trained; lower: less varied; higher: more varied; 0: no randomness; default: the model's "
         "own; /v1/models lists it and the useful range")
     priority: Literal["interactive", "bulk"] | None = Field(None, examples=["interactive"], description="interactive "
@@ -113,7 +105,7 @@ class UploadFields(BaseModel):
     image_list: SkipJsonSchema[list[UploadFile] | None] = Field(None, alias="image[]")
     mask: Annotated[UploadFile | None, _FILE] = Field(None, examples=["mask.png"], description="picture whose "
         "transparent parts say what is hidden, instead of the transparent parts of image")
-    keep_rows: Annotated[int | None, _Plain] = Field(None, examples=[14], description="image rows of the model's size "
+    keep_rows: int | None = Field(None, examples=[14], description="image rows of the model's size "
         "to keep; the rows below are filled in; not together with a mask")
 
 
@@ -162,6 +154,8 @@ FORM_LISTS = ("image[]",)  # fields of forms that may be sent more than once
 FILES = ("image", "image[]", "mask")
 FORM_FIELDS = frozenset(field.alias or name for form in (EditForm, LikelihoodForm)  # of any form; a route ignores
                         for name, field in form.model_fields.items())               # the fields of others
+FORM_NUMBERS = frozenset(name for form in (EditForm, LikelihoodForm) for name, field in form.model_fields.items()
+                         if field.annotation in (int | None, float | None))
 
 GENERATE: dict[str, Any] = {  # example bodies, by what they show
     "one image of a class": {"value": {"label": 7, "seed": 1}},

@@ -10,11 +10,11 @@ from fastapi import Request, Response, UploadFile
 from fastapi.routing import APIRoute
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from ..errors import ClientLeft, DeadlinePassed, InvalidRequest, ServiceError, exhausted
+from ..errors import ClientLeft, DeadlinePassed, InvalidRequest, ServiceError, exhausted, shown
 from ..pictures.uploads import Upload
 from .answers import Answer, while_connected
 from .middleware.bodies import Body
-from .request_schemas import FILES, FORM_FIELDS, FORM_LISTS, UploadFields
+from .request_schemas import FILES, FORM_FIELDS, FORM_LISTS, FORM_NUMBERS, UploadFields
 
 logger = logging.getLogger("linpix")
 Files = tuple[UploadFile, UploadFile | None]  # a picture, and its mask
@@ -68,6 +68,10 @@ async def read_form(http: Request) -> None:
         if times > 1 and name in FORM_FIELDS and name not in FORM_LISTS:
             await form.close()
             raise InvalidRequest(f"the form has {times} fields {name}; send one", param=name)
+    for name, value in form.multi_items():
+        if name in FORM_NUMBERS and isinstance(value, str) and "_" in value:  # pydantic would read 1_0 as 10
+            await form.close()
+            raise InvalidRequest(f"{name}: a number must not have underscores, got {shown(value)}", param=name)
 
 
 class FormRoute(APIRoute):
