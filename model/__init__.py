@@ -10,7 +10,7 @@
 | feature map     | phi(x) = elu(x) + 1 or another, applied to queries and keys        | phi      |
 | prefill         | fold the given tokens into the state at once                       |          |
 | decode, step    | decode is a run of steps; one step adds one token to every row     |          |
-| quantum         | up to k steps in one engine call, between which rows join and leave | k       |
+| quantum         | up to k steps in one call, between which rows join and leave       | k        |
 | bits/dim        | loss in nats / ln 2 / T                                            |          |
 
 Layers, heads, key dim, value dim and mixtures are L, H, D, M and K.

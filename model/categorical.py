@@ -35,7 +35,7 @@ def from_two_stages(parameters: Tensor, ground: int) -> Tensor:
     """Log-probabilities (..., 256), which are logits too, from the numbers that predict a sub-pixel amid background.
 
     The ground's number z decides alone whether the value is ground, with sigmoid(z); the others are logits of the
-    other values, if it is not. So an engine computes them only where it is not, for 1 of 250 such sub-pixels of MNIST.
+    other values, if it is not. So decoding computes them only where it is not, for 1 of 250 such sub-pixels of MNIST.
     """
     z = parameters[..., ground:ground + 1]
     is_ground = torch.arange(VALUES) == ground

@@ -1,7 +1,7 @@
 """Embeddings of tokens: sums of table look-ups for sub-pixels, and the known pixels of a square for patches.
 
 The input of token t is a sum of table look-ups, each of something that is known before t is drawn. All tables are
-stacked into one, so an engine needs a single gather-and-sum for every configuration. Its blocks of rows, in order: the
+stacked into one, so a kernel needs a single gather-and-sum for every configuration. Its blocks of rows, in order: the
 sub-pixel before t's first one (256 values, the unconditional start, one start per class); the positional look-ups and
 the class, in the order of look_ups; 257 rows for each neighbour (256 values, and row 256 for outside the image); 258
 rows for each following neighbour (256 values, row 256 for unknown, row 257 for outside).

@@ -19,7 +19,7 @@ PADDING_SLOT = 0
 
 
 class SlotPool(Protocol):
-    """What an engine needs from a pool in order to give its slots to images."""
+    """What a decoder needs from a pool in order to give its slots to images."""
 
     def clear(self, slot: int) -> None: ...
 

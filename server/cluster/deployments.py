@@ -32,7 +32,7 @@ LOST = (RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, 
         DeploymentUnavailableError, AioRpcError)  # what a call raises if its process is gone
 
 
-class Engine:
+class ReplicaActor:
     async def __init__(self, given: dict[str, Any], threads: int) -> None:  # type: ignore[misc]  # Serve awaits it
         from .replica import Replica, take_cores
 
@@ -64,7 +64,7 @@ class Engine:
 class Front:
     """HTTP on the port that all fronts of a machine share, on the event loop of Serve and of its routers."""
 
-    async def __init__(self, given: dict[str, Any], engines: DeploymentHandle) -> None:  # type: ignore[misc]
+    async def __init__(self, given: dict[str, Any], replicas: DeploymentHandle) -> None:  # type: ignore[misc]
         from .front import front_server
 
         if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
@@ -72,8 +72,8 @@ class Front:
                                f"connections; if you set ray_actor_options, add these env_vars to them: {ONE_LOOP}")
         settings = Settings(**given)
         logs.configure(settings.log_format, settings.log_level)
-        self._engines = engines.options(request_serialization="pickle", response_serialization="pickle", stream=True)
-        self._server = await front_server(settings, engines.describe.remote, self._run,
+        self._replicas = replicas.options(request_serialization="pickle", response_serialization="pickle", stream=True)
+        self._server = await front_server(settings, replicas.describe.remote, self._run,
                                           patience_s=settings.drain_timeout + ENDS_S + STARTS_S)
         self._serving = asyncio.create_task(self._server.serve_shared())
         while not (self._server.started or self._server.over):
@@ -82,7 +82,7 @@ class Front:
             raise RuntimeError("the HTTP server of this front did not start; its log says why")
 
     async def _run(self, call: Call) -> AsyncIterator[News]:
-        answer = self._engines.run.remote(call)
+        answer = self._replicas.run.remote(call)
         try:
             async for news in answer:
                 yield news
@@ -112,15 +112,14 @@ def _given(settings: Settings) -> dict[str, Any]:
         if (value := getattr(settings, name))}
 
 
-def engines(settings: Settings) -> Application:
-    """The replicas."""
-    threads, replicas = settings.replica_threads, max(1, settings.replicas)
+def replicas(settings: Settings) -> Application:
+    threads, number = settings.replica_threads, max(1, settings.replicas)
     gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0
-    gpu = {"num_gpus": 1} if settings.device == "cuda" or (settings.device == "auto" and gpus >= replicas) else {}
+    gpu = {"num_gpus": 1} if settings.device == "cuda" or (settings.device == "auto" and gpus >= number) else {}
     environment = {"OMP_WAIT_POLICY": "PASSIVE", "RAY_USE_UVLOOP": "0",
                    **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     return serve.deployment(
-        Engine, name="Engine", num_replicas=replicas, max_ongoing_requests=ANY_NUMBER,
+        ReplicaActor, name="Engine", num_replicas=number, max_ongoing_requests=ANY_NUMBER,
         ray_actor_options={"num_cpus": max(1, threads), "runtime_env": {"env_vars": environment}, **gpu},
         health_check_period_s=2, health_check_timeout_s=math.ceil(settings.watchdog_timeout),
         graceful_shutdown_wait_loop_s=0.2, graceful_shutdown_timeout_s=settings.drain_timeout + ENDS_S,
@@ -144,4 +143,4 @@ def app(arguments: dict[str, Any]) -> Application:
     their numbers; a config file of Serve can give these deployments (Engine, Front) autoscaling and resources instead.
     """
     settings = Settings(**arguments)
-    return fronts(settings, engines(settings))
+    return fronts(settings, replicas(settings))

@@ -142,13 +142,13 @@ def _run(settings: Settings, signals: _Signals) -> None:
     """Serve until a signal; then drain, until a second one."""
     from ray import serve as cluster
 
-    from .deployments import engines, fronts
+    from .deployments import fronts, replicas
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     cluster.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})
     try:
-        replicas = cluster.run(engines(settings), name="engines", route_prefix=None)
-        cluster.run(fronts(settings, replicas), name="fronts", route_prefix=None)
+        handle = cluster.run(replicas(settings), name="engines", route_prefix=None)
+        cluster.run(fronts(settings, handle), name="fronts", route_prefix=None)
     except RuntimeError as error:
         raise OSError(f"the replicas or fronts did not start ({error}); the log above says why") from error
     signals.started = True

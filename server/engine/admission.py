@@ -236,7 +236,7 @@ class Admission(Requests):
             metrics.quanta_retried.labels(model.name).inc()
         elif report.passes:
             metrics.engine_step.labels(*labels).observe(report.seconds / report.passes)
-            metrics.engine_step_batch_size.observe(report.images)
+            metrics.engine_step_batch_size.observe(report.batch)
 
     def work_done(self, id: str, error: Exception | None) -> None:
         if error is not None and (request := self.in_progress.get(id)) is not None:

@@ -23,8 +23,8 @@ class Pace:
         self._seconds: dict[int, float] = {}
         self.measured = 0  # images
 
-    def learn(self, images: int, seconds: float) -> None:
-        size = images.bit_length()
+    def learn(self, batch: int, seconds: float) -> None:
+        size = batch.bit_length()
         before = self._seconds.get(size, seconds)
         self._seconds[size] = before + NEW * (seconds - before)
         self.measured += 1
@@ -33,13 +33,13 @@ class Pace:
         self._seconds.clear()
         self.measured = 0
 
-    def __call__(self, images: int) -> float:
+    def __call__(self, batch: int) -> float:
         """Seconds per token with so many images in slots; 0 when nothing is known.
 
         A size without measurements is estimated from the nearest one: twice the images take 1.4 times as long, half
         way between steps that cost the same for any number and steps that cost the same for each image.
         """
-        size = images.bit_length()
+        size = batch.bit_length()
         nearest = min(self._seconds, key=lambda other: abs(other - size), default=size)
         return self._seconds.get(nearest, 0.0) * 2 ** ((size - nearest) / 2)
 

@@ -59,7 +59,7 @@ class Report:
     rows: list[tuple[Image, range, NDArray[np.uint8] | None]] = field(default_factory=list)
     finished: list[Image] = field(default_factory=list)
     failed: dict[str, Exception] = field(default_factory=dict)  # by request: NotFinite, or what the decoder raised
-    images: int = 0          # decoded in the quantum
+    batch: int = 0           # images decoded in the quantum
     passes: int = 0          # the most passes through the layers of one image; at least 1 if images were decoded
     subpixels: int = 0       # decoded, of all images together
     seconds: float = 0.0     # of decoding, without prefill

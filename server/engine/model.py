@@ -85,7 +85,7 @@ class Model(ServedModel):
         classes[bulk].extend(new)
         return ends(self.slots, running, queue_order(*classes), self.seconds_per_token)
 
-    def seconds_per_token(self, images: int) -> float:
+    def seconds_per_token(self, batch: int) -> float:
         """The pace with so many images in slots; until images have finished, that of the running ones; else 0."""
         if self.pace.measured < CONFIDENT:
             drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
@@ -96,16 +96,16 @@ class Model(ServedModel):
                         drawn += request.tokens - int(self.engine.scheduler.left[image.slot])
                         seconds, running = seconds + now - began, running + 1
             if drawn and seconds > MEASURED_S:
-                return (seconds / drawn) * math.sqrt(images / running)
+                return (seconds / drawn) * math.sqrt(batch / running)
             return 0.0
-        return self.pace(images)
+        return self.pace(batch)
 
     def finished(self, request: Request, image: Image) -> None:
         """One of a request's images is done: learn from the time it took."""
         self._measured_at = now = time.monotonic()
         if request.tokens >= self._enough:
-            images = min(len(self.engine.scheduler.running) + 1, self.slots)
-            self.pace.learn(images, (now - request.begun[image.index]) / request.tokens)
+            batch = min(len(self.engine.scheduler.running) + 1, self.slots)
+            self.pace.learn(batch, (now - request.begun[image.index]) / request.tokens)
 
     def too_late(self) -> list[Request]:
         """Requests without a slot that would hardly be done in time even if they got one now; marks them as late.
@@ -114,8 +114,8 @@ class Model(ServedModel):
         """
         waiting = [request for request in self.requests.values()
                    if not (request.begun or request.late or request.job.scored)]
-        images = min(len(self.engine.scheduler.running) + 1, self.slots)
-        token_s = self.seconds_per_token(images) if waiting else 0.0
+        batch = min(len(self.engine.scheduler.running) + 1, self.slots)
+        token_s = self.seconds_per_token(batch) if waiting else 0.0
         next_report = time.monotonic() + QUANTUM_S  # at the latest
         late = [request for request in waiting if request.tokens * token_s * SAFETY > request.deadline - next_report]
         for request in late:

@@ -66,7 +66,7 @@ class ImageData(ImageFacts):
 
 
 class Usage(BaseModel):
-    """Zeros, for programs that add up what they pay for: nothing is counted here."""
+    """Always 0."""
 
     input_tokens: int = Field(0, description="always 0", examples=[0])
     input_tokens_details: dict[str, int] = Field({"image_tokens": 0, "text_tokens": 0}, description="input tokens by "

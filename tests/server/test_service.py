@@ -221,7 +221,8 @@ def test_the_status_agrees_with_the_metrics(tiny):
 
 
 def test_sigterm_finishes_what_runs_and_refuses_what_comes_and_hangups_change_nothing(slow):
-    with serving(slow, *EAGER) as server, ThreadPoolExecutor(2) as pool, server.client() as client:
+    with serving(slow, *EAGER, "--drain-timeout", "120") as server, ThreadPoolExecutor(2) as pool, \
+            server.client() as client:
         running = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 2}))
         streaming = pool.submit(lambda: client.post("/v1/images/generations", json={"stream": True}))
         assert eventually(lambda: server.metric("linpix_requests_running") == 2)

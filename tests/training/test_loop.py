@@ -35,6 +35,16 @@ SETTINGS = TrainConfig(images=640, batch=8, warmup_images=80, learning_rate=3e-3
                        ema=0.9, compile=False, validation=10)
 
 
+def learns(run: Run, data: Dataset, folder: Path) -> Transformer:
+    """Train; the weights that were exported, which must have far fewer bits than those before."""
+    before = evaluate(run.exported.eval(), data.images).bits_per_dim
+    assert train(run, data, folder, command="test")
+    net = checkpoint.load(folder)
+    assert net.config == run.net.config
+    assert evaluate(net, data.images).bits_per_dim < 0.6 * before
+    return net
+
+
 def weights(run: Run) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in run.net.parameters()])
 
@@ -42,11 +52,7 @@ def weights(run: Run) -> torch.Tensor:
 @pytest.mark.parametrize("optimizer", ["muon", *(
     pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "radam"))])
 def test_training_learns_with_every_optimizer(stripes, tmp_path, optimizer):
-    run = Run(TINY, dataclasses.replace(SETTINGS, optimizer=optimizer))
-    before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
-    assert train(run, stripes, tmp_path / "run", command="test")
-    after = evaluate(checkpoint.load(tmp_path / "run"), stripes.images).bits_per_dim
-    assert after < 0.6 * before
+    learns(Run(TINY, dataclasses.replace(SETTINGS, optimizer=optimizer)), stripes, tmp_path / "run")
 
 
 def test_averaged_weights_forget_the_random_beginning_within_few_steps():
@@ -90,12 +96,7 @@ def hidden_nats(net: Transformer, data: Dataset, known: torch.Tensor) -> float:
 @pytest.mark.slow
 def test_a_conditional_model_learns_from_what_is_known_later(stripes, tmp_path):
     settings = dataclasses.replace(SETTINGS, images=1600, unconditional=0.2)
-    run = Run(CONDITIONAL, settings)
-    before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
-    assert train(run, stripes, tmp_path / "run", command="test")
-    net = checkpoint.load(tmp_path / "run")
-    assert net.config == CONDITIONAL
-    assert evaluate(net, stripes.images).bits_per_dim < 0.6 * before
+    net = learns(Run(CONDITIONAL, settings), stripes, tmp_path / "run")
     hidden = torch.zeros(100, 64, dtype=torch.bool)
     told = hidden.clone()
     told[:, 32:] = True  # the lower half: where the edge is, if it is there
@@ -121,12 +122,9 @@ LSH = dataclasses.replace(TINY, attention="lsh", lsh_rounds=2, lsh_buckets=4, ls
 
 @pytest.mark.slow
 def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_exception(stripes, tmp_path):
-    run = Run(LSH, SETTINGS)
-    before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
-    train(run, stripes, tmp_path / "run", command="test")
+    learns(Run(LSH, SETTINGS), stripes, tmp_path / "run")
     export(tmp_path / "run", tmp_path / "shipped", lambda config: stripes)
     shipped = checkpoint.load(tmp_path / "shipped").eval()
-    assert evaluate(shipped, stripes.images).bits_per_dim < 0.6 * before
     assert evaluate(shipped, stripes.images).bits_per_dim == evaluate(shipped, stripes.images).bits_per_dim
     assert "not strictly autoregressive" in (tmp_path / "shipped/README.md").read_text()
 
@@ -135,10 +133,7 @@ def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_excepti
 @pytest.mark.parametrize(("name", "compile_"), [*((name, False) for name in get_args(FeatureMap)), ("random", True)])
 def test_every_feature_map_learns(stripes, tmp_path, name, compile_):
     run = Run(dataclasses.replace(TINY, feature_map=name), dataclasses.replace(SETTINGS, compile=compile_))
-    before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
-    train(run, stripes, tmp_path / "run", command="test")
-    assert evaluate(run.exported, stripes.images).bits_per_dim < 0.6 * before
-    assert checkpoint.load(tmp_path / "run").config.feature_map == name
+    assert learns(run, stripes, tmp_path / "run").config.feature_map == name
 
 
 @pytest.mark.slow
@@ -148,9 +143,7 @@ def test_reversible_layers_learn_with_a_feed_forward_in_chunks(stripes, tmp_path
     run = Run(dataclasses.replace(model, residual="reversible"),
               dataclasses.replace(SETTINGS, compile=compile_, feed_forward_chunks=4))
     assert {layer.chunks for layer in run.net.layers} == {4}
-    before = evaluate(run.exported.eval(), stripes.images).bits_per_dim
-    train(run, stripes, tmp_path / "run", command="test")
-    assert evaluate(run.exported, stripes.images).bits_per_dim < 0.6 * before
+    learns(run, stripes, tmp_path / "run")
     export(tmp_path / "run", tmp_path / "shipped", lambda config: stripes)
     assert checkpoint.load(tmp_path / "shipped").config.residual == "reversible"
     assert "| residuals, norm, activation | reversible, pre, gelu |" in (tmp_path / "shipped/README.md").read_text()
@@ -167,11 +160,14 @@ def test_a_feed_forward_in_chunks_trains_alike(stripes, tmp_path):
     torch.testing.assert_close(weights(second), weights(whole), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("attention", ["linear", pytest.param("lsh", marks=pytest.mark.slow)])
-def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path, attention):
-    """With lsh, hashed by the same random rotations at every step."""
+@pytest.mark.parametrize(("attention", "dropout"), [
+    ("linear", 0.0), ("linear", 0.2), pytest.param("lsh", 0.0, marks=pytest.mark.slow)])
+def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path, attention, dropout):
+    """With the same dropout and, with lsh, hashed by the same random rotations at every step."""
     model = dataclasses.replace(TINY, attention=attention, lsh_buckets=4, lsh_chunk=16)
-    whole, first = Run(model, SETTINGS), Run(model, SETTINGS)
+    settings = dataclasses.replace(SETTINGS, dropout=dropout)
+    whole, first = Run(model, settings), Run(model, settings)
+    assert {layer.dropout.p for layer in whole.net.layers} == {dropout}
     assert train(whole, stripes, tmp_path / "whole", command="test")
     assert not train(first, stripes, tmp_path / "parts", command="test", max_images=240)
     second = Run.resumed(tmp_path / "parts.training" / "state.pt", model, {})
@@ -331,20 +327,6 @@ def test_dropout_is_for_training_only(config):
     assert not torch.equal(dropping.train()(images, start), plain.train()(images, start))
     with pytest.raises(ValueError, match="dropout must be 0 with reversible residuals"):
         Transformer(dataclasses.replace(TINY, residual="reversible"), dropout=0.1)
-
-
-def test_a_run_with_dropout_that_is_resumed_is_the_run_that_did_not_stop(stripes, tmp_path):
-    settings = dataclasses.replace(SETTINGS, images=160, dropout=0.2)
-    whole = Run(TINY, settings)
-    train(whole, stripes, tmp_path / "whole", command="test")
-    part = Run(TINY, settings)
-    train(part, stripes, tmp_path / "part", command="test", max_images=80)
-    rest = Run.resumed(tmp_path / "part.training/state.pt", TINY, {})
-    train(rest, stripes, tmp_path / "part", command="test")
-    assert rest.images == 160 and torch.equal(weights(rest), weights(whole))
-    without = Run(TINY, dataclasses.replace(settings, dropout=0.0))
-    train(without, stripes, tmp_path / "without", command="test")
-    assert not torch.equal(weights(without), weights(whole))
 
 
 def test_half_of_the_images_with_known_pixels_are_moved_by_whole_pixels_and_the_same_ones_after_a_resume():

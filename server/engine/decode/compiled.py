@@ -148,7 +148,7 @@ class CudaDecoder(BitwiseDecoder):
         return scores
 
     @_on_gpu()
-    def images(self, slots: Sequence[int]) -> NDArray[np.uint8]:
+    def canvases(self, slots: Sequence[int]) -> NDArray[np.uint8]:
         return self.pool.images(slots).numpy()
 
     @_on_gpu()

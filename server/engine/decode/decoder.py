@@ -123,7 +123,7 @@ class Decoder(ABC):
 
         If an image has no class, since nothing had to be drawn, it gets the most probable one.
         """
-        drawn = self.images(slots)  # of a GPU, too
+        drawn = self.canvases(slots)  # of a GPU, too
         canvas, state = from_numpy(drawn), attention_for(self.config).new_state(len(slots))
         scores = self.read_known(canvas, torch.ones_like(canvas, dtype=torch.bool), state,
                                  torch.arange(1, len(slots) + 1))
@@ -148,7 +148,7 @@ class Decoder(ABC):
         start = int(self.start[slot])
         return None if start == START else start - START - 1
 
-    def images(self, slots: Sequence[int]) -> NDArray[np.uint8]:
+    def canvases(self, slots: Sequence[int]) -> NDArray[np.uint8]:
         """The sub-pixels of these slots' images, (B, T); those not decoded yet are 0, or as they were given."""
         return self.canvas[slots]
 
@@ -161,7 +161,7 @@ class Decoder(ABC):
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         """Fold the next inputs of each image into its slot, from its position on: start token, x_0, x_1 and so on.
 
-        In general, all images have the same position, a multiple of prefill_stride, and the same number of steps.
+        Positions (a multiple of prefill_stride) and step counts are equal for all images, except in restore.
         """
 
     def keep(self, slots: Sequence[int]) -> None:  # noqa: B027 - those that prefill again keep nothing

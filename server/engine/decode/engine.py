@@ -119,7 +119,7 @@ class Engine:
         """Run one quantum. Images that cannot be decoded end their requests."""
         slots, position = plan[:, 0], self.scheduler.position
         before, saturated, began = position[slots], self.decoder.saturated, time.perf_counter()
-        report.images, report.passes = len(plan), 1
+        report.batch, report.passes = len(plan), 1
         self.decoder.keep(slots.tolist())
         try:
             outcome = Outcome(not_finite=self._run(plan))
@@ -162,7 +162,7 @@ class Engine:
         due = np.flatnonzero(self.scheduler.takes_steps & (rows >= self._next_row))
         images = [self.scheduler.running[slot] for slot in due.tolist()]
         streams = [image.slot for image in images if image.job.stream]
-        canvases = dict(zip(streams, self.decoder.images(streams), strict=True)) if streams else {}
+        canvases = dict(zip(streams, self.decoder.canvases(streams), strict=True)) if streams else {}
         for image in images:
             new = range(int(self._next_row[image.slot]), int(rows[image.slot]) + 1)
             report.rows.append((image, new, canvases.get(image.slot)))
@@ -189,7 +189,7 @@ class Engine:
                 image.state = State.DONE
                 done.append(image)
         report.finished += done  # before anything can raise: see `abandon`
-        canvases = self.decoder.images([image.slot for image in done]) if done else ()
+        canvases = self.decoder.canvases([image.slot for image in done]) if done else ()
         for image, canvas in zip(done, canvases, strict=True):
             image.canvas = canvas
             image.label = image.recognised.label if image.recognised else self.decoder.label(image.slot)

@@ -27,9 +27,9 @@ class Outcome:
     retries: int = 0                                            # runs after the first
 
 
-def most_retries(images: int) -> int:
+def most_retries(batch: int) -> int:
     """The most runs after the first: one bad image takes two per level of halving, two bad images up to four."""
-    return max(1, 4 * (images - 1).bit_length())
+    return max(1, 4 * (batch - 1).bit_length())
 
 
 def isolate(plan: Plan, run: Callable[[Plan], list[int]], restore: Callable[[Plan], None],

@@ -126,15 +126,15 @@ class QuantumLength:
         self._stride = stride
         self._seconds: dict[int, float] = {}  # smoothed
 
-    def steps(self, images: int, most: int) -> int:
-        known = [size for size in self._seconds if size <= images.bit_length()]
+    def steps(self, batch: int, most: int) -> int:
+        known = [size for size in self._seconds if size <= batch.bit_length()]
         if not known:
             return self._stride
         # a size that is not known is taken from the next smaller one, as if each image cost the same
-        seconds = self._seconds[max(known)] * 2 ** (images.bit_length() - max(known))
+        seconds = self._seconds[max(known)] * 2 ** (batch.bit_length() - max(known))
         return max(self._stride, min(most, int(QUANTUM_S / seconds)) // self._stride * self._stride)
 
-    def learn(self, images: int, seconds: float) -> None:
+    def learn(self, batch: int, seconds: float) -> None:
         """One step of so many images took so many seconds."""
-        before = self._seconds.get(images.bit_length(), seconds)
-        self._seconds[images.bit_length()] = 0.7 * before + 0.3 * seconds
+        before = self._seconds.get(batch.bit_length(), seconds)
+        self._seconds[batch.bit_length()] = 0.7 * before + 0.3 * seconds

@@ -187,13 +187,12 @@ def test_an_upload_that_waits_to_be_decoded_ends_at_its_deadline_and_frees_what_
     def files() -> int:
         return sum("(deleted)" in os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
 
+    def waiting() -> int:
+        return sum(not slot.done() for queue in [*slots._waiting.values()] for slot in [*queue])
+
     others, body = threading.Event(), {"image": ("a.png", commented(8, 2 * 2**20))}
     with here(tiny.parent) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
         slots = client.app.state.service.upload_slots
-
-        def waiting() -> bool:
-            return any(not one.done() for line in slots._waiting.values() for one in line)
-
         for _ in range(SLOTS):  # uploads of others, which are being decoded
             client.portal.start_task_soon(slots.run, "others", others.wait)
         assert eventually(lambda: slots._running.total() == SLOTS)
@@ -201,14 +200,14 @@ def test_an_upload_that_waits_to_be_decoded_ends_at_its_deadline_and_frees_what_
         try:
             for number, path in enumerate((EDIT, "/v1/images/likelihoods"), 1):
                 late = pool.submit(client.post, path, files=body | {"timeout": (None, "1.5")})
-                assert eventually(waiting)
+                assert eventually(lambda: waiting() == 1)
                 assert server.metric("linpix_request_bodies_reading") == 1 and files() == before + 1
                 assert (late.result().status_code, error_of(late.result())["code"]) == (504, "deadline_passed")
                 assert "within 1.5 s" in error_of(late.result())["message"]
-                assert not waiting() and files() == before
+                assert waiting() == 0 and files() == before
                 assert server.metric("linpix_request_bodies_reading") == 0
                 assert server.metric('linpix_deadlines_passed_total{state="reading"}') == number
         finally:
             others.set()
         assert client.post(EDIT, files=body).status_code == 200
-        assert eventually(lambda: not slots._running)
+        assert eventually(lambda: not slots._running) and not slots._waiting

@@ -89,7 +89,7 @@ def decode(engine: Decoder, specs, quantum=8, slots=None, piece=64):
         for i, count, position in zip(order, steps, done.positions, strict=True):
             assert position == positions[i] + count or (engine.skips and position > positions[i] + count)
             positions[i] = position
-    return engine.images(slots)
+    return engine.canvases(slots)
 
 
 def specs(**options):
@@ -291,7 +291,7 @@ def test_a_quantum_that_threw_half_way_is_put_back_and_run_again_in_parts(tiny):
         for part in parts[1:]:
             engine.quantum(part, [19] * 2, [8] * 2)
         assert not engine.quantum(slots, [27] * 7, [37] * 7).not_finite
-        images.append(engine.images(slots))
+        images.append(engine.canvases(slots))
     assert np.array_equal(*images)
 
 
