@@ -21,16 +21,19 @@ logger = logging.getLogger("linpix")
 
 
 class Replica:
-    """Used on one event loop."""
+    """Used on one event loop. Ray Serve calls `check_health` and `record_autoscaling_stats`."""
 
     def __init__(self, settings: Settings) -> None:
         """Reads the models. Raises CheckpointError or ValueError with the cure."""
         sys.setswitchinterval(0.0005)  # as server/serve.py
-        self._settings = settings
-        service, self._kernel = app.service_of(settings, share=True)
+        service, kernel = app.service_of(settings, share=True)
         assert isinstance(service.requests, Admission)
         self.requests = service.requests
         self.requests.start()
+        # the settings, the kernel in use, and the models, the default one first
+        self.description = settings, kernel, {
+            name: Description(facts=model.facts, backend=model.backend, slots=model.slots)
+            for name, model in self.requests.models.items()}
         self.scraped = Scraped(service, "engine")
         collect()
 
@@ -41,13 +44,11 @@ class Replica:
         for model in self.requests.models.values():
             model.engine.decoder.close()
 
-    def describe(self) -> tuple[Settings, str, dict[str, Description]]:
-        """The settings, the kernel in use, and the models, the default one first."""
-        return self._settings, self._kernel, {
-            name: Description(facts=model.facts, backend=model.backend, slots=model.slots)
-            for name, model in self.requests.models.items()}
+    async def check_health(self) -> None:
+        if self.requests.gone:
+            raise RuntimeError(self.requests.gone)
 
-    def load(self) -> dict[str, float]:
+    async def record_autoscaling_stats(self) -> dict[str, float]:
         """Images that wait or are drawn, and the slots, of the model that has most images per slot."""
         fullest = max(self.requests.models.values(), key=lambda model: model.undone / model.slots)
         return {"images": fullest.undone, "slots": fullest.slots}
