@@ -41,7 +41,7 @@ class Engine(Replica):
         if threads:
             take_cores(serve.get_replica_context().rank.local_rank, threads)
         super().__init__(settings)
-        await self.scraped.begin()
+        await self.begin()
 
     async def __del__(self) -> None:
         await self.stop()

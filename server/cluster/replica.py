@@ -1,5 +1,6 @@
 """A replica: the engine of the plain server, which is called by fronts instead of HTTP."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -14,7 +15,7 @@ from ..engine.request import Request
 from ..errors import EngineFailed, EngineGone, ServiceError
 from ..memory import collect
 from ..settings import Settings
-from .front import Scraped
+from .front import scraped
 from .remote import Call, Description, News
 
 logger = logging.getLogger("linpix")
@@ -34,12 +35,15 @@ class Replica:
         self.description = settings, kernel, {
             name: Description(facts=model.facts, backend=model.backend, slots=model.slots)
             for name, model in self.requests.models.items()}
-        self.scraped = Scraped(service, "engine")
+        self._service, self._ends = service, contextlib.AsyncExitStack()
         collect()
+
+    async def begin(self) -> None:
+        await self._ends.enter_async_context(scraped(self._service, "engine"))
 
     async def stop(self) -> None:
         """End the engine thread; requests still here end with Draining."""
-        await self.scraped.end()
+        await self._ends.aclose()
         await self.requests.stop()
         for model in self.requests.models.values():
             model.engine.decoder.close()

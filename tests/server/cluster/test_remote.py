@@ -238,7 +238,7 @@ def test_each_process_says_where_its_metrics_are(tiny, tmp_path):
     async def scraped() -> None:
         settings = Settings(checkpoints=tiny.parent, metrics_targets=tmp_path)
         replica = Replica(settings)
-        await replica.scraped.begin()
+        await replica.begin()
         [file] = tmp_path.glob("*.json")
         [found] = json.loads(file.read_text())
         assert found["labels"] == {"replica": file.stem} and file.stem.startswith("engine-")
