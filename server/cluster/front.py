@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from ..compare.backends import BACKENDS
 from ..engine.request import ServedModel
 from ..listening import listen
 from ..metrics import Metrics
-from ..serve import Probes, Server, configured
+from ..serve import Server, configured, probed
 from ..settings import Settings
 from ..web.keys import Keys
 from ..web.middleware.bodies import BodyDrain
@@ -45,18 +44,16 @@ async def scraped(service: Service, kind: Literal["front", "engine"]) -> AsyncIt
         if not Path(f"/proc/{file.stem.rpartition('-')[2]}").exists():
             file.unlink(missing_ok=True)
     sockets, file = listen(service.settings.metrics_host, 0, "metrics-"), folder / f"{kind}-{os.getpid()}.json"
-    probes = Probes(service, sockets)
-    await probes.begin()
     host, port = sockets[0].getsockname()[:2]
     temporary = file.with_suffix(".new")
     temporary.write_text(json.dumps([{"targets": [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"],
                                       "labels": {"replica": file.stem}}]))
-    temporary.replace(file)
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
-        await probes.end()
+    async with probed(service, sockets):
+        temporary.replace(file)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 def models_of(described: dict[str, Description], settings: Settings) -> dict[str, ServedModel]:
@@ -82,11 +79,9 @@ class FrontServer(Server):
         keys = Keys(settings.api_keys) if settings.api_keys else None
         service = Service(settings, requests, None, None, BodyDrain(), keys)
         self._listening = listen(settings.host, settings.port, shared=True)
-        probed: list[socket.socket] | None = None
-        if settings.metrics_port is not None:
-            probed = listen(settings.metrics_host, settings.metrics_port, "metrics-", shared=True)
-        super().__init__(configured(app.application(service), settings), service,
-                         None if probed is None else Probes(service, probed))
+        probes = [] if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port,
+                                                                 "metrics-", shared=True)
+        super().__init__(configured(app.application(service), settings), service, probes)
         self.over = False
 
     async def serve_shared(self) -> None:
