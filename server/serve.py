@@ -8,10 +8,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextvars import Context
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -41,40 +41,34 @@ UVICORN: dict[str, Any] = {"http": Connection, "loop": "asyncio", "log_config": 
                            "access_log": False, "server_header": False, "ws": "none", "backlog": AT_ONCE}
 
 
-class Probes(uvicorn.Server):
-    """Serves metrics and health on a separate port (--metrics-port); signals are handled by Server.
-
-    It answers as long as the service runs, also while it drains.
-    """
-
-    def __init__(self, service: Service, sockets: list[socket.socket]) -> None:
-        settings, metrics = service.settings, service.requests.metrics
-        app = FastAPI(openapi_url=None, exception_handlers=error_handlers.HANDLERS)
-        app.state.service = service
-        app.include_router(operations.probes)
-        app.add_middleware(Gate, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
-                           bodies=BodyBudget(settings, metrics, service.body_drain))
-        super().__init__(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
-                                        **UVICORN | {"timeout_keep_alive": settings.head_timeout}))
-        self._sockets = sockets
-        self._serving: asyncio.Task[None] | None = None
+class _Beside(uvicorn.Server):
+    """A server beside another one, which handles the signals."""
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
 
-    async def begin(self) -> None:
-        self._serving = asyncio.ensure_future(self.serve(self._sockets))
-        while not self.started and not self._serving.done():
-            await asyncio.sleep(0.01)
 
-    def announce(self, form: Literal["text", "json"]) -> None:
-        for listening in self._sockets:
-            logs.announce(f"LinPix serves metrics and health at {url_of(listening)}", form)
-
-    async def end(self) -> None:
-        self.should_exit = True
-        if self._serving is not None:
-            await self._serving
+@contextlib.asynccontextmanager
+async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterator[None]:
+    """Serve metrics and health on a port of their own (--metrics-port): as long as the service runs, also while it
+    drains. Without sockets, do nothing."""
+    if not sockets:
+        yield
+        return
+    settings, metrics = service.settings, service.requests.metrics
+    app = FastAPI(openapi_url=None, exception_handlers=error_handlers.HANDLERS)
+    app.state.service = service
+    app.include_router(operations.probes)
+    app.add_middleware(Gate, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
+                       bodies=BodyBudget(settings, metrics, service.body_drain))
+    server = _Beside(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
+                                    **UVICORN | {"timeout_keep_alive": settings.head_timeout}))
+    serving = asyncio.ensure_future(server.serve(sockets))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    yield
+    server.should_exit = True
+    await serving
 
 
 class Server(uvicorn.Server):
@@ -83,9 +77,11 @@ class Server(uvicorn.Server):
     A second one ends those too. SIGHUP, where the system has it, makes it read files again.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, probes: Probes | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, probes: list[socket.socket]) -> None:
+        """probes: sockets for metrics and health, if they have a port of their own."""
         super().__init__(config)
         self._service, self._requests, self._probes = service, service.requests, probes
+        self._beside = contextlib.AsyncExitStack()  # what serves these
         self._drain_until = 0.0
         self.closes_at_once = False  # when it drains: other processes on the same port can answer better than 503
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps only weak references
@@ -103,25 +99,21 @@ class Server(uvicorn.Server):
             log_refused_connections(self._loop)
             for listening in sockets or []:
                 listening.listen(WAITING)
-            if self._probes is not None:
-                await self._probes.begin()
+            await self._beside.enter_async_context(probed(self._service, self._probes))
             self._announce(sockets or [], self._loop)
 
     def _announce(self, sockets: list[Any], loop: asyncio.AbstractEventLoop) -> None:
         """Announce that the service is ready, and handle SIGHUP from now on."""
-        form = self._service.settings.log_format
-        for listening in sockets:
-            logs.announce(f"LinPix serves {', '.join(self._requests.models)} at {url_of(listening)}", form)
-        if self._probes is not None:
-            self._probes.announce(form)
+        for what, those in ((", ".join(self._requests.models), sockets), ("metrics and health", self._probes)):
+            for listening in those:
+                logs.announce(f"LinPix serves {what} at {url_of(listening)}", self._service.settings.log_format)
         if hasattr(signal, "SIGHUP"):  # not by the loop, which gives the signal up when it closes
             signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._hang_up, context=Context()))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         await super().shutdown(sockets)
-        if self._probes is not None:  # last: until then /readyz says that the service is draining
-            await self._probes.end()
+        await self._beside.aclose()  # last: until then /readyz says that the service is draining
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -229,10 +221,9 @@ def serve(settings: Settings) -> None:
         logger.warning("%s", sentence)
     # both before the weights are read: a second server with the same port fails at once
     sockets = listen(settings.host, settings.port)
-    probed = None if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port, "metrics-")
+    probes = [] if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port, "metrics-")
     app = create_app(settings)
     warn_of_exposure(settings)
-    probes = None if probed is None else Probes(app.state.service, probed)
     server = Server(configured(app, settings), app.state.service, probes)
     server.run(sockets)
     if not server.started:

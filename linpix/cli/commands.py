@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import ValidationError
 from tqdm import tqdm
 
@@ -28,12 +26,13 @@ from linpix.server.compare.checkpoints import find_twins
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.image import Image
 from linpix.server.engine.job import Job, class_of, new_job
 from linpix.server.pictures import uploads
 from linpix.server.settings import ON_GPU, Settings
 
 from . import animation, bulk, preview
-from .draw import produce, warn
+from .draw import pixels_of, produce, warn
 from .output import Output, check_output, kind_of, scale_of
 
 
@@ -142,31 +141,30 @@ def _produce(given: argparse.Namespace, engine: Engine, output: Output, job: Job
     with preview.Progress(job, config, sys.stderr, colours=_colours(given),
                           frames=animation.MAX_FRAMES if animated else 1) as progress:
 
-        def done(index: int, image: NDArray[np.uint8]) -> None:
+        def done(image: Image) -> None:
             if not output.kind and not job.candidates:  # at once: an interruption loses only unfinished images
-                output.write_one(index, job.seed + index, image)
-            progress.done(index, image)
+                output.write_one(image.index, image)
+            progress.done(image)
 
-        produced = produce(engine, job, done, progress.advanced)
-    kept, seconds = produced.kept, produced.seconds
+        kept, seconds = produce(engine, job, done, progress.advanced)
+    if checked := [image.recognised for image in kept if image.recognised is not None]:
+        facts["confidences"] = [one.confidence for one in checked]
     if job.attempts > 1:
-        facts |= {"attempts": [one.attempts for one in produced.recognised.values()],
-                  "confidences": [one.confidence for one in produced.recognised.values()]}
-    if job.candidates:
-        facts |= {"candidates": job.images,
-                  "confidences": [produced.recognised[index].confidence for index in kept]}
+        facts["attempts"] = [one.attempts for one in checked]
     text = output.path
     if output.kind:
-        frames = output.write_all(np.stack([produced.images[index] for index in kept]),
-                                  [rows[kept] for rows in progress.film.moments], job.known)
+        frames = output.write_all(pixels_of(kept), [rows[[image.index for image in kept]]
+                                                    for rows in progress.film.moments], job.known)
         if animated:
             facts["frames"], text = frames, f"{text} ({frames} frames)"
-    elif job.candidates:
-        for place, index in enumerate(kept):
-            output.write_one(place, job.seed + index, produced.images[index])
-    files = list(dict.fromkeys(output.file(place, job.seed + index) for place, index in enumerate(kept)))
+    if job.candidates:
+        facts["candidates"] = job.images
+        for place, image in enumerate([] if output.kind else kept):
+            output.write_one(place, image)
+    seeds = [job.seed + image.index for image in kept]
+    files = list(dict.fromkeys(output.file(place, seed) for place, seed in enumerate(seeds)))
     result = {"images": len(kept), "seconds": seconds, "images_per_second": len(kept) / seconds, "drawn": job.images,
-              **decoder.facts, "seeds": [job.seed + index for index in kept], "files": files, **facts}
+              **decoder.facts, "seeds": seeds, "files": files, **facts}
     what = f"the best {len(kept)} of them " if job.candidates else ""
     drawn = "1 image" if job.images == 1 else f"{job.images} images"
     _say(given, result, f"{drawn} in {seconds:.2f} s ({job.images / seconds:.2f} images/s, "

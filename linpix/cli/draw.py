@@ -5,8 +5,8 @@ import numbers
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from linpix.model.attempts import Recognised
 from linpix.model.checkpoint import find, read
 from linpix.model.team import limit_threads
 from linpix.server.engine.attempts import again, best_of, chosen
@@ -30,40 +29,37 @@ from linpix.server.pictures.uploads import Preparation
 from .pictures import Images, read_given
 
 
-@dataclass(frozen=True, slots=True)
-class Produced:
-    images: list[NDArray[np.uint8]]    # (T,) each, in the order asked for
-    seconds: float                     # of decoding, prefills included
-    recognised: dict[int, Recognised]  # of images whose class was checked, by index
-    kept: Sequence[int]                # the images to return: all, or the best of candidates
-
-
 def produce(engine: Engine, job: Job,
-            done: Callable[[int, NDArray[np.uint8]], object] = lambda index, image: None,
-            advanced: Callable[[Report], object] = lambda report: None) -> Produced:
+            done: Callable[[Image], object] = lambda image: None,
+            advanced: Callable[[Report], object] = lambda report: None) -> tuple[list[Image], float]:
     """Draw a job's images, as many at a time as there are slots.
 
-    done is called with each image that is finished, and then advanced with the quantum's report.
+    Returns them, or the best of candidates, and the seconds of decoding, prefills included. done is called with each
+    image that is finished, and then advanced with the quantum's report.
     """
     engine.submit(images_of(job, "all"))
-    images: dict[int, NDArray[np.uint8]] = {}
-    recognised: dict[int, Recognised] = {}
+    images: dict[int, Image] = {}
     seconds = 0.0
     while engine.busy:
         began = time.perf_counter()
         report, finished = quantum_of(engine)
         seconds += time.perf_counter() - began
         for image in finished:
-            best = chosen(image)
-            assert best.canvas is not None
-            images[image.index] = best.canvas
+            best = images[image.index] = chosen(image)
             if best.recognised is not None:
-                recognised[image.index] = best.recognised._replace(attempts=image.attempt)
-            done(image.index, best.canvas)
+                best.recognised = best.recognised._replace(attempts=image.attempt)
+            done(best)
         advanced(report)
-    recognised = dict(sorted(recognised.items()))
-    kept = best_of([*recognised.values()], job.answers) if job.candidates else range(job.images)
-    return Produced([images[index] for index in range(job.images)], seconds, recognised, kept)
+    drawn = [images[index] for index in range(job.images)]
+    if job.candidates:
+        checked = [image.recognised for image in drawn if image.recognised is not None]
+        drawn = [drawn[index] for index in best_of(checked, job.answers)]
+    return drawn, seconds
+
+
+def pixels_of(images: Iterable[Image]) -> NDArray[np.uint8]:
+    """(count, T), of images that are done."""
+    return np.stack([image.canvas for image in images if image.canvas is not None])
 
 
 def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
@@ -124,12 +120,10 @@ def draw(model: str | Path, count: int, given: tuple[object, object] | None, pre
             warnings.warn(warning, stacklevel=4)
     with tqdm(total=job.images, unit="image", disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
-        produced = produce(Engine(new_decoder(checkpoint, min(job.images, batch))), job,
-                           lambda index, image: bar.update())
-    kept = produced.kept
-    checked = [produced.recognised.get(index) for index in kept]
+        images, _ = produce(Engine(new_decoder(checkpoint, min(job.images, batch))), job, lambda image: bar.update())
+    checked = [image.recognised for image in images]
     classes = [job.label if one is None else one.label for one in checked]
-    return Images(np.stack([produced.images[index] for index in kept]).reshape(count, *config.image_shape), config,
-                  [job.seed + index for index in kept],
+    return Images(pixels_of(images).reshape(count, *config.image_shape), config,
+                  [job.seed + image.index for image in images],
                   [None if number is None else checkpoint.class_names[number] for number in classes],
                   [None if one is None else round(one.confidence, 4) for one in checked])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from linpix.model.config import ModelConfig
+from linpix.server.engine.image import Image as Drawn
 from linpix.server.pictures import encode
 from linpix.server.pictures.overlay import Overlay
 
@@ -58,8 +59,6 @@ def scale_of(kind: Kind | None, count: int, config: ModelConfig, wanted: int | L
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Images are (T,) sub-pixels."""
-
     path: str
     kind: Kind | None                # of one file; None: a folder
     scale: int
@@ -70,11 +69,13 @@ class Output:
         """The file of one image: all are in one, unless the output is a folder."""
         return self.path if self.kind else str(Path(self.path) / f"{place:05}-{seed}.png")
 
-    def write_one(self, place: int, seed: int, image: NDArray[np.uint8]) -> None:
-        """Write an image into the folder."""
+    def write_one(self, place: int, image: Drawn) -> None:
+        """Write an image that is done into the folder."""
+        assert image.canvas is not None
         shape = self.config.height, self.config.width, self.config.channels
-        _write(self.file(place, seed), encode.png(image, self.config, self.scale) if self.overlay is None else
-               self.overlay.encoded(image.reshape(shape)))
+        _write(self.file(place, image.job.seed + image.index),
+               encode.png(image.canvas, self.config, self.scale) if self.overlay is None else
+               self.overlay.encoded(image.canvas.reshape(shape)))
 
     def write_all(self, images: NDArray[np.uint8], moments: Iterable[NDArray[np.intp]], known: NDArray[np.bool_] | None
                   ) -> int:

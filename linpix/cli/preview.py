@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Literal, TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 from tqdm import tqdm
 
 from linpix.model.config import ModelConfig
+from linpix.server.engine.image import Image as Drawn
 from linpix.server.engine.image import Report
 from linpix.server.engine.job import Job
 
@@ -129,10 +129,10 @@ class Progress:
             self._draw()
         self._bar.close()
 
-    def done(self, index: int, image: NDArray[np.uint8]) -> None:
+    def done(self, image: Drawn) -> None:
         self._finished += 1
-        if index < len(self._canvas):
-            self._canvas[index] = image
+        if image.index < len(self._canvas) and image.canvas is not None:
+            self._canvas[image.index] = image.canvas
         self._bar.set_description_str(f"{self._finished}/{len(self.film.rows)} images", refresh=False)
 
     def advanced(self, report: Report) -> None:

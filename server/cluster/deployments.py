@@ -19,7 +19,9 @@ from ray.serve.handle import DeploymentHandle
 
 from .. import logs
 from ..settings import Settings
+from .front import front_server
 from .remote import Call, News, ReplicaLost
+from .replica import Replica, take_cores
 
 logger = logging.getLogger("linpix")
 ANY_NUMBER = 10**6  # of concurrent calls: a replica's own admission knows how many it can take
@@ -32,41 +34,26 @@ LOST = (RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, 
         DeploymentUnavailableError, AioRpcError)  # what a call raises if its process is gone
 
 
-class ReplicaActor:
+class ReplicaActor(Replica):
     async def __init__(self, given: dict[str, Any], threads: int) -> None:  # type: ignore[misc]  # Serve awaits it
-        from .replica import Replica, take_cores
-
         settings = Settings(**given)
         logs.configure(settings.log_format, settings.log_level)
         if threads:
             take_cores(serve.get_replica_context().rank.local_rank, threads)
-        self._replica = Replica(settings)
-        await self._replica.scraped.begin()
+        super().__init__(settings)
+        await self.begin()
 
     async def __del__(self) -> None:
-        await self._replica.stop()
-
-    async def check_health(self) -> None:
-        if self._replica.requests.gone:
-            raise RuntimeError(self._replica.requests.gone)
-
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        return self._replica.load()
+        await self.stop()
 
     async def describe(self) -> Any:
-        return self._replica.describe()
-
-    async def run(self, call: Call) -> AsyncIterator[News]:
-        async for news in self._replica.run(call):
-            yield news
+        return self.description
 
 
 class Front:
     """HTTP on the port that all fronts of a machine share, on the event loop of Serve and of its routers."""
 
     async def __init__(self, given: dict[str, Any], replicas: DeploymentHandle) -> None:  # type: ignore[misc]
-        from .front import front_server
-
         if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
             raise RuntimeError("this front would run on another event loop than asyncio's, without the limits of its "
                                f"connections; if you set ray_actor_options, add these env_vars to them: {ONE_LOOP}")

@@ -6,11 +6,10 @@ import json
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from linpix.model import checkpoint
 
@@ -19,7 +18,7 @@ from ..compare.backends import BACKENDS
 from ..engine.request import ServedModel
 from ..listening import listen
 from ..metrics import Metrics
-from ..serve import Probes, Server, configured
+from ..serve import Server, configured, probed
 from ..settings import Settings
 from ..web.keys import Keys
 from ..web.middleware.bodies import BodyDrain
@@ -30,39 +29,31 @@ logger = logging.getLogger("linpix")
 LOOK_S = 0.5
 
 
-class Scraped:
-    """With --metrics-targets: serves the metrics of this process on a free port, and writes it where Prometheus looks.
+@contextlib.asynccontextmanager
+async def scraped(service: Service, kind: Literal["front", "engine"]) -> AsyncIterator[None]:
+    """With --metrics-targets: serve the metrics of this process on a free port, and write it where Prometheus looks.
 
     The folder has a file per process, for file_sd_configs. Files of processes that were killed are removed by the next
     one that begins.
     """
-
-    def __init__(self, service: Service, kind: str) -> None:
-        """kind: front or engine."""
-        self._file: Path | None = None
-        if (folder := service.settings.metrics_targets) is None:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in folder.glob("*-*.json"):
-            if not Path(f"/proc/{file.stem.rpartition('-')[2]}").exists():
-                file.unlink(missing_ok=True)
-        sockets = listen(service.settings.metrics_host, 0, "metrics-")
-        self._probes, self._file = Probes(service, sockets), folder / f"{kind}-{os.getpid()}.json"
-        host, port = sockets[0].getsockname()[:2]
-        self._text = json.dumps([{"targets": [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"],
-                                  "labels": {"replica": self._file.stem}}])
-
-    async def begin(self) -> None:
-        if self._file is not None:
-            await self._probes.begin()
-            temporary = self._file.with_suffix(".new")
-            temporary.write_text(self._text)
-            temporary.replace(self._file)
-
-    async def end(self) -> None:
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
-            await self._probes.end()
+    if (folder := service.settings.metrics_targets) is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.glob("*-*.json"):
+        if not Path(f"/proc/{file.stem.rpartition('-')[2]}").exists():
+            file.unlink(missing_ok=True)
+    sockets, file = listen(service.settings.metrics_host, 0, "metrics-"), folder / f"{kind}-{os.getpid()}.json"
+    host, port = sockets[0].getsockname()[:2]
+    temporary = file.with_suffix(".new")
+    temporary.write_text(json.dumps([{"targets": [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"],
+                                      "labels": {"replica": file.stem}}]))
+    async with probed(service, sockets):
+        temporary.replace(file)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 def models_of(described: dict[str, Description], settings: Settings) -> dict[str, ServedModel]:
@@ -88,21 +79,18 @@ class FrontServer(Server):
         keys = Keys(settings.api_keys) if settings.api_keys else None
         service = Service(settings, requests, None, None, BodyDrain(), keys)
         self._listening = listen(settings.host, settings.port, shared=True)
-        probed: list[socket.socket] | None = None
-        if settings.metrics_port is not None:
-            probed = listen(settings.metrics_host, settings.metrics_port, "metrics-", shared=True)
-        super().__init__(configured(app.application(service), settings), service,
-                         None if probed is None else Probes(service, probed))
-        self._scraped, self.over = Scraped(service, "front"), False
+        probes = [] if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port,
+                                                                 "metrics-", shared=True)
+        super().__init__(configured(app.application(service), settings), service, probes)
+        self.over = False
 
     async def serve_shared(self) -> None:
         """Serve until it has drained."""
         try:
-            await self._scraped.begin()
-            await self.serve(self._listening)
+            async with scraped(self._service, "front"):
+                await self.serve(self._listening)
         finally:
             self.over = True
-            await self._scraped.end()
 
     @property
     def draining(self) -> bool:

@@ -1,5 +1,6 @@
 """A replica: the engine of the plain server, which is called by fronts instead of HTTP."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -14,40 +15,44 @@ from ..engine.request import Request
 from ..errors import EngineFailed, EngineGone, ServiceError
 from ..memory import collect
 from ..settings import Settings
-from .front import Scraped
+from .front import scraped
 from .remote import Call, Description, News
 
 logger = logging.getLogger("linpix")
 
 
 class Replica:
-    """Used on one event loop."""
+    """Used on one event loop. Ray Serve calls `check_health` and `record_autoscaling_stats`."""
 
     def __init__(self, settings: Settings) -> None:
         """Reads the models. Raises CheckpointError or ValueError with the cure."""
         sys.setswitchinterval(0.0005)  # as server/serve.py
-        self._settings = settings
-        service, self._kernel = app.service_of(settings, share=True)
+        service, kernel = app.service_of(settings, share=True)
         assert isinstance(service.requests, Admission)
         self.requests = service.requests
         self.requests.start()
-        self.scraped = Scraped(service, "engine")
+        # the settings, the kernel in use, and the models, the default one first
+        self.description = settings, kernel, {
+            name: Description(facts=model.facts, backend=model.backend, slots=model.slots)
+            for name, model in self.requests.models.items()}
+        self._service, self._ends = service, contextlib.AsyncExitStack()
         collect()
+
+    async def begin(self) -> None:
+        await self._ends.enter_async_context(scraped(self._service, "engine"))
 
     async def stop(self) -> None:
         """End the engine thread; requests still here end with Draining."""
-        await self.scraped.end()
+        await self._ends.aclose()
         await self.requests.stop()
         for model in self.requests.models.values():
             model.engine.decoder.close()
 
-    def describe(self) -> tuple[Settings, str, dict[str, Description]]:
-        """The settings, the kernel in use, and the models, the default one first."""
-        return self._settings, self._kernel, {
-            name: Description(facts=model.facts, backend=model.backend, slots=model.slots)
-            for name, model in self.requests.models.items()}
+    async def check_health(self) -> None:
+        if self.requests.gone:
+            raise RuntimeError(self.requests.gone)
 
-    def load(self) -> dict[str, float]:
+    async def record_autoscaling_stats(self) -> dict[str, float]:
         """Images that wait or are drawn, and the slots, of the model that has most images per slot."""
         fullest = max(self.requests.models.values(), key=lambda model: model.undone / model.slots)
         return {"images": fullest.undone, "slots": fullest.slots}

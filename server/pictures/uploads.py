@@ -117,15 +117,15 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
         kept = cut(alpha, within) >= OPAQUE
         if scored and mask is None and kept.all():
             kept = ~kept
-    colours = picture.colours(config.channels, crop, flat=flat)
-    canvas, known = reduced(colours, kept, config.height, config.width)
+    canvas, known = reduced(picture.colours(config.channels, crop, flat=flat), kept, config.height, config.width)
     if scored and known.all():
         param = "keep_rows" if mask is None else "mask"
         raise PictureError(f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or leave "
                            f"out {param} to score the whole picture", param)
     if scored:
-        whole, _ = reduced(colours, np.ones(colours.shape[:2], np.bool_), config.height, config.width)
-        canvas = np.where(known[..., None], canvas, whole)
+        beneath, _ = reduced(picture.colours(config.channels, crop, flat=flat), np.ones_like(kept), config.height,
+                             config.width)
+        canvas = np.where(known[..., None], canvas, beneath)
     over = _overlay(picture, crop, kept, config.channels, flat=flat) if lay_back else None
     return Upload(canvas=canvas.reshape(-1), known=known.reshape(-1).repeat(config.channels), read=bool(config.patch),
                   crop=_scaled(crop, picture.scale), missed=missed, overlay=over)

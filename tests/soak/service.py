@@ -119,10 +119,10 @@ class Oracle:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # two meet at barriers in every step, which take long on a busy machine
         try:
-            [image] = produce(self._engine, Job(seed=seed, temperature=temperature, **given)).images
+            [image], _ = produce(self._engine, Job(seed=seed, temperature=temperature, **given))
         finally:
             torch.set_num_threads(threads)
-        return image
+        return image.canvas
 
     def _png(self, seed: int, picture: Picture | None, temperature: float, size: str) -> str:
         """The base64 of an image of its own, as an answer has it."""

@@ -155,9 +155,9 @@ def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total_and_the_film_wit
               **({"canvas": np.zeros(64, np.uint8), "known": mask} if known else {}))
     read = checkpoint.read(class_first)
     with Progress(job, read.net.config, Terminal(), colours=0, frames=60) as progress:
-        produced = produce(Engine(new_decoder(read, 2)), job, progress.done, progress.advanced)
+        images, _ = produce(Engine(new_decoder(read, 2)), job, progress.done, progress.advanced)
         assert progress._bar.n == progress._bar.total == 5 * 8
-    assert [one.attempts for one in produced.recognised.values()] == [4] * 5
+    assert [image.recognised.attempts for image in images] == [4] * 5
     moments = np.stack(progress.film.moments)
     assert (moments[-1] == 8).all() and (np.diff(moments, axis=0) >= 0).all()
 

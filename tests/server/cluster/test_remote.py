@@ -66,7 +66,7 @@ class Front:
 
     def __init__(self, settings: Settings) -> None:
         self.near = Near(Replica(settings))
-        _, kernel, described = self.near.replica.describe()
+        _, kernel, described = self.near.replica.description
         self.requests = Remote(models_of(described, settings), Metrics([("tiny", "linear")], BACKENDS, "1", kernel),
                                self.near.run, request_timeout_s=settings.request_timeout)
         app = application(Service(settings, self.requests, None, None, BodyDrain()))
@@ -183,7 +183,7 @@ async def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, n
     async with fronted(tiny) as front:
         near, settings = front.near, Settings(checkpoints=namesake.parent, port=0)
         new = Replica(settings)
-        described = [near.replica.describe(), near.replica.describe(), new.describe()]
+        described = [near.replica.description, near.replica.description, new.description]
 
         async def describe() -> Any:
             return described.pop(0) if len(described) > 1 else described[0]
@@ -193,10 +193,10 @@ async def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, n
         for listening in server._listening:
             listening.close()
         assert len(described) == 1
-        described = [(settings, *near.replica.describe()[1:])]
+        described = [(settings, *near.replica.description[1:])]
         with pytest.raises(checkpoint.CheckpointError, match="another checkpoint"):
             await front_server(settings, describe, near.run, patience_s=0.05)
-        described = [near.replica.describe()]
+        described = [near.replica.description]
         settings = settings.model_copy(update={"checkpoints": tiny.parent, "slots": 3})
         with pytest.raises(LookupError, match="the settings of this front"):
             await front_server(settings, describe, near.run, patience_s=0.05)
@@ -204,7 +204,7 @@ async def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, n
 
 async def test_a_front_that_is_replaced_leaves_its_port_to_the_others_and_finishes_what_it_has_begun(tiny):
     async with fronted(tiny, port=free_port(), faults="slow:every=1:ms=25", client_images=0) as front:
-        described = front.near.replica.describe()
+        described = front.near.replica.description
 
         async def describe() -> Any:
             return described
@@ -238,7 +238,7 @@ def test_each_process_says_where_its_metrics_are(tiny, tmp_path):
     async def scraped() -> None:
         settings = Settings(checkpoints=tiny.parent, metrics_targets=tmp_path)
         replica = Replica(settings)
-        await replica.scraped.begin()
+        await replica.begin()
         [file] = tmp_path.glob("*.json")
         [found] = json.loads(file.read_text())
         assert found["labels"] == {"replica": file.stem} and file.stem.startswith("engine-")
