@@ -137,14 +137,14 @@ class Comparison:
         """Rounds over all positions, the cell with the least time spent on it first."""
         until = self._watch.elapsed() + share * self._watch.left()
         while ready := [cell for cell in self._surveyed() if cell.rounds < ROUNDS
-                        and self._watch.elapsed() + cell.round_seconds < until]:
+                        and self._watch.elapsed() + cell.round_seconds / (1 - cell.waited) < until]:
             yield from self._measured.round(min(ready, key=lambda cell: cell.spent))
 
     def _decodes(self) -> Iterator[None]:
         """Decode whole images while there is time; the fastest cells first, and short decodes several times."""
         again_s = DECODES_SHARE * self.plan.budget_s / len(self.cells)
         for cell in sorted(self._surveyed(), key=self._measured.seconds):
-            while MARGIN * (seconds := self._measured.seconds(cell)) < self._watch.left():
+            while MARGIN * (seconds := self._measured.seconds(cell)) < self._watch.left() * (1 - cell.waited):
                 yield from self._measured.decode(cell)
                 if len(cell.decodes) == DECODES or sum(cell.decodes[1:]) + seconds > again_s:
                     break

@@ -22,6 +22,7 @@ CellKind = tuple[str, str]    # backend, engine
 BURST, BURST_S = 4, 0.05  # a step is repeated this many times, or for this long; the quickest counts
 BUSY = 1.5                # decodes that took this many times the sum of their usual steps were disturbed by other work
 WAITED = 0.25             # and so was a cell whose thread was off the processor for this part of its time
+SLACK = 1.15              # an undisturbed decode takes at most this many times that sum; more does not count
 
 
 class OutOfTime(Exception):
@@ -39,7 +40,7 @@ class Cell:
     source: Checkpoint | None     # of the weights; None: random ones
     spent: float = 0.0
     rounds: int = 0
-    round_seconds: float = 0.0    # predicted, of the next round; 0 before the survey
+    round_seconds: float = 0.0    # predicted, of the next round, on the processor; 0 before the survey
     note: str = ""                # why there is no figure
     timed_s: float = 0.0          # of its steps and decodes
     waited_s: float = 0.0         # the part of timed_s in which other work had the processor
@@ -53,6 +54,11 @@ class Cell:
     def decoded(self) -> float | None:
         """Median seconds of a whole decode; None if there was no time for one."""
         return statistics.median(self.decodes) if self.decodes else None
+
+    @property
+    def waited(self) -> float:
+        """The part of its time in which other work had the processor."""
+        return min(0.99, self.waited_s / self.timed_s) if self.timed_s else 0.0
 
     def __str__(self) -> str:
         return f"{self.backend}{'' if self.engine == 'eager' else f' ({self.engine})'} at batch {self.batch}"
@@ -86,7 +92,7 @@ class Stopwatch:
         return self.deadline - self.elapsed()
 
     def timed(self, work: Iterator[None], cell: Cell) -> Generator[None, None, float]:
-        """Do a cell's work and return its seconds, without those between units. Raises OutOfTime."""
+        """Do a cell's work and return its seconds on the processor, without those between units. Raises OutOfTime."""
         seconds, over = 0.0, False
         while True:
             if self.elapsed() > self.deadline:
@@ -98,10 +104,10 @@ class Stopwatch:
             except StopIteration:
                 over = True
             took = self.clock() - began
-            seconds += took
+            used = min(took, self.processor() - worked) if self.processor else took
+            seconds += used
             cell.timed_s += took
-            if self.processor:
-                cell.waited_s += max(0.0, took - (self.processor() - worked))
+            cell.waited_s += took - used
             if over:
                 return seconds
             yield
@@ -166,13 +172,14 @@ class Measurement:
         return integrate(self.steps(cell), self._length)
 
     def seconds(self, cell: Cell) -> float:
-        """Seconds to decode the batch: measured, else estimated."""
-        return self.estimate(cell) if cell.decoded is None else cell.decoded
+        """Seconds to decode the batch, on the processor: measured, else estimated."""
+        estimate = self.estimate(cell)
+        return estimate if cell.decoded is None else min(cell.decoded, SLACK * estimate)
 
     def disturbed(self, cell: Cell) -> str:
         """How other work slowed a cell down, in words; empty if it is not known to have."""
-        if cell.waited_s > WAITED * cell.timed_s:
-            return f"other work used its processor for {cell.waited_s / cell.timed_s:.0%} of the time"
+        if cell.waited > WAITED:
+            return f"other work used its processor for {cell.waited:.0%} of the time"
         if cell.decoded is not None and cell.decoded > BUSY * (usual := self.estimate(cell)):
             return (f"other work kept the machine busy: a whole decode took {cell.decoded:.3g} s, and its typical "
                     f"steps add up to {usual:.3g} s")

@@ -92,8 +92,8 @@ def markdown(report: Report) -> str:
         *(f"- {remark}" for remark in (
             "`~`: estimated from the steps at some positions (report.json lists them), with straight lines between "
             "them. Other figures are measured: a whole decode with drawing, from the first sub-pixel to the last, or "
-            "the median of several if there was time. †: other work slowed this measurement down, so the true speed is "
-            "higher, and no factor is given.",
+            "the median of several if there was time. Seconds are those that the thread was on its processor. †: "
+            "other work disturbed this row.",
             "torch uses only torch, without LinPix's kernels. compiled uses LinPix's kernels.",
             "The time of a step is the lower quartile over several rounds through the positions, forwards and "
             "backwards. softmax, lsh-1 and lsh-4 keep no state and compute the whole prefix again at each position; "
@@ -168,13 +168,11 @@ def _bits(result: Result) -> str:
 
 
 def _measured(result: Result, field: str, base: Result | None = None) -> str:
-    """Our figure with the marks that it needs, and its factor against base's, unless one of them was disturbed."""
+    """Our figure with the marks that it needs, and its factor against base's."""
     if not (x := result.get(field)):
         return figure(x)
-    if result.get("disturbed"):
-        return figure(x, "~" if result["estimated"] else "") + "†"
-    return figure(x, "~" if result["estimated"] else "") + (
-        factor(x, base.get(field)) if base and not base.get("disturbed") else "")
+    return (figure(x, "~" if result["estimated"] else "") + ("†" if result.get("disturbed") else "")
+            + (factor(x, base.get(field)) if base else ""))
 
 
 def _printed(figures: dict[str, float], field: str, base: dict[str, float] | None = None) -> str:

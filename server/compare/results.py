@@ -77,9 +77,9 @@ def _notes(cells: Sequence[Cell], measured: Measurement) -> Sequence[str]:
         splits.setdefault(_bits_per_dim(facts)[1], []).append(name)
     if measured_on := [f"{split} for {listed(names)}" for split, names in splits.items() if split]:
         notes.append(f"bits/dim was measured on {', on '.join(measured_on)}.")
-    if busy := [f"{cell}: {why}" for cell in cells if cell.round_seconds and (why := measured.disturbed(cell))]:
-        notes.append("Other work slowed these measurements down (†), so the true speeds are higher: "
-                     f"{'; '.join(busy)}.")
+    if busy := [cell.waited for cell in cells if cell.round_seconds and measured.disturbed(cell)]:
+        notes.append(f"Other work used the processor of the rows marked † for up to {max(busy):.0%} of the time. "
+                     "Speeds are of processor time; those of such rows may be too low by a quarter.")
     return notes
 
 

@@ -226,15 +226,13 @@ export class Race {
   tabulate(report) {
     const batches = [...new Set(report.results.map((result) => result.batch))];
     const at = (lane, batch) => report.results.find((one) => one.batch === batch && one.backend === lane.backend && one.engine === lane.engine) ?? {};
-    const most = (values) => Math.max(...values.filter(Boolean), 0);
-    const tops = batches.map((batch) => most(this.all.map((lane) => at(lane, batch).images_per_second)));
+    const tops = batches.map((batch) => Math.max(...this.all.map((lane) => at(lane, batch).images_per_second ?? 0)));
     const bar = (value, top, text) => {
       const fill = el("i");
       fill.style.width = value ? `${Math.max(1.5, 100 * value / top)}%` : "0";
       return el("td", {class: "bars"}, el("span", {}, text), el("b", {"aria-hidden": "true"}, fill));
     };
-    const speed = (one) => !one.disturbed && one.images_per_second;
-    const factor = (one, base) => speed(one) && speed(base) ? ` (${figure(speed(one) / speed(base))}×)` : "";
+    const factor = (speed, base) => speed && base ? ` (${figure(speed / base)}×)` : "";
     const bits = (result) => result.bits_per_dim ? figure(result.bits_per_dim) + (result.exception ? "*" : "") : "–";
     this.panel.querySelector("thead").replaceChildren(el("tr", {},
       ...["Attention", ...batches.map((batch) => batch === 1 ? "Images/s, alone" : `Images/s, ${batch} together`), "Seconds for one", "bits/dim", "Memory of an image"].map((text) => el("th", {scope: "col", class: /images/i.test(text) && "bars"}, text))));
@@ -244,9 +242,8 @@ export class Race {
         el("th", {scope: "row"}, lane.backend, el("small", {}, ` ${ENGINES[lane.engine]}`)),
         ...batches.map((batch, index) => {
           const one = at(lane, batch);
-          const base = at({backend: "softmax", engine: lane.engine}, batch);
           return bar(one.images_per_second, tops[index], (one.estimated && one.images_per_second ? "~" : "")
-            + figure(one.images_per_second) + mark(one) + factor(one, base));
+            + figure(one.images_per_second) + mark(one) + factor(one.images_per_second, at({...lane, backend: "softmax"}, batch).images_per_second));
         }),
         ...[(alone.estimated && alone.seconds_per_image ? "~" : "") + figure(alone.seconds_per_image) + mark(alone),
           bits(alone), size(alone.state_bytes)].map((text) => el("td", {}, String(text))));
@@ -355,7 +352,7 @@ function paint(lane, image, pixels) {
   const part = new ImageData(image.data.slice(), image.width);
   part.data.fill(0, pixels * 4);
   lane.canvas.getContext("2d").putImageData(part, 0, 0);
-  const share = pixels / (image.width * image.height);  // of keys and values, those of each pixel are added
+  const share = pixels / image.width / image.height;  // of keys and values, those of each pixel are added
   lane.bar.style.width = `${100 * share}%`;
   const bytes = Math.round((lane.bytes ?? 0) * (lane.backend.startsWith("stateful") ? share : 1));
   lane.memory.style.width = `${Math.min(100, 100 * bytes / lane.most)}%`;

@@ -85,9 +85,8 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
     for row in range(len(alone)):
         cells = table.nth(row).locator("th, td").all_inner_texts()
         one = alone[kind_of(cells[0])]
-        base = alone.get(("softmax", one["engine"]), {"disturbed": True})
-        assert ("(" in cells[1]) == (not (one["disturbed"] or base["disturbed"])
-                                     and bool(one["images_per_second"] and base["images_per_second"])), cells
+        base = alone.get(("softmax", one["engine"]), {"images_per_second": None})
+        assert ("(" in cells[1]) == bool(one["images_per_second"] and base["images_per_second"]), cells
         if one["images_per_second"]:
             assert float(re.match(r"~?([\d.,]+)", cells[1])[1].replace(",", "")) == pytest.approx(
                 one["images_per_second"], rel=0.006)
@@ -147,7 +146,6 @@ def test_a_row_that_other_work_disturbed_says_so_on_the_page(racing, visit):
     lane = page.locator(".lane .time", has_text="†").first
     assert lane.get_attribute("title") == why
     expect(page.locator("#remarks > p", has_text=note)).to_be_visible()
-    assert not [row for row in rows if "†" in row and "(" in row], "no factor of a disturbed figure"
     if "not measured" not in page.locator(".lane .time").first.inner_text():
         expect(page.locator("#headline-bad")).to_be_visible()
         says(page, "#headline-more", "are those of mnist-small")  # the headline is still that of other speeds

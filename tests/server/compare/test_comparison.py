@@ -120,8 +120,7 @@ def test_a_row_that_other_work_disturbed_says_so_itself(kind, monkeypatch):
         assert (result["note"] is not None) == result["disturbed"]
         if result["disturbed"]:
             assert result["note"] == "other work used its processor for 40% of the time"
-    [note] = [note for note in report["notes"] if "other work" in note]
-    assert note.count("at batch") == 2
+    assert [note for note in report["notes"] if "of the rows marked † for up to 40% of the time" in note]
 
 
 def test_a_decode_that_took_longer_than_its_steps_add_up_to_is_disturbed():
@@ -134,7 +133,7 @@ def test_a_decode_that_took_longer_than_its_steps_add_up_to_is_disturbed():
     report = finished(comparison)
     told = {(r["engine"], r["backend"], r["batch"]) for r in report["results"] if r["disturbed"]}
     assert ("eager", "stateful-softmax", 3) in told
-    assert any("a whole decode took" in note for note in report["notes"])
+    assert any("a whole decode took" in (result["note"] or "") for result in report["results"])
 
 
 @pytest.mark.parametrize("tokens", [{}, PIXELS], ids=["sub-pixels", "pixels"])

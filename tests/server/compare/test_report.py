@@ -131,19 +131,19 @@ def test_a_row_that_other_work_disturbed_says_so_itself_compiled_ones_too(report
     why = "other work used its processor for 40% of the time"
     report["results"] += [result("linear", 1, 0.01, engine="compiled", disturbed=True, note=why)]
     compiled = [line for line in markdown(report).splitlines() if line.startswith("| linear (compiled)")]
-    assert "100†" in compiled[0] and "0.0100†" in compiled[1]
+    assert "100†" in compiled[0] and "0.0100† (1.00x)" in compiled[1]
     assert "0.600†" not in markdown(report)
     assert "100†" in table(report) and "100†" in svg(report) and "†: disturbed by other work" in svg(report)
 
 
 @pytest.mark.parametrize("busy", ["linear", "softmax"])
-def test_no_factor_is_formed_with_a_row_that_other_work_disturbed(report, busy):
+def test_a_factor_with_a_row_that_other_work_disturbed_is_given_and_the_row_is_marked(report, busy):
     for one in report["results"]:
         one["disturbed"] = one["backend"] == busy
     throughput, alone = markdown(report).split("## ")[1:3]
     dagger = {name: "†" if name == busy else "" for name in ("linear", "softmax")}
-    assert f"| linear | 0.912 | 1.67{dagger['linear']} |" in throughput
-    assert f"| softmax | 5.00{dagger['softmax']} |" in alone
+    assert f"| linear | 0.912 | 1.67{dagger['linear']} (8.33x) |" in throughput
+    assert f"| softmax | 5.00{dagger['softmax']} (8.33x) |" in alone
 
 
 def test_cifar_stands_beside_the_papers_cifar(report):
