@@ -2,7 +2,8 @@
 
 The paper's tone is a smooth surface fitted to the known pixels. Pixels that differ from it are ink, dark or light. The
 heaviest piece of ink is the figure, with the pieces near it; specks, and ink that reaches the picture's edge, do not
-count. If this figure is a sheet on a table, the pixels that differ from the sheet are ink.
+count. If this figure is a sheet on a table, the pixels that differ from the sheet are ink. If no figure is found within
+the picture, light may have an edge on the paper. Ruled lines at a figure are not a part of it.
 
 A hole may or may not hide ink, so it counts as little as possible. A hole is not ink. Pieces of ink at one hole are one
 figure. If ink reaches a hole, the figure may continue in it: its box then includes the hole, up to the height that a
@@ -10,6 +11,7 @@ figure of its width may have (LARGEST_HIDDEN). For the centre of mass, hidden pi
 known pixels do on average.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,11 +32,13 @@ LARGEST_HIDDEN = (1.5, 4 / 3)  # largest height of a figure cut off by a hole: t
 NARROW = 0.75                  # median width of a digit, as a part of its height
 SHEET = (1 / 3, 0.8, 0.5)      # a sheet on a table: its width and height are at least this part of the picture's longer
                                # side, and it fills these parts of the area between its sides, and of its box
+LONG_LINES = 1.2               # lines at a figure are removed if they make it longer by this factor
 TONES = (0.25, 0.75)           # parts of the ink's contrast that become black and white: MNIST's glyphs had no greys
 
 Grey = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the picture
+Found = tuple[NDArray[np.float64], NDArray[np.float64], bool, Mask]
 
 
 class NoFigure(ValueError):
@@ -63,6 +67,7 @@ def prepare(grey: Grey, kept: Mask) -> Prepared:
             sheet = spanned & kept
         except NoFigure:
             pass  # an empty sheet, or a very thick figure
+    figure = _thick(figure)
     box = _box(figure, ~kept)
     level = float(np.median(contrast[figure]))
     around = blurred(figure.astype(np.float64), 2 + max(kept.shape) // 250) > 1e-9  # with its soft edges
@@ -76,12 +81,66 @@ def prepare(grey: Grey, kept: Mask) -> Prepared:
     return Prepared(canvas, known, inverted, box, field, figure, paper, sheet)
 
 
-def _found(grey: Grey, sheet: Mask, kept: Mask) -> tuple[NDArray[np.float64], NDArray[np.float64], bool, Mask]:
+def _found(grey: Grey, sheet: Mask, kept: Mask) -> Found:
     """Paper, contrast, whether ink is dark, and the figure on a sheet; arrays are (H, W). Raises NoFigure."""
+    def shaded() -> Found | None:
+        """Where light has an edge on the paper, ink is what is darker than its surroundings."""
+        with suppress(NoFigure):
+            found = _inked(grey, _closed(np.where(sheet, grey, paper)), sheet, kept)
+            return None if _cut(found[3]) else found
+        return None
+
     paper = _paper(grey, sheet)
-    contrast, inverted = _contrast(grey, paper, sheet)
+    try:
+        found = _inked(grey, paper, sheet, kept)
+    except NoFigure:
+        if other := shaded():
+            return other
+        raise
+    return shaded() or found if _cut(found[3]) else found
+
+
+def _closed(grey: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A picture without what is dark and narrow (a morphological closing): a shadow keeps its edge."""
+    values, width = blurred(grey, max(grey.shape) // 500 + 1), min(grey.shape) // 6
+    for extreme in (np.maximum, np.minimum):
+        for _ in range(2):
+            padded, rows = np.pad(values, ((width, width), (0, 0)), mode="edge"), 1
+            while step := min(rows, 2 * width + 1 - rows):
+                padded, rows = extreme(padded[:-step], padded[step:]), rows + step
+            values = padded.T
+    return values
+
+
+def _inked(grey: Grey, paper: NDArray[np.float64], sheet: Mask, kept: Mask) -> Found:
+    """As _found. Contrast is how much inkier than the paper a pixel is: at most 1, and 0 where it is hidden.
+
+    It is a ratio to the paper's tone, since light multiplies: so it is the same in the shade.
+    """
+    away = np.where(sheet, grey - paper, 0)
+    dark = bool((away**3).sum() < 0)  # in cubes, noise hardly counts
+    contrast = (-away if dark else away) / np.maximum(paper if dark else 255 - paper, 16)
     ink = _ink(blurred(contrast, max(kept.shape) // 500), sheet)
-    return paper, contrast, inverted, _figure(ink, contrast, ~kept)
+    return paper, contrast, dark, _figure(ink, contrast, ~kept)
+
+
+def _cut(figure: Mask) -> bool:
+    """Whether a figure reaches the edge of the picture."""
+    return bool(figure[[0, -1]].any() or figure[:, [0, -1]].any())
+
+
+def _thick(figure: Mask) -> Mask:
+    """A figure without lines of under a quarter of its strokes' width, if such lines make it longer."""
+    left, top, right, bottom = map(int, _extent(figure))
+    inside = np.s_[top:bottom, left:right]
+    around, radius = np.pad(~figure[inside], 1, constant_values=True).astype(np.float64), 1
+    while (blurred(around, 2 * radius) < 1e-9).any():
+        radius *= 2  # up to half of the strokes' width
+    core = blurred(around, radius // 4) < 1e-9
+    thick = np.zeros_like(figure)
+    thick[inside] = figure[inside] & (blurred(core.astype(np.float64), radius // 4 + 1)[1:-1, 1:-1] > 1e-9)
+    longer = [max(right - left, bottom - top) for left, top, right, bottom in map(_extent, (figure, thick))]
+    return thick if longer[0] > LONG_LINES * longer[1] else figure
 
 
 def _spanned(figure: Mask) -> Mask | None:
@@ -123,18 +182,6 @@ def _spread(away: NDArray[np.float64]) -> float:
 
 def _terms(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.stack(np.broadcast_arrays(*[(2 * x - 1)**i * (2 * y - 1)**j for i, j in DEGREES]), axis=-1)
-
-
-def _contrast(grey: Grey, paper: NDArray[np.float64], kept: Mask) -> tuple[NDArray[np.float64], bool]:
-    """How much inkier than the paper each pixel is (at most 1; 0 where hidden), and whether ink is dark.
-
-    It is a ratio to the paper's tone, since light multiplies: so it is the same in the shade.
-    """
-    away = np.where(kept, grey - paper, 0)
-    cubes = away**3  # in cubes, noise hardly counts
-    dark = bool(cubes[cubes < 0].sum() + cubes[cubes > 0].sum() < 0)
-    room = np.maximum(paper if dark else 255 - paper, 16)
-    return (-away if dark else away) / room, dark
 
 
 def blurred(values: NDArray[np.float64], radius: int) -> NDArray[np.float64]:
