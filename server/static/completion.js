@@ -399,7 +399,7 @@ class Likelihood {
     $("given").hidden = !known;
     $("guess").hidden = !labels;
     if (!labels) return;
-    $("guess-words").textContent = `${card.id} takes it for: ${labels[0].label} (${percent(labels[0].posterior)})`;
+    $("guess-words").textContent = `${card.id} takes it for: ${labels[0].label} (${percent(labels[0].posterior).replace(" %", "\u00a0%")})`;
     $("guess-bars").replaceChildren(...labels.slice(0, 3).map(({label, posterior}) => {
       const bar = el("i");
       bar.style.width = `${100 * posterior}%`;
