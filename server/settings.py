@@ -81,6 +81,12 @@ def _joined(value: object) -> object:
     return ",".join(part.strip() for part in ",".join(given).split(",") if part.strip())
 
 
+def _path(path: str) -> str:
+    if not re.fullmatch(r"(/(?!\.\.?(/|$))[\w.~-]+)*/*", path):
+        raise ValueError("must begin with a slash, such as /pix, and have neither .. nor escapes")
+    return path.rstrip("/")
+
+
 SECONDS = _in_units("seconds", {"ms": 0.001, "s": 1, "min": 60, "m": 60, "h": 3600})
 BYTES = _in_units("bytes", {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
                             "Ki": 2**10, "Mi": 2**20, "Gi": 2**30})  # no M, which means either
@@ -89,6 +95,7 @@ Seconds = Annotated[float, SECONDS]
 Bytes = Annotated[int, BYTES]
 Listed = Annotated[str, LIST]
 Address = Annotated[str, AfterValidator(lambda host: host.strip("[] "))]  # brackets are for URLs
+Level = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lambda level: str(level).lower())]
 HIDDEN: JsonDict = {"hidden": True}  # from --help
 
 
@@ -99,9 +106,9 @@ class Settings(BaseSettings):
 
     host: Address = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface, :: for IPv6 too")
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
-    root_path: Annotated[str, AfterValidator(lambda path: path.rstrip("/"))] = Field(
-        "", pattern=r"^(/[\w.~-]+)*/*$", description="path under which a proxy serves all of this, such as /pix; not "
-                                                     "needed if the proxy removes the path from requests")
+    root_path: Annotated[str, AfterValidator(_path)] = Field("", description="path under which a proxy serves all of "
+                                                             "this, such as /pix; not needed if the proxy removes the "
+                                                             "path from requests")
     models: Listed = Field("", description="comma-separated models to serve; the first is the default; empty: all "
                                         "checkpoints")
     alias: Listed = Field("", description="other names that clients may use for models, comma-separated, such as "
@@ -169,9 +176,8 @@ class Settings(BaseSettings):
                                  "cores if there are enough; 0: number of cores divided by number of replicas")
     log_format: Literal["text", "json"] = Field("text", description="format of the log on standard error; json: one "
                                                 "object per line")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe messages to log; "
-                                                                    "debug: also probes, scrapes, files of the page, "
-                                                                    "and requests for /v1/status")
+    log_level: Level = Field("info", description="least severe messages to log; debug: also probes, scrapes, files of "
+                                                 "the page, and requests for /v1/status")
     faults: str = Field("", json_schema_extra=HIDDEN, description="for tests: faults to inject, as described in "
                                                                   "server/fault_rules.py")
 

@@ -194,6 +194,9 @@ def _open(path: Path) -> IO[bytes]:
     except OSError as error:
         if path.is_symlink() and "annex/objects" in os.readlink(path).replace("\\", "/"):
             raise DataError(path, "is a git-annex link, not the data", "run git annex get") from None
+        if path.is_symlink() and not path.exists():
+            raise DataError(path, f"is a link to {os.readlink(path)}, which does not exist",
+                            "remove the link, or bring back what it links to") from None
         raise DataError(path, f"cannot be read ({error.strerror})",
                         "check the path and its permissions") from None
 
@@ -272,6 +275,8 @@ def _refuse_what_is_no_data(head: bytes, name: object) -> None:
     """Raise DataError if a file is empty, or begins like a pointer or a web page that stands in for data."""
     if not head:
         raise DataError(name, "is empty, expected data", _FETCH_AGAIN)
+    if head.startswith((b"PK\x03\x04", b"7z\xbc\xaf", b"Rar!")):
+        raise DataError(name, "is a ZIP, 7z or RAR archive, which is not read", "unpack it, and give the folder")
     if head.startswith(b"version https://git-lfs"):
         raise DataError(name, "is a Git LFS pointer, not the data", "run git lfs pull")
     if head.startswith(b"/annex/objects/"):

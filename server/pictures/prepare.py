@@ -86,7 +86,7 @@ def _found(grey: Grey, sheet: Mask, kept: Mask) -> Found:
     def shaded() -> Found | None:
         """Where light has an edge on the paper, ink is what is darker than its surroundings."""
         with suppress(NoFigure):
-            found = _inked(grey, _closed(np.where(sheet, grey, 255.0)), sheet, kept)
+            found = _inked(grey, _closed(np.where(sheet, grey, paper)), sheet, kept)
             return None if _cut(found[3]) else found
         return None
 
@@ -94,9 +94,9 @@ def _found(grey: Grey, sheet: Mask, kept: Mask) -> Found:
     try:
         found = _inked(grey, paper, sheet, kept)
     except NoFigure:
-        if (other := shaded()) is None:
-            raise
-        return other
+        if other := shaded():
+            return other
+        raise
     return shaded() or found if _cut(found[3]) else found
 
 
@@ -113,9 +113,13 @@ def _closed(grey: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _inked(grey: Grey, paper: NDArray[np.float64], sheet: Mask, kept: Mask) -> Found:
+    """As _found. Contrast is how much inkier than the paper a pixel is: at most 1, and 0 where it is hidden.
+
+    It is a ratio to the paper's tone, since light multiplies: so it is the same in the shade.
+    """
     away = np.where(sheet, grey - paper, 0)
     dark = bool((away**3).sum() < 0)  # in cubes, noise hardly counts
-    contrast = _contrast(away, paper, dark)
+    contrast = (-away if dark else away) / np.maximum(paper if dark else 255 - paper, 16)
     ink = _ink(blurred(contrast, max(kept.shape) // 500), sheet)
     return paper, contrast, dark, _figure(ink, contrast, ~kept)
 
@@ -180,14 +184,6 @@ def _terms(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64
     return np.stack(np.broadcast_arrays(*[(2 * x - 1)**i * (2 * y - 1)**j for i, j in DEGREES]), axis=-1)
 
 
-def _contrast(away: NDArray[np.float64], paper: NDArray[np.float64], dark: bool) -> NDArray[np.float64]:
-    """How much inkier than the paper each pixel is (at most 1; 0 where hidden).
-
-    It is a ratio to the paper's tone, since light multiplies: so it is the same in the shade.
-    """
-    return (-away if dark else away) / np.maximum(paper if dark else 255 - paper, 16)
-
-
 def blurred(values: NDArray[np.float64], radius: int) -> NDArray[np.float64]:
     """The mean of the square around each pixel."""
     if radius:
@@ -216,7 +212,8 @@ def _figure(ink: Mask, contrast: NDArray[np.float64], hidden: Mask) -> Mask:
     ys, xs = np.nonzero(ink)
     own = labels[ys, xs]
     mass = np.bincount(own, np.maximum(contrast[ys, xs], 0), minlength=int(labels.max()) + 1)
-    boxes = np.tile([np.inf, np.inf, 0.0, 0.0], (len(mass), 1))
+    boxes = np.stack([np.full_like(mass, np.inf), np.full_like(mass, np.inf), np.zeros_like(mass),
+                      np.zeros_like(mass)], axis=1)
     for side, least, most in ((0, xs, xs + 1), (1, ys, ys + 1)):
         np.minimum.at(boxes[:, side], own, least)
         np.maximum.at(boxes[:, side + 2], own, most)
@@ -263,10 +260,11 @@ def _box(figure: Mask, hidden: Mask) -> Box:
     return left, top, right, bottom
 
 
-def _grown(first: float, last: float, beyond_first: float, beyond_last: float, longest: float) -> tuple[float, float]:
-    """Extend an interval to include another, in proportion on both sides, up to a length."""
+def _grown(first: float, last: float, beyond_first: float, beyond_last: float,
+           max_length: float) -> tuple[float, float]:
+    """Extend an interval to include another, in proportion on both sides, up to `max_length`."""
     before, after = max(0.0, first - beyond_first), max(0.0, beyond_last - last)
-    share = min(1.0, max(0.0, longest - (last - first)) / max(before + after, 1e-9))
+    share = min(1.0, max(0.0, max_length - (last - first)) / max(before + after, 1e-9))
     return first - share * before, last + share * after
 
 

@@ -232,7 +232,7 @@ export class Race {
       fill.style.width = value ? `${Math.max(1.5, 100 * value / top)}%` : "0";
       return el("td", {class: "bars"}, el("span", {}, text), el("b", {"aria-hidden": "true"}, fill));
     };
-    const factor = (one, base) => one.images_per_second && base.images_per_second ? ` (${figure(one.images_per_second / base.images_per_second)}×)` : "";
+    const factor = (speed, base) => speed && base ? ` (${figure(speed / base)}×)` : "";
     const bits = (result) => result.bits_per_dim ? figure(result.bits_per_dim) + (result.exception ? "*" : "") : "–";
     this.panel.querySelector("thead").replaceChildren(el("tr", {},
       ...["Attention", ...batches.map((batch) => batch === 1 ? "Images/s, alone" : `Images/s, ${batch} together`), "Seconds for one", "bits/dim", "Memory of an image"].map((text) => el("th", {scope: "col", class: /images/i.test(text) && "bars"}, text))));
@@ -242,9 +242,8 @@ export class Race {
         el("th", {scope: "row"}, lane.backend, el("small", {}, ` ${ENGINES[lane.engine]}`)),
         ...batches.map((batch, index) => {
           const one = at(lane, batch);
-          const base = at({backend: "softmax", engine: lane.engine}, batch);
           return bar(one.images_per_second, tops[index], (one.estimated && one.images_per_second ? "~" : "")
-            + figure(one.images_per_second) + mark(one) + factor(one, base));
+            + figure(one.images_per_second) + mark(one) + factor(one.images_per_second, at({...lane, backend: "softmax"}, batch).images_per_second));
         }),
         ...[(alone.estimated && alone.seconds_per_image ? "~" : "") + figure(alone.seconds_per_image) + mark(alone),
           bits(alone), size(alone.state_bytes)].map((text) => el("td", {}, String(text))));

@@ -97,7 +97,7 @@ def open_private(path: Path, flags: int) -> int:
     status = os.fstat(descriptor)  # of the opened file: the name may mean another one by now
     try:
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path} is not a regular file")
+            raise ValueError(f"{path} is not a regular file; give the file of keys")
         mode = stat.S_IMODE(status.st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO) and mode != stat.S_IRUSR | stat.S_IRGRP:
             raise ValueError(f"{path} holds keys, but other users have access to it (mode "

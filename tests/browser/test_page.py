@@ -59,7 +59,7 @@ def test_nothing_is_wider_than_the_smallest_screen(shipped, visit):
 
 
 SMALL = """() => [...document.querySelectorAll(
-        'button, a, select, input, summary, label:has([type=checkbox]), .chips label span')]
+    'button, a, select, input, summary, label:has([type=checkbox]), .chips label span')]
     .filter(one => one.checkVisibility() && !one.matches('label input[type=checkbox], p a'))
     .map(one => [one.outerHTML.slice(0, 80), one.getBoundingClientRect()])
     .filter(([, box]) => box.width && (box.height < 43.9 || box.width < 43.9)).map(([html]) => html)"""

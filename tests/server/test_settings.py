@@ -41,6 +41,10 @@ def test_a_misspelt_variable_is_reported_with_the_nearest_setting():
     assert "linpix serve --help" in misspelt({"LINPIX_COFFEE_COLOUR_XYZ": ""})[0]
 
 
+def test_a_log_level_may_be_written_in_capitals():
+    assert Settings(log_level="DEBUG").log_level == "debug"
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("0.5", 0.5), ("500ms", 0.5), ("5s", 5), ("2m", 120),
                                                 ("2 min", 120), ("1h", 3600), ("1m30s", 90), ("1.5h", 5400), ("5S", 5)])
 def test_a_time_is_seconds_or_has_units(text, seconds):
@@ -55,6 +59,7 @@ def test_a_size_is_bytes_or_has_units(text, size):
 
 
 @pytest.mark.parametrize(("field", "value", "told"), [
+    ("root_path", "pix", "begin with a slash"), ("root_path", "/a/../b", "neither .. nor escapes"),
     ("drain_timeout", "5 parsecs", "number of seconds, or have a unit: ms, s, min, m, h"),
     ("drain_timeout", "-5s", "number of seconds"), ("drain_timeout", "s", "number of seconds"),
     ("head_timeout", "0ms", "greater than 0"), ("watchdog_timeout", "25h", "less than or equal to 86400"),

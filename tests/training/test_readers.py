@@ -98,7 +98,8 @@ def test_a_damaged_compressed_file_is_called_damaged():
     (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", ["data.gz", "XML"]),
     (gzip.compress(b"<html>404"), ["data.gz", "HTML"]),
     (b"", ["data.gz", "empty"]),
-], ids=["lfs", "annex", "html", "xml", "html in gzip", "empty"])
+    (b"PK\x03\x04rest", ["data.gz is a ZIP, 7z or RAR archive, which is not read: unpack it, and give the folder"]),
+], ids=["lfs", "annex", "html", "xml", "html in gzip", "empty", "zip"])
 def test_what_stands_where_data_should_is_named_for_what_it_is(raw, words):
     with refused(*words):
         unpack(raw, "data.gz")
@@ -108,6 +109,13 @@ def test_a_git_annex_link_without_its_object_is_named_as_one(tmp_path):
     (tmp_path / "data.gz").symlink_to(".git/annex/objects/xx/yy/MD5E-s9--0/MD5E-s9--0")
     with refused("data.gz is a git-annex link, not the data: run git annex get"):
         contents(tmp_path / "data.gz")
+
+
+def test_a_picture_that_is_a_broken_link_is_named_as_one(tmp_path):
+    fill(tmp_path, *(f"a/{i}.png" for i in range(10)))
+    (tmp_path / "a/x.png").symlink_to("gone.png")
+    with refused("a/x.png is a link to gone.png, which does not exist: remove the link"):
+        read_pictures(tmp_path, "train", GREY)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gzip", "xz"])
