@@ -109,8 +109,9 @@ def test_every_test_of_a_kernel_that_wants_a_gpu_is_run(tmp_path):
 
 def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, emulated):
     """On this processor, by the emulated kernels. It is ended amid measurements, and a half line is left."""
-    command = [sys.executable, "-m", "tools.gpu_check", "--emulated", str(emulated.library), "--out", str(tmp_path)]
-    file = tmp_path / "results.jsonl"
+    command = [sys.executable, "-m", "tools.gpu_check", "--emulated", str(emulated.library), "--out",
+               str(tmp_path / "out")]
+    file = tmp_path / "out/results.jsonl"
     process = subprocess.Popen(command, cwd=ROOT)
     while not (file.exists() and '"part": "variants"' in file.read_text()):
         assert process.poll() is None
@@ -130,7 +131,8 @@ def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, em
     assert {line["ended"] for line in found if "step" in line} == {"well"}
     assert {line.get("part") for line in found} == {None, "machine", "variants", "decode", "kernels", "products",
                                                     "training", "service"}
-    tables = (tmp_path / "report.md").read_text()
+    tables = file.with_name("report.md").read_text()
+    assert {path.name for path in file.parent.iterdir()} == {"results.jsonl", "report.md", "log.txt"}
     assert "| tiny | fp16/8 | 2 |" in tables and tables == report(found)
     assert all(line["images_per_second"] > 0 for line in found if line.get("part") in ("decode", "training", "service"))
 

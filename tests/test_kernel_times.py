@@ -39,7 +39,7 @@ def test_a_warp_takes_loops_so_often_and_avoids_slow_paths():
         "1 7 7 @P0 BRA 0x30", "1 7 7 FADD R1, R1, R1", "1 7 7 BRA 0x60",  # what follows leaves out the loop, 3 to 5
         "1 7 7 @P1 BRA 0x50", "1 7 7 CALL.REL.NOINC 0x90", "1 7 7 @P2 BRA 0x30",
         "1 7 7 @P3 BRA 0x80", "1 7 7 FMUL R1, R1, R1", "1 7 7 EXIT", "1 7 7 RET.REL.NODEC R2 0x0")).values()
-    assert [step.address // 16 for step in path_of(code, case(trips=2))] == [0, 3, 5, 3, 5, 6, 7, 8]
+    assert [step.address // 16 for step in path_of(code, case(trips=(2,)))] == [0, 3, 5, 3, 5, 6, 7, 8]
     assert [step.address // 16 for step in path_of(code, case(taken=(3,)))] == [0, 3, 5, 6, 8]
 
 

@@ -116,15 +116,16 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (columns, ["---"] * len(columns), *cells))
 
 
-def calls(out: Path, data: Path, emulated: Path | None = None) -> list[list[Step]]:
+def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step]]:
     """The steps of each call, in the order of what they are worth should time run out.
 
-    emulated: kernels for a processor: a tiny form of all of it, to try this file without a GPU.
+    work: folder of what nobody wants to see later: pictures to train with, checkpoints, pytest's cache · emulated:
+    kernels for a processor: a tiny form of all of it, to try this file without a GPU.
     """
     python = sys.executable
 
     def tests(path: str, *flags: str) -> list[str]:
-        return [python, "-m", "pytest", "-q", "-m", "cuda", "-o", f"cache_dir={out / 'cache'}", path, *flags]
+        return [python, "-m", "pytest", "-q", "-m", "cuda", "-o", f"cache_dir={work / 'cache'}", path, *flags]
 
     def measured(part: str, **given: str) -> list[str]:
         if emulated:
@@ -134,7 +135,7 @@ def calls(out: Path, data: Path, emulated: Path | None = None) -> list[list[Step
 
     def trains(name: str, preset: str, *flags: str) -> list[str]:
         """Ten steps, an evaluation, drawn samples and a saved checkpoint, of noise in two classes."""
-        return [python, "-m", "linpix", "train", preset, "--data", str(data), "--out", str(data.parent / name),
+        return [python, "-m", "linpix", "train", preset, "--data", str(work / "pictures"), "--out", str(work / name),
                 "--device", "cpu" if emulated else "cuda", "--images", "160", "--batch", "16", "--warmup-images", "32",
                 "--validation", "16", *flags]
 
@@ -145,7 +146,7 @@ def calls(out: Path, data: Path, emulated: Path | None = None) -> list[list[Step
                  Step("products", measured("products"), 60)],
                 [Step("training, eager", trains("eager", "tiny", "--no-compile"), 120),
                  Step("training", measured("training"), 60),
-                 Step("service", [*service, "--model", str(data.parent / "eager"), "--load", "2x1,2x2", "--seconds",
+                 Step("service", [*service, "--model", str(work / "eager"), "--load", "2x1,2x2", "--seconds",
                                   "0.5"], 60)]]
     decoding, rows = tests("tests/model/test_cuda.py"), "1,64,512,1024,4096"
     sanitizer = ["env", "compute-sanitizer", "--error-exitcode=9"]
@@ -203,12 +204,12 @@ def main() -> int:
     os.environ["PATH"] += os.pathsep + "/usr/local/cuda/bin"  # where the toolkit's programs are, if nobody said so
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # and so is the step that runs
     out, check = given.out.resolve(), Check(given.out.resolve())
-    data = out / "training/pictures"
-    if not data.exists():
-        write_pictures(data, 8 if given.emulated else 28)
+    work = out.with_name(out.name + "-work")
+    if not (work / "pictures").exists():
+        write_pictures(work / "pictures", 8 if given.emulated else 28)
     for number in given.call:
         check.until = time.monotonic() + LIMIT_S
-        examine(check, calls(out, data, given.emulated)[number - 1])
+        examine(check, calls(out, work, given.emulated)[number - 1])
     print(f"== {'; '.join(check.failed) or 'all well'}; see {out}", flush=True)
     return 1 if check.failed else 0
 

@@ -65,7 +65,7 @@ class Case:
     blocks: int              # on a multiprocessor
     grid: int                # blocks in all
     moved: float             # bytes that come from memory, and go there
-    trips: int = 1           # of the loop
+    trips: tuple[int, ...] = ()  # of its loops, in the order of their ends; 1 of others
     taken: tuple[int, ...] = ()  # branches forward that are taken, by their number among those with a condition
 
 
@@ -111,7 +111,8 @@ def path_of(code: list[Instruction], case: Case) -> list[Instruction]:
     if what follows it leaves out a loop."""
     at = {instruction.address: index for index, instruction in enumerate(code)}
     backward = [i.address for i in code if i.operation == "BRA" and i.guarded and i.target and i.target < i.address]
-    trips, path, index = dict.fromkeys(backward, case.trips), list[Instruction](), 0
+    trips, left = dict.fromkeys(backward, 1) | dict(zip(backward, case.trips, strict=False)), dict[int, int]()
+    path, index = list[Instruction](), 0
     numbers = {i.address: n for n, i in enumerate(i for i in code if i.operation == "BRA" and i.guarded)}
     while True:
         now = code[index]
@@ -124,15 +125,17 @@ def path_of(code: list[Instruction], case: Case) -> list[Instruction]:
         if not now.guarded:
             index = at[now.target]
         elif now.target < now.address:
-            trips[now.address] -= 1
-            if trips[now.address] > 0:
+            left[now.address] = left.get(now.address, trips[now.address]) - 1
+            if left[now.address] > 0:
                 index = at[now.target]
+            else:
+                del left[now.address]  # it may be entered again
         else:
             between = code[index:at[now.target]]
             slow = len(between) < 12 and any(i.operation.startswith("CALL") for i in between)
             last = between[-1] if between else now
-            leaves = last.operation == "BRA" and not last.guarded and last.target and any(
-                now.target < loop < last.target for loop in backward)
+            loops = [loop for loop in backward if now.address < loop < (last.target or 0)]
+            leaves = last.operation == "BRA" and not last.guarded and loops and loops[0] > now.target
             if numbers[now.address] in case.taken or slow or leaves:
                 index = at[now.target]
 
@@ -209,15 +212,19 @@ def microseconds(code: list[Instruction], case: Case) -> float:
 
 
 def cases(rows: int) -> list[Case]:
-    """Of a layer with eight heads of 32, width 256, 1,024 hidden units, for more than 64 rows."""
-    large, found = rows > 1024, [Case("norm", "product.cu", "NormaliseRows<8>", 4, 8, rows // 4, 0, taken=(0,))]
+    """Of a layer with eight heads of 32, width 256 and 1,024 hidden units; of few rows, only one of the products."""
+    large = rows > 1024
+    found = [Case("norm", "product.cu", "NormaliseRows<8>", 4, 8, math.ceil(rows / 4), 0, taken=(7,))]
+    if rows <= 64:
+        found = [Case("norm and qkv", "product.cu", "Multiply<bfloat16, (Product)0, 4, 16, 8>", 4, 4,
+                      math.ceil(rows / 16) * 24, 0, trips=(1, 15, 1, 1, 1, 8), taken=(5, 50) if rows <= 4 else (32,))]
     for name, kind, wide, deep in (("qkv", "0, false", 768, 256), ("up", "1, true", 1024, 256),
-                                   ("out", "2, false", 256, 256), ("down", "2, false", 256, 1024)):
+                                   ("out", "2, false", 256, 256), ("down", "2, false", 256, 1024)) if rows > 64 else ():
         add = kind[0] == "2"
         shape = ("2, 4, 4, 2, 4" if add else "4, 4, 2, 4, 3") if large else f"2, {1 if add else 2}, 2, 4, 4"
         tile = (128, 64 if add else 128) if large else (64, 32 if add else 64)
         found.append(Case(name, "product.cu", f"MultiplyMany<(Product){kind}, {shape}>", 8, 2,
-                          math.ceil(rows / tile[0]) * wide // tile[1], 0, trips=deep // 64))
+                          math.ceil(rows / tile[0]) * wide // tile[1], 0, trips=(deep // 64,)))
     heads = rows * 8
     for name, taken in (("attention, fp16/8, seven of eight tokens", (0, 8)), ("the eighth", (0, 7, 9))):
         pairs = 128 * (3.5 + 7 / 8)

@@ -58,13 +58,13 @@ LINPIX_INLINE void final_features(Threads& threads, Own& own, const EndCall& cal
   const int n = call.pass.model.d_model;
   threads.each([&](int i) {
     if (const int64_t at = place(i); at >= 0)
-      each_column(own[i], i % WARP, n, [&](float& x, int c) { x = call.pass.buffers.sum[at * n + c]; });
+      each_column(own[i].value[0], i % WARP, n, [&](float& x, int c) { x = call.pass.buffers.sum[at * n + c]; });
   });
   if (call.post.weight) normalise(threads, own, call.post, n);
   normalise(threads, own, call.pass.model.norm, n);
   threads.each([&](int i) {
     float* features = to(i);
-    each_column(own[i], i % WARP, n, [&](float& x, int c) { features[c] = x; });
+    each_column(own[i].value[0], i % WARP, n, [&](float& x, int c) { features[c] = x; });
   });
 }
 

@@ -31,12 +31,15 @@ int start_many(const ProductCall& call, Tiles tiles, void* stream) {
 
 template <Product PRODUCT>
 int start(const ProductCall& call, bool bf16, Tiles tiles, void* stream) {
-  if (!bf16) return start<Multiply<float, PRODUCT, 4, 8>>(call, stream);
+  constexpr int WARPS = PRODUCT == Product::add ? 2 : 4;
+  if (!bf16) return start<Multiply<float, PRODUCT, 4, 8, 16>>(call, stream);
   if (tiles != Tiles::few) {
     if (PRODUCT == Product::up && call.gelu) return start_many<Product::up, true>(call, tiles, stream);
     return start_many<PRODUCT>(call, tiles, stream);
   }
-  return start<Multiply<bfloat16, PRODUCT, PRODUCT == Product::add ? 2 : 4, 16>>(call, stream);
+  if constexpr (PRODUCT != Product::add)
+    if (call.weights.depth > 8 * WARP) return start<Multiply<bfloat16, PRODUCT, WARPS, 16, 16>>(call, stream);
+  return start<Multiply<bfloat16, PRODUCT, WARPS, 16, 8>>(call, stream);
 }
 
 int normalise_rows(const ProductCall& call, void* stream) {

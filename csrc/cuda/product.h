@@ -4,8 +4,9 @@
 // Each output has one accumulator, which takes k in order, and tiles of all shapes use the same instruction; k is never
 // split. So an output does not depend, bit for bit, on how many rows there are.
 //
-// Why it is fast for few rows: it needs no kernel for the norm, and tiles are small, so the columns are spread over
-// many multiprocessors. A block keeps its rows in shared memory for all of k, while weights stream past them in stages:
+// Why it is fast for few rows: it needs no kernel for the norm, whose weights are requested before the rows are there,
+// and of which a warp computes four rows at once; and tiles are small, so the columns are spread over many
+// multiprocessors. A block keeps its rows in shared memory for all of k, while weights stream past them in stages:
 // several are on their way as asynchronous copies while one is multiplied. On Hopper and later, the first stages are
 // requested before the preceding kernel has ended. In bfloat16, matrix instructions multiply, and weights are packed as
 // their fragments: a lane loads those of a tile at once, as 16 bytes.
@@ -86,11 +87,13 @@ struct Stage<float> {
 };
 
 // A block: 16 rows, and a tile of weights for each warp. STAGES: of weights in shared memory, on their way or in use.
-template <class T, Product PRODUCT, int WARPS, int STAGES>
+// COLUMNS: of a row in a lane, at least, where rows are normalised.
+template <class T, Product PRODUCT, int WARPS, int STAGES, int COLUMNS>
 struct Multiply {
   using Part = Stage<T>;
   static constexpr int BLOCK = WARPS * WARP, PER_SM = 512 / BLOCK;
   static constexpr int ROWS = 16, TILES = WARPS, STAGE_BYTES = TILES * Part::TILE_BYTES;
+  static constexpr int AT_ONCE = COLUMNS > 8 ? 2 : 4;  // rows that a warp normalises together
   struct Sums {
     float value[4];
   };
@@ -117,6 +120,9 @@ struct Multiply {
       });
     };
     for (int stage = 0; stage < STAGES - 1; ++stage) load(stage);  // before follow: no kernel writes weights
+    const Norm& norm = norm_of(call);
+    typename Threads<BLOCK>::template Own<RowsOf<COLUMNS, AT_ONCE>> own;
+    if (PRODUCT != Product::add && norm.weight) request(threads, own, norm, call.d_model);
     threads.follow();
     if constexpr (PRODUCT == Product::add) {
       const int chunks = depth * (int)sizeof(T) / 16;  // of a row
@@ -126,8 +132,10 @@ struct Multiply {
                        (const char*)((const T*)call.a + (first_row + c / chunks) * depth) + c % chunks * 16);
         threads.end_group();
       });
+    } else if (rows <= WARPS) {
+      residual_norm<1>(threads, call, own, a, stride, first_row, rows);
     } else {
-      residual_norm(threads, call, a, stride, first_row, rows);
+      residual_norm<AT_ONCE>(threads, call, own, a, stride, first_row, rows);
     }
     threads.each([&](int) { threads.template wait<0>(); });
 
@@ -170,30 +178,40 @@ struct Multiply {
   }
 
  private:
-  // Makes the residual stream of what the last sub-layer left, and of it the rows to be multiplied: see ProductCall.
-  LINPIX_BODY residual_norm(Threads<BLOCK>& threads, const ProductCall& call, T* a, int stride, int64_t first_row,
-                            int rows) {
+  // Makes the residual stream of what the last sub-layer left, and of it the rows to be multiplied: see ProductCall. A
+  // warp has COUNT rows at once, so that one does not wait for the memory and sums of another.
+  template <int COUNT, class Own>
+  LINPIX_BODY residual_norm(Threads<BLOCK>& threads, const ProductCall& call, Own& own, T* a, int stride,
+                            int64_t first_row, int rows) {
     const int n = call.d_model, depth = call.weights.depth;
-    typename Threads<BLOCK>::template Own<RowPart> own;
-    for (int first = 0; first < rows; first += BLOCK / WARP) {  // a row for each warp
-      threads.each([&](int i) {
-        const int row = first + i / WARP;
+    const Norm& norm = norm_of(call);
+    for (int first = 0; first < rows; first += COUNT * WARPS) {
+      const auto each_row = [&](auto f) {  // f(thread, row, its columns)
+        threads.each([&](int i) {
 #pragma unroll
-        for (float& x : own[i].value) x = 0;
-        if (row < rows)
-          each_column(own[i], i % WARP, n, [&](float& x, int c) { x = call.sum[(first_row + row) * n + c]; });
-      });
-      if (call.post.weight) normalise(threads, own, call.post, n);
+          for (int r = 0; r < COUNT; ++r)
+            if (const int row = first + r * WARPS + i / WARP; row < rows) f(i, row, own[i].value[r]);
+        });
+      };
       threads.each([&](int i) {
-        const int row = first + i / WARP;
-        if (row < rows && threads.y == 0)
-          each_column(own[i], i % WARP, n, [&](float& x, int c) { call.x[(first_row + row) * n + c] = x; });
+#pragma unroll
+        for (auto& row : own[i].value)
+#pragma unroll
+          for (float& x : row) x = 0;
       });
-      if (call.pre.weight) normalise(threads, own, call.pre, n);
-      threads.each([&](int i) {
-        const int row = first + i / WARP;
-        if (row < rows)
-          each_column(own[i], i % WARP, depth, [&](float& x, int c) { store(a + row * stride + c, x); });
+      each_row([&](int i, int row, auto& columns) {
+        each_column(columns, i % WARP, n, [&](float& x, int c) { x = call.sum[(first_row + row) * n + c]; });
+      });
+      const auto keep = [&] {
+        each_row([&](int i, int row, auto& columns) {
+          each_column(columns, i % WARP, n, [&](float& x, int c) { call.x[(first_row + row) * n + c] = x; });
+        });
+      };
+      if (call.pre.weight && threads.y == 0) keep();
+      if (norm.weight) normalise<COUNT>(threads, own, n);
+      if (!call.pre.weight && threads.y == 0) keep();
+      each_row([&](int i, int row, auto& columns) {
+        each_column(columns, i % WARP, depth, [&](float& x, int c) { store(a + row * stride + c, x); });
       });
     }
   }
