@@ -44,7 +44,7 @@ def load(model: str | Path, checkpoints: str | Path | None = None) -> "Transform
     from .cli.draw import undisturbed
 
     with undisturbed():
-        return load(find(str(model), None if checkpoints is None else Path(checkpoints)))
+        return load(find(model, None if checkpoints is None else Path(checkpoints)))
 
 
 def sample(model: str | Path, count: int = 1, *, label: int | str | None = None, seed: int | None = None,

@@ -467,8 +467,11 @@ def folders(root: Path) -> list[Path]:
                   if os.path.isfile(path / "config.json") and path.suffix not in (".new", ".old", ".training"))
 
 
-def find(name: str, checkpoints: Path | None = None) -> Path:
+def find(name: str | Path, checkpoints: Path | None = None) -> Path:
     """The folder of MODEL: a name under checkpoints, or a folder. Raises CheckpointError, listing the names."""
+    if not isinstance(name, str | Path):
+        raise CheckpointError(f"model must be a name or a folder, and comes first; got a {type(name).__name__}")
+    name = str(name)
     if "/" in name or name in (".", ".."):
         if not Path(name).is_dir():
             raise CheckpointError(f"there is no checkpoint folder {name}")

@@ -110,7 +110,7 @@ def draw(model: str | Path, count: int, given: tuple[object, object] | None, pre
             raise ValueError(f"{name} must be at least 1, got {value}")
     if prepare not in get_args(Preparation):
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
-    checkpoint = read(find(str(model), None if checkpoints is None else Path(checkpoints)))
+    checkpoint = read(find(model, None if checkpoints is None else Path(checkpoints)))
     config = checkpoint.net.config
     job = new_job(checkpoint, count, label=class_of(label, checkpoint), **options)
     if given is not None:

@@ -44,7 +44,7 @@ class Score:
 def score(model: str | Path, image: object, known: object, label: int | str | None, posterior: bool,
           folder: str | Path | None) -> Score:
     """`linpix.score`."""
-    checkpoint = read(find(str(model), None if folder is None else Path(folder)))
+    checkpoint = read(find(model, None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     if posterior and not checkpoint.class_names:
         raise ValueError(f"posterior needs a model with classes, and {checkpoint.name} has none; leave it out")

@@ -124,6 +124,12 @@ def test_candidates_are_at_least_as_many_as_the_images_returned(class_first):
         linpix.complete(str(class_first), PICTURE, KNOWN, 2, candidates=1)
 
 
+@pytest.mark.parametrize("function", [linpix.complete, linpix.score])
+def test_a_picture_in_the_place_of_the_model_is_named_as_one(function):
+    with pytest.raises(ValueError, match="model must be a name or a folder, and comes first; got a ndarray"):
+        function(np.zeros((28, 28), np.uint8), "mnist-conditional")
+
+
 def test_models_are_known_and_loaded_by_name(tiny):
     assert "mnist-conditional" in linpix.models()
     assert linpix.models(tiny.parent) == ["tiny"]
