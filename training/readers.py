@@ -195,7 +195,7 @@ def _open(path: Path) -> IO[bytes]:
         if path.is_symlink() and "annex/objects" in os.readlink(path).replace("\\", "/"):
             raise DataError(path, "is a git-annex link, not the data", "run git annex get") from None
         if path.is_symlink() and not path.exists():
-            raise DataError(path, f"is a link to {os.readlink(path)}, which does not exist",
+            raise DataError(path, f"is a link to {os.readlink(path)}, where no file is",
                             "remove the link, or bring back what it links to") from None
         raise DataError(path, f"cannot be read ({error.strerror})",
                         "check the path and its permissions") from None

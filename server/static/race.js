@@ -168,7 +168,7 @@ export class Race {
       if (result?.seconds_per_image || !grows) this.time(lane, result, report.tokens);
     }
     this.tabulate(report);
-    this.compareInWords();
+    if (!grows) this.compareInWords();
   }
 
   /** Give a lane its speed. elsewhere: of another machine. */

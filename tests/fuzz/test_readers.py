@@ -37,7 +37,7 @@ KINDS = {
     "damaged": WHERE + r"(is damaged or truncated|is truncated: it ends in|is empty, expected data).*",
     "bomb": WHERE + r"(unpacks to more than [\d,]+ bytes|needs more memory to unpack).*",
     "archive": WHERE + r"is not a tar archive, or is damaged \(.*\): give a folder.*",
-    "no file": WHERE + r"(is not a regular file|cannot be read \(.*\)): .*",
+    "no file": WHERE + r"(is not a regular file|is a link to .*, where no file is|cannot be read \(.*\)): .*",
     "not data": WHERE + r"is (a Git LFS pointer|a git-annex|an HTML or XML page).*",
     "picture": WHERE + r"(is not a readable picture \(.*\)|is \d+ x \d+ \(width x height\)|has more than 8 bits|"
                        r"is animated or has|is partly transparent|has [\d,]+ bytes, expected at most).*",

@@ -114,7 +114,7 @@ def test_a_git_annex_link_without_its_object_is_named_as_one(tmp_path):
 def test_a_picture_that_is_a_broken_link_is_named_as_one(tmp_path):
     fill(tmp_path, *(f"a/{i}.png" for i in range(10)))
     (tmp_path / "a/x.png").symlink_to("gone.png")
-    with refused("a/x.png is a link to gone.png, which does not exist: remove the link"):
+    with refused("a/x.png is a link to gone.png, where no file is: remove the link"):
         read_pictures(tmp_path, "train", GREY)
 
 
