@@ -182,6 +182,8 @@ def test_stop_ends_the_measuring_on_the_server_too(tiny, visit):
 
 
 def test_a_comparison_that_another_client_stopped_is_measured_and_raced_on_retry(racing, visit):
+    # a visitor that has just left is still being measured, and would only be watched
+    assert eventually(lambda: (told(racing, "status")["comparison"] or {}).get("status") != "running")
     page = visit(racing.url, panel="race").ready()
     race(page)
     says(page, "#race .status", r"Measuring: \d+ %")
