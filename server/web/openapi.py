@@ -47,15 +47,15 @@ _HOSTS = (foreign_host("rebound.example"),)  # of every route
 _CLIENTS = (unauthorized(presented=False), foreign_origin("origin https://elsewhere.example", "localhost:8000"),
             rate_limited("alice", "600/min", 1))  # of every route under /v1/
 
-_BEGINS = {"image/png": "\x89PNG\r\n\x1a\n...", "image/webp": "RIFF....WEBPVP8L...",
-           "image/jpeg": "\xff\xd8\xff\xe0..."}
+_BEGINS = {"image/png": r"\x89PNG\r\n\x1a\n...", "image/webp": "RIFF....WEBPVP8L...",
+           "image/jpeg": r"\xff\xd8\xff\xe0..."}
 PICTURES: dict[str, Any] = {kind: {"schema": {"type": "string", "contentMediaType": kind},
                                    "examples": {"the picture itself": {"value": begins}}}
                             for kind, begins in _BEGINS.items()}
 ARRAY = {NPY: {"schema": {"type": "string", "contentMediaType": NPY, "description": "uint8, (n, height, width), or (n, "
                           "height, width, 3) in colours: numpy.load reads it. Commas separate the values of several "
                           "images in the X-LinPix headers"},
-               "examples": {"all pictures in one array": {"value": "\x93NUMPY..."}}}}
+               "examples": {"all pictures in one array": {"value": r"\x93NUMPY..."}}}}
 PNG = {"image/png": PICTURES["image/png"]}
 
 TAGS = [{"name": "images", "description": "draw pictures, complete them, and say how probable they are"},
