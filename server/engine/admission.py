@@ -28,7 +28,7 @@ from .thread import EngineThread, Work
 
 logger = logging.getLogger("linpix")
 COLLECT_S = 1.0  # seconds from the last request of a model that is no longer served until its memory is freed
-AGAIN_S = 6.0    # seconds until the next attempt if something still held it: uvicorn's keep-alive, and a second
+AGAIN_S = 7.0    # seconds until the next attempt, then twice as long: connections hold it for up to --head-timeout
 
 
 class Admission(Requests):
