@@ -164,6 +164,7 @@ async def arrivals(soak: Soak, service: Service, rate: float, seconds: float, se
             group.create_task(one(due))
     for connection in idle:
         connection.close()
+    await asyncio.sleep(0)  # they are closed in the loop's next turn
     return records
 
 
