@@ -20,6 +20,7 @@ from .scheduler import QUANTUM_S, Plan, QuantumLength, Scheduler
 
 logger = logging.getLogger("linpix")
 NEVER = 2**62          # an image row that no image has
+PARTS = 8              # quanta of an image, at least: one that joins waits for the end of a quantum
 RESTORED = 2           # images restored in one call: few, as all their tokens are prefilled again without a heartbeat
 MAX_FAILED_QUANTA = 3  # quanta in a row that decode nothing, not even a test image: the engine is then lost
 
@@ -65,8 +66,7 @@ class Engine:
         for request in report.failed:
             self.cancel(request)
         if (slots := self.scheduler.drawing).size:
-            rows = self.decoder.device == "cpu" or self._streams[slots].any()  # a GPU waits between quanta
-            most = self.config.row_length if rows else self.config.length
+            most = self.config.row_length if self._streams[slots].any() else -(-self.config.length // PARTS)
             self._decode(self.scheduler.plan(self._length.steps(slots.size, most)), report)
         self._leave([image for image in ended if image.state is State.DONE], report)
         return report
