@@ -73,8 +73,8 @@ class Engine:
 
     def abandon(self) -> list[str]:
         """After an exception from run_quantum: empty every slot. Returns the requests that lost an image."""
-        lost = {image.request for image in (*self.scheduler.running.values(), *self._report.finished)
-                if image.state is not State.CANCELLED} | self._report.failed.keys()
+        lost = {image.request for image in (*self.scheduler.running.values(), *self._report.finished)}
+        lost |= self._report.failed.keys()
         self.scheduler.clear()
         self._prefills.clear()
         for request in lost:
@@ -131,9 +131,10 @@ class Engine:
         report.seconds = time.perf_counter() - began
         self._decoded_s = min(report.seconds, QUANTUM_S)
         report.saturated, report.retries = self.decoder.saturated - saturated, outcome.retries
-        self._end_failed(outcome, report)
         self.scheduler.left[slots] = self.decoder.left_from[slots, position[slots]]
         report.subpixels = int((position[slots] - before).sum()) * self.config.token_size
+        if outcome.not_finite or outcome.failed:
+            self._end_failed(outcome, report)
         self._report_rows(report)
         if outcome.retries:
             self._check_hope(plan, outcome)
@@ -178,7 +179,7 @@ class Engine:
             self.cancel(request)
 
     def _leave(self, done: list[Image], report: Report) -> None:
-        """Images that are done leave, and so do cancelled ones. Those that are drawn are done, or are checked first."""
+        """Images that are done leave. Those that are drawn are done, or are checked first."""
         drawn = self.scheduler.takes_steps & (self.scheduler.position >= self.config.length)
         for image in [self.scheduler.running[slot] for slot in np.flatnonzero(drawn).tolist()]:
             if image.job.checked:
@@ -194,7 +195,6 @@ class Engine:
             image.canvas = canvas
             image.label = image.recognised.label if image.recognised else self.decoder.label(image.slot)
             self.scheduler.release(image)
-        self.scheduler.release_cancelled()
         if self.decoder.fill_freed_with_nan:
             for slot in self.scheduler.free:
                 self.decoder.pool.fill_with_nan(slot)

@@ -38,7 +38,6 @@ class Scheduler:
         self.bulk: deque[Image] = deque()
         self.overtaken = 0                    # see bulk_is_next
         self.running: dict[int, Image] = {}   # by slot
-        self._cancelled: list[Image] = []     # of these
         # by slot, of running images:
         self.position = np.zeros(slots + 1, np.int64)  # the next token to draw, or in PREFILL to fold in
         self.left = np.zeros(slots + 1, np.int64)      # tokens still to be drawn; 0 in free slots
@@ -59,20 +58,18 @@ class Scheduler:
                 queue.append(image)
 
     def cancel(self, request: str) -> None:
-        """Forget a request wherever it is. Its running images keep their slots until `join` or `release_cancelled`."""
+        """Forget a request, wherever it is."""
         self.interactive, self.bulk = (deque(image for image in images if image.request != request)
                                        for images in (self.interactive, self.bulk))
-        for image in self.running.values():
-            if image.request == request and image.state is not State.CANCELLED:
-                image.state, self.takes_steps[image.slot] = State.CANCELLED, False
-                self._cancelled.append(image)
+        for image in [image for image in self.running.values() if image.request == request]:
+            image.state = State.CANCELLED
+            self.release(image)
 
     def join(self) -> list[Image]:
         """Give free slots to the first waiting images that share a prefill.
 
         Returns these. Call it again for the next ones, until it returns none.
         """
-        self.release_cancelled()
         joined: list[Image] = []
         while self.free:
             bulk = bulk_is_next(len(self.interactive), len(self.bulk), self.overtaken)
@@ -92,14 +89,8 @@ class Scheduler:
         self.left[image.slot], self.takes_steps[image.slot] = 0, False
         heapq.heappush(self.free, image.slot)
 
-    def release_cancelled(self) -> None:
-        for image in self._cancelled:
-            self.release(image)
-        self._cancelled.clear()
-
     def clear(self) -> None:
         """Empty all slots."""
-        self._cancelled.clear()
         for image in [*self.running.values()]:
             self.release(image)
 

@@ -46,7 +46,6 @@ def advance(s, plan):
     over = [image for slot, image in s.running.items() if s.takes_steps[slot] and s.position[slot] >= s.length]
     for image in over:
         s.release(image)
-    s.release_cancelled()
     return over
 
 
@@ -112,15 +111,12 @@ def test_cancelling_a_waiting_request_frees_its_room_at_once():
     assert not waiting(s)
 
 
-def test_cancelling_a_running_request_frees_its_slot_at_the_next_join_and_not_under_the_engine():
+def test_cancelling_a_running_request_frees_its_slot_at_once():
     s = scheduler()
     arrive(s, "a")
     join(s)
-    plan = s.plan(5)
     s.cancel("a")
-    assert 1 in s.running
-    assert advance(s, plan) == []
-    assert sorted(s.free) == [1, 2]
+    assert sorted(s.free) == [1, 2] and not s.plan(5).size
 
 
 def test_cancelling_takes_no_other_request_with_it():
