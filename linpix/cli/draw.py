@@ -20,7 +20,6 @@ from linpix.model.team import limit_threads
 from linpix.server.engine.attempts import again, best_of, chosen
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
-from linpix.server.engine.decode.failures import NotFinite
 from linpix.server.engine.image import Image, Report, images_of
 from linpix.server.engine.job import Job, class_of, new_job
 from linpix.server.pictures import uploads
@@ -65,13 +64,13 @@ def pixels_of(images: Iterable[Image]) -> NDArray[np.uint8]:
 def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
     """Run one quantum, and draw images again that need it; returns its report, and the images that do not.
 
-    Raises the error that ended an image in it; for NotFinite, with what to do.
+    Raises the error that ended an image in it; for FloatingPointError, with what to do.
     """
     report = engine.run_quantum()
     for error in report.failed.values():
-        if isinstance(error, NotFinite):
-            raise NotFinite(f"{engine.name} produced NaN or infinite values; try --engine eager or --precision fp32, "
-                            "and if that does not help, restore the checkpoint") from error
+        if isinstance(error, FloatingPointError):
+            raise FloatingPointError(f"{engine.name} produced NaN or infinite values; try --engine eager or "
+                                     "--precision fp32, and if that does not help, restore the checkpoint") from error
         raise error
     following = {image: again(image) for image in report.finished}
     engine.submit([image for image in following.values() if image is not None])

@@ -58,7 +58,7 @@ class Report:
     # shows come once, with the first rows of their first attempt
     rows: list[tuple[Image, range, NDArray[np.uint8] | None]] = field(default_factory=list)
     finished: list[Image] = field(default_factory=list)
-    failed: dict[str, Exception] = field(default_factory=dict)  # by request: NotFinite, or what the decoder raised
+    failed: dict[str, Exception] = field(default_factory=dict)  # by request; FloatingPointError: NaN
     batch: int = 0           # images decoded in the quantum
     passes: int = 0          # the most passes through the layers of one image; at least 1 if images were decoded
     subpixels: int = 0       # decoded, of all images together

@@ -14,7 +14,7 @@ from ... import logs
 from ..image import Image, Report, State
 from ..job import Job
 from .decoder import Decoder
-from .failures import EngineLost, NotFinite, Outcome, isolate
+from .failures import EngineLost, Outcome, isolate
 from .prefill import Prefills
 from .scheduler import QUANTUM_S, Plan, QuantumLength, Scheduler
 
@@ -171,7 +171,7 @@ class Engine:
 
     def _end_failed(self, outcome: Outcome, report: Report) -> None:
         """End requests because of an image in this quantum; their other images are cancelled."""
-        error = NotFinite(f"model {self.name!r} produced NaN or infinite values for an image of this request")
+        error = FloatingPointError(f"model {self.name!r} produced NaN or infinite values for an image of this request")
         bad = dict.fromkeys(outcome.not_finite, error) | outcome.failed
         failed = {self.scheduler.running[slot].request: error for slot, error in bad.items()}
         report.failed |= failed

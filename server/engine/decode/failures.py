@@ -10,10 +10,6 @@ from dataclasses import dataclass, field
 from .scheduler import Plan
 
 
-class NotFinite(FloatingPointError):
-    """An image's parameters were NaN or infinite. Other images are not affected."""
-
-
 class EngineLost(OSError):
     """The decoder is lost, and every image in flight with it: only a new process helps."""
 
