@@ -36,7 +36,7 @@ _NAMES = """
     sil-gentiumplus sil-lateef smc-chilanka smc-dyuthi smc-gayathri smc-karumbi smc-keraleeyam smc-manjari smc-rachana
     smc-uroob smiley-sans sora stick stix vollkorn woowa-bm yanone-kaffeesatz yrsa-rasa yusei-magic"""
 PACKAGES = tuple(f"fonts-{name}" for name in _NAMES.split())
-ERODED = ("BM Euljiro oraeorae", "Cupola")  # families to leave out
+HOLLOW = ("BM Euljiro", "Cupola", "National Park Outline")  # beginnings of styles to leave out
 FINE = 4  # letters are drawn this many times as large, and then reduced
 CAPITAL, LINE, EDGE = 18 * FINE, 21 * FINE, 1 * FINE  # height of capitals, y of the line they stand on, margin
 FAINT = 140  # grey of a letter's brightest pixel, below which a style is too thin
@@ -87,8 +87,8 @@ def read(file: Path, package: str) -> Style | str:
     if any(image == missing or image.getextrema() == (0, 0) for image, _ in images):
         return "it lacks letters"
     family, name = (text or "" for text in face.getname())
-    if family in ERODED:
-        return "its letters are eroded"
+    if f"{family} {name}".startswith(HOLLOW):
+        return "its letters are eroded or hollow"
     face = face.font_variant(size=4 * CAPITAL**2 / sorted(-top for _, (_, top) in images[:26])[13])
     if np.median([draw(face, letter).max() for letter in LETTERS]) < FAINT:
         return "it is too thin"
@@ -144,18 +144,18 @@ def write(out: Path, packages: Sequence[str] = PACKAGES, root: Path = Path("/"),
     tenth, rest = max(1, len(kinds) // 10), max(2, len(kinds) * 3 // 20)
     if len(kinds) <= rest:
         raise ValueError(f"expected at least 3 families of fonts, found {len(kinds)}; name more packages")
-    random = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     (out / "licences").mkdir(parents=True)
     manifest: dict[str, object] = {"seed": seed, "left_out": left}
     for split, parts in (("train", ((kinds[rest:], train), (kinds[tenth:rest], validation))),
                          ("test", ((kinds[:tenth], test),))):
         images, labels = [], []
         for chosen, count in parts:
-            for at in random.permutation(count):  # each family has as many pictures of each letter
+            for at in generator.permutation(count):  # each family has as many pictures of each letter
                 kind, label = chosen[at % len(chosen)], at // len(chosen) % len(LETTERS)
-                picture = draw(kind[random.integers(len(kind))].face, LETTERS[label],
-                               size=np.exp(random.uniform(-0.15, 0.1)), angle=random.normal(0, 0.05),
-                               shear=random.normal(0, 0.06), move=random.uniform(-1, 1, 2))
+                picture = draw(kind[generator.integers(len(kind))].face, LETTERS[label],
+                               size=np.exp(generator.uniform(-0.15, 0.1)), angle=generator.normal(0, 0.05),
+                               shear=generator.normal(0, 0.06), move=generator.uniform(-1, 1, 2))
                 images.append(np.round(picture * (255 / picture.max())))
                 labels.append(label)
         for name, array in (("images-idx3", np.array(images, np.uint8)), ("labels-idx1", np.array(labels, np.uint8))):
