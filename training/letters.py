@@ -25,16 +25,17 @@ from .idx import LETTERS
 
 _NAMES = """
     3270 allerta anonymous-pro apropal arapey averia-gwf averia-sans-gwf averia-serif-gwf b612 babelstone-modern
-    bajaderka blankenburg breip cabin cantarell cardo century-catalogue cherrybomb cmu comfortaa comic-neue compagnon
-    courier-prime crosextra-caladea dancingscript dkg-handwriting dosis dotgothic16 ebgaramond elstob essays1743
-    eurofurence fantasque-sans firacode gamaliel gemunu-libre georgewilliams gfs-artemisia gfs-didot gfs-neohellenic
-    gnutypewriter havana hermit hosny-amiri hosny-thabit inconsolata inter junction junicode jura karla kaushanscript
-    klaudia-berenika kristi lato league-mono league-spartan leckerli-one lemonada liberation2 linuxlibertine lobstertwo
-    manrope millimetre monofur monoid mononoki morisawa-bizud-gothic morisawa-bizud-mincho mplus myanmar nanum
-    national-park naver-d2coding oflb-asana-math okolaks oldstandard opendin oxygen play quattrocento quicksand
-    radisnoir reggae rit-sundar rocknroll routed-gothic sawarabi-mincho sil-alkalami sil-andika sil-charis sil-doulos
-    sil-gentiumplus sil-lateef smc-chilanka smc-dyuthi smc-gayathri smc-karumbi smc-keraleeyam smc-manjari smc-rachana
-    smc-uroob smiley-sans sora stick stix vollkorn woowa-bm yanone-kaffeesatz yrsa-rasa yusei-magic"""
+    bajaderka blankenburg breip cabin cantarell cardo century-catalogue cherrybomb cmu comfortaa comic-neue
+    compagnon courier-prime crosextra-caladea dancingscript dkg-handwriting dosis dotgothic16 ebgaramond elstob
+    essays1743 eurofurence fantasque-sans firacode gamaliel gemunu-libre georgewilliams gfs-artemisia gfs-didot
+    gfs-neohellenic gnutypewriter havana hermit hosny-amiri hosny-thabit inconsolata inter junction junicode jura
+    karla kaushanscript klaudia-berenika kristi lato league-mono league-spartan leckerli-one lemonada liberation2
+    linuxlibertine lobstertwo manrope millimetre monofur monoid mononoki morisawa-bizud-gothic morisawa-bizud-mincho
+    mplus myanmar nanum national-park oflb-asana-math okolaks oldstandard opendin oxygen play quattrocento quicksand
+    radisnoir reggae rit-sundar rocknroll routed-gothic sawarabi-mincho sil-alkalami sil-andika sil-charis
+    sil-doulos sil-gentiumplus sil-lateef smc-chilanka smc-dyuthi smc-gayathri smc-karumbi smc-keraleeyam
+    smc-manjari smc-rachana smc-uroob smiley-sans sora stick stix vollkorn woowa-bm yanone-kaffeesatz yrsa-rasa
+    yusei-magic"""
 PACKAGES = tuple(f"fonts-{name}" for name in _NAMES.split())
 HOLLOW = ("BM Euljiro", "Cupola", "National Park Outline")  # beginnings of styles to leave out
 FINE = 4  # letters are drawn this many times as large, and then reduced
@@ -124,7 +125,7 @@ def installed(packages: Sequence[str], root: Path) -> tuple[list[Style], dict[st
 
 
 def families(styles: Sequence[Style]) -> list[list[Style]]:
-    """Styles by family; families of one design (Lato and Akatab), or whose name begins with the other's, are one."""
+    """Styles by family; families of one design (STIX and Doulos), or whose name begins with the other's, are one."""
     forms = np.stack([style.forms.ravel() for style in styles]) / len(LETTERS)**0.5
     alike, group = forms @ forms.T > ALIKE, list(range(len(styles)))
     for a, b in np.ndindex(alike.shape):
