@@ -15,9 +15,10 @@ _log = logging.getLogger(__name__)
 
 HOMES = (".", "raw", "FashionMNIST/raw", "KMNIST/raw", "EMNIST/raw", "gzip")  # where such files lie
 _NAME = re.compile(r"(?P<data>.*?)-?(?P<split>train|t10k|test)-(?P<kind>images|labels)[-.]idx[13]-ubyte(\.gz|\.xz)?")
+LETTERS = (*string.ascii_uppercase, *string.ascii_lowercase)
 _BALANCED = (*string.digits, *string.ascii_uppercase, *"abdefghnqrt")
 _CLASSES = {"emnist-letters": tuple(string.ascii_uppercase), "emnist-balanced": _BALANCED, "emnist-bymerge": _BALANCED,
-            "emnist-byclass": (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)}
+            "emnist-byclass": (*string.digits, *LETTERS), "letters": LETTERS}
 _Files = dict[tuple[Split, str], Path]
 
 
