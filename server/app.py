@@ -18,7 +18,7 @@ from .engine.decode.faults import Faults
 from .engine.request import Requests
 from .engine.thread import EngineThread
 from .metrics import Metrics
-from .origins import Hosts, Origins
+from .origins import Origins
 from .settings import Settings
 from .web import error_handlers, openapi
 from .web.keys import Keys
@@ -91,8 +91,8 @@ def application(service: Service) -> FastAPI:
     if settings.metrics_port is None:
         app.include_router(operations.probes)
     app.router.routes.extend(page.routes)
-    app.add_middleware(Gate, hosts=Hosts(settings.host, settings.allowed_hosts),
-                       origins=Origins(settings.allowed_origins), keys=service.keys, root_path=settings.root_path,
+    app.add_middleware(Gate, origins=Origins(settings.host, settings.allowed_hosts, settings.allowed_origins),
+                       keys=service.keys, root_path=settings.root_path,
                        bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.refusal))
     openapi.describe(app, keys=service.keys is not None)
     return app

@@ -21,7 +21,7 @@ from .app import create_app
 from .errors import Draining
 from .listening import AT_ONCE, WAITING, listen, log_refused_connections, url_of
 from .memory import collect
-from .origins import Hosts, Origins, is_loopback
+from .origins import Origins, is_loopback
 from .settings import Settings, misspelt
 from .web import error_handlers
 from .web.middleware.bodies import BodyBudget
@@ -59,7 +59,7 @@ async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterato
     app = FastAPI(openapi_url=None, exception_handlers=error_handlers.HANDLERS)
     app.state.service = service
     app.include_router(operations.probes)
-    app.add_middleware(Gate, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
+    app.add_middleware(Gate, origins=Origins(settings.metrics_host, settings.allowed_hosts),
                        bodies=BodyBudget(settings, metrics, service.body_drain))
     server = _Beside(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
                                     **UVICORN | {"timeout_keep_alive": settings.head_timeout}))

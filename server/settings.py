@@ -11,7 +11,7 @@ from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from .fault_rules import parse
-from .origins import Hosts, Origins, check_proxies
+from .origins import Origins, check_proxies
 
 ON_GPU = {"slots": 1024, "max_queue": 2048, "max_n": 128, "client_images": 1024}  # defaults: a GPU needs many
 _ELSEWHERE = re.compile(  # variables of training, kernels and tests, and those that Kubernetes sets
@@ -202,8 +202,9 @@ class Settings(BaseSettings):
     @classmethod
     def _well_formed(cls, text: str, info: ValidationInfo) -> str:
         checks: dict[str | None, Callable[[str], object]] = {
-            "alias": names_of, "allowed_hosts": lambda names: Hosts("", names), "allowed_origins": Origins,
-            "trusted_proxies": check_proxies, "faults": lambda rules: rules and parse(rules)}
+            "alias": names_of, "allowed_hosts": lambda names: Origins("", names),
+            "allowed_origins": lambda origins: Origins("", "", origins), "trusted_proxies": check_proxies,
+            "faults": lambda rules: rules and parse(rules)}
         checks[info.field_name](text)
         return text
 

@@ -75,7 +75,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
             raise HttpParserError(f"the head is too large; at most {HEAD_BYTES:,} bytes are allowed")
-        if [name for name, _ in self.headers].count(b"host") != 1 and self.parser.get_http_version() == "1.1":
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
             raise HttpParserError("send exactly one Host header")
         if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
             raise HttpParserError("Transfer-Encoding must be chunked")

@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -15,10 +15,10 @@ from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...errors import ServiceError, foreign_host, foreign_origin, rate_limited, unauthorized, unexpected
+from ...errors import ServiceError, rate_limited, unauthorized, unexpected
 from ...logs import REQUEST_ID, access
 from ...metrics import ENDPOINTS
-from ...origins import Hosts, Origins
+from ...origins import Origins
 from ..error_handlers import response_of
 from ..keys import Keys
 from .bodies import Body, BodyBudget
@@ -42,10 +42,10 @@ class Gate:
     answered as GET is; uvicorn sends no body then.
     """
 
-    def __init__(self, app: ASGIApp, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, keys: Keys | None = None,
+    def __init__(self, app: ASGIApp, *, origins: Origins, bodies: BodyBudget, keys: Keys | None = None,
                  root_path: str = "") -> None:
         """root_path: under which a proxy serves all of this; the paths of requests may begin with it."""
-        self.app, self.hosts, self.origins, self.bodies, self.keys = app, hosts, origins, bodies, keys
+        self.app, self.origins, self.bodies, self.keys = app, origins, bodies, keys
         # a page that may use the service must be able to read its refusals
         self._checked: ASGIApp = self._check if not origins.allowed else CORSMiddleware(
             self._check, allow_origins=[*origins.allowed], allow_methods=["*"], allow_headers=["*"],
@@ -90,7 +90,7 @@ class Gate:
             await body.send(message)
 
         try:
-            if refusal := self._foreign(scope, body.headers):
+            if refusal := self.origins.refusal(scope["method"], scope["path"], body.headers):
                 await response_of(self.bodies.metrics.refused(refusal))(scope, receive, send_recorded)
             elif (scope["path"].endswith("/") and scope["path"].strip("/")) or path == self._root_path != "":
                 await _redirect(path, scope)(scope, receive, send_recorded)
@@ -109,13 +109,6 @@ class Gate:
                    images=state.get("images"), traceparent=state.get("traceparent"))
             body.hold(0)
             self._ids.discard(request_id)
-
-    def _foreign(self, scope: Scope, headers: Mapping[str, str]) -> ServiceError | None:
-        for name, host in scope["headers"]:
-            if name == b"host" and not self.hosts.accept(host.decode("latin-1")):
-                return foreign_host(host.decode("latin-1"))
-        page = self.origins.foreign(scope["method"], scope["path"], headers)
-        return None if page is None else foreign_origin(page, headers.get("host", "this server"))
 
     async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check key and body, as far as the head shows them, and go on with the application."""
