@@ -22,7 +22,7 @@ from .origins import Origins
 from .settings import Settings
 from .web import error_handlers, openapi
 from .web.keys import Keys
-from .web.middleware.bodies import BodyBudget, BodyDrain
+from .web.middleware.bodies import Bodies
 from .web.middleware.stack import Gate
 from .web.routes import compare, images, likelihoods, models, operations, page
 from .web.service import Service
@@ -58,7 +58,7 @@ def service_of(settings: Settings, *, share: bool = False) -> tuple[Service, str
     admission = Admission(engines, metrics, thread, max_queue=settings.max_queue,
                           request_timeout_s=settings.request_timeout, client_images=settings.client_images)
     return Service(settings, admission, Comparisons(admission, thread), partial(catalogue.reload, admission),
-                   BodyDrain(), keys), kernel
+                   Bodies(settings, admission), keys), kernel
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -92,8 +92,7 @@ def application(service: Service) -> FastAPI:
         app.include_router(operations.probes)
     app.router.routes.extend(page.routes)
     app.add_middleware(Gate, origins=Origins(settings.host, settings.allowed_hosts, settings.allowed_origins),
-                       keys=service.keys, root_path=settings.root_path,
-                       bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.refusal))
+                       bodies=service.bodies, keys=service.keys, root_path=settings.root_path)
     openapi.describe(app, keys=service.keys is not None)
     return app
 

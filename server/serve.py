@@ -24,7 +24,6 @@ from .memory import collect
 from .origins import Origins, is_loopback
 from .settings import Settings, misspelt
 from .web import error_handlers
-from .web.middleware.bodies import BodyBudget
 from .web.middleware.connection import Connection
 from .web.middleware.stack import Gate
 from .web.routes import operations
@@ -55,12 +54,11 @@ async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterato
     if not sockets:
         yield
         return
-    settings, metrics = service.settings, service.requests.metrics
+    settings = service.settings
     app = FastAPI(openapi_url=None, exception_handlers=error_handlers.HANDLERS)
     app.state.service = service
     app.include_router(operations.probes)
-    app.add_middleware(Gate, origins=Origins(settings.metrics_host, settings.allowed_hosts),
-                       bodies=BodyBudget(settings, metrics, service.body_drain))
+    app.add_middleware(Gate, origins=Origins(settings.metrics_host, settings.allowed_hosts), bodies=service.bodies)
     server = _Beside(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
                                     **UVICORN | {"timeout_keep_alive": settings.head_timeout}))
     serving = asyncio.ensure_future(server.serve(sockets))
@@ -164,7 +162,7 @@ class Server(uvicorn.Server):
         try:
             logger.info("%s: draining, for up to %g s; requests in progress: %d", why,
                         self._service.settings.drain_timeout, len(self._requests.in_progress))
-            self._service.body_drain.close()
+            self._service.bodies.close()
             if self._service.comparisons is not None:
                 self._service.comparisons.stop()
             await asyncio.sleep(LINGER_S)  # connected before the signal, but not read yet: answered too

@@ -21,7 +21,7 @@ from ..metrics import Metrics
 from ..serve import Server, configured, probed
 from ..settings import Settings
 from ..web.keys import Keys
-from ..web.middleware.bodies import BodyDrain
+from ..web.middleware.bodies import Bodies
 from ..web.service import Service
 from .remote import Call, Description, News, Remote
 
@@ -77,7 +77,7 @@ class FrontServer(Server):
                           kernel)
         requests = Remote(models_of(described, settings), metrics, run, request_timeout_s=settings.request_timeout)
         keys = Keys(settings.api_keys) if settings.api_keys else None
-        service = Service(settings, requests, None, None, BodyDrain(), keys)
+        service = Service(settings, requests, None, None, Bodies(settings, requests), keys)
         self._listening = listen(settings.host, settings.port, shared=True)
         probes = [] if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port,
                                                                  "metrics-", shared=True)

@@ -14,7 +14,7 @@ from ..errors import ModelNotFound
 from ..pictures.upload_slots import UploadSlots
 from ..settings import Settings
 from .keys import Keys
-from .middleware.bodies import BodyDrain
+from .middleware.bodies import Bodies
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Service:
     requests: Requests
     comparisons: Comparisons | None  # None: replicas draw, and none of them can be measured alone
     reload_models: Callable[[], Awaitable[None]] | None  # on SIGHUP; None: this process has no models of its own
-    body_drain: BodyDrain
+    bodies: Bodies
     keys: Keys | None = None  # None: no key is required
     upload_slots: UploadSlots = field(default_factory=UploadSlots)
 

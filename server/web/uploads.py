@@ -13,7 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from ..errors import ClientLeft, DeadlinePassed, InvalidRequest, ServiceError, exhausted, shown
 from ..pictures.uploads import Upload
 from .answers import Answer, while_connected
-from .middleware.bodies import Body
+from .middleware.bodies import Exchange
 from .request_schemas import FILES, FORM_FIELDS, FORM_LISTS, FORM_NUMBERS, UploadFields
 
 logger = logging.getLogger("linpix")
@@ -123,6 +123,6 @@ async def decoded(answer: Answer, files: Files, read: Callable[[bytes, bytes | N
         logger.exception("a picture could not be decoded")
         raise exhausted() from error
     await http.close()  # closes its files: they are not needed while it waits for a slot
-    body: Body = http.scope["linpix.body"]
-    body.hold(found.held)
+    exchange: Exchange = http.scope["linpix.exchange"]
+    exchange.hold(found.held)
     return found

@@ -24,7 +24,7 @@ from linpix.server.errors import Draining
 from linpix.server.metrics import Metrics
 from linpix.server.serve import LINGER_S
 from linpix.server.settings import Settings
-from linpix.server.web.middleware.bodies import BodyDrain
+from linpix.server.web.middleware.bodies import Bodies
 from linpix.server.web.service import Service
 from tests.server.test_listening import free_port
 from tests.server.web.routes.test_images import encode
@@ -69,7 +69,7 @@ class Front:
         _, kernel, described = self.near.replica.description
         self.requests = Remote(models_of(described, settings), Metrics([("tiny", "linear")], BACKENDS, "1", kernel),
                                self.near.run, request_timeout_s=settings.request_timeout)
-        app = application(Service(settings, self.requests, None, None, BodyDrain()))
+        app = application(Service(settings, self.requests, None, None, Bodies(settings, self.requests)))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30)
 
     @property
