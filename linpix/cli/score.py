@@ -15,7 +15,7 @@ from linpix.model.config import ModelConfig
 from linpix.model.likelihood import Scoring
 from linpix.server.engine.job import class_of
 from linpix.server.pictures import uploads
-from linpix.server.pictures.encode import enlarged
+from linpix.server.pictures.encode import frame_of
 from linpix.server.pictures.likelihoods import labels_of, likelihood, map_png, numbers
 
 from .draw import undisturbed, warn
@@ -37,7 +37,7 @@ class Score:
         return f"<{self.bits_per_dim:.4f} bits/dim, log-likelihood {self.log_likelihood:.2f} nats{classes}>"
 
     def _repr_png_(self) -> bytes:
-        return map_png(self.map.reshape(-1), self._config, enlarged(self._config, max(1, 280 // self._config.width)))
+        return map_png(self.map.reshape(-1), self._config, frame_of(max(1, 280 // self._config.width), self._config))
 
 
 @undisturbed()
@@ -77,7 +77,7 @@ def run(given: argparse.Namespace) -> None:
     warn("score", uploads.warnings_of(upload))
     bits, found = _scored(checkpoint, upload, label, every=every)
     if given.out:
-        Path(given.out).write_bytes(map_png(bits, config, enlarged(config, given.scale)))
+        Path(given.out).write_bytes(map_png(bits, config, frame_of(given.scale, config)))
     if given.json:
         print(json.dumps({"model": checkpoint.name, "checkpoint": checkpoint.digest,
                           "conditioning": upload.conditioning, "known": int(upload.known.sum()), **found,

@@ -13,6 +13,8 @@ from PIL import Image
 
 from linpix.model.config import ModelConfig
 
+from ..errors import OptionError
+
 Format = Literal["png", "webp", "jpeg"]  # webp: lossless
 
 LARGEST_SIDE = 2048  # of an answer, in pixels; enlarging by nearest neighbour only adds bytes
@@ -39,32 +41,28 @@ class Frame:
         return f"{self.width}x{self.height}"
 
 
-def enlarged(config: ModelConfig, factor: int = 1) -> Frame:
-    """The frame of a picture enlarged by a whole factor, with nothing around it."""
-    return Frame(factor, config.width * factor, config.height * factor)
-
-
 def sizes(config: ModelConfig) -> list[str]:
     """The model's own size, width x height, and then its multiples."""
     largest = max(1, LARGEST_SIDE // max(config.height, config.width))
-    return [enlarged(config, factor).size for factor in range(1, largest + 1)]
+    return [frame_of(factor, config).size for factor in range(1, largest + 1)]
 
 
-def frame_of(size: str | None, config: ModelConfig) -> Frame:
-    """The frame that a size stands for. Raises ValueError."""
+def frame_of(size: str | int | None, config: ModelConfig) -> Frame:
+    """The frame that a size stands for; a number enlarges the picture, with nothing around it. Raises OptionError."""
     if size is None or size in ("auto", "native"):
-        return enlarged(config)
+        size = 1
+    if isinstance(size, int):
+        return Frame(size, config.width * size, config.height * size)
     numbers = re.fullmatch("([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", size)
     width, height = map(int, numbers.groups()) if numbers else (0, 0)
-    largest = enlarged(config, min(width // config.width, height // config.height))
-    if not largest.factor or max(width, height) > max(LARGEST_SIDE, config.width, config.height):
-        raise ValueError(f"size must be auto, native, or width x height in pixels, from {enlarged(config).size} to "
-                         f"{LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}")
-    if (largest.width, largest.height) == (width, height):
-        return largest
-    return Frame(largest.factor, width, height, f"size {size}: the picture of {enlarged(config).size} is enlarged to "
-                                                f"{largest.size}, the largest multiple that fits, and placed in the "
-                                                "middle; the pixels of its edge fill the rest")
+    factor = min(width // config.width, height // config.height)
+    own, largest = (frame_of(each, config).size for each in (1, factor))
+    if not factor or max(width, height) > max(LARGEST_SIDE, config.width, config.height):
+        raise OptionError(f"size must be auto, native, or width x height in pixels, from {own} to "
+                          f"{LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}", "size")
+    return Frame(factor, width, height, "" if largest == size else
+                 f"size {size}: the picture of {own} is enlarged to {largest}, the largest multiple that fits, and "
+                 "placed in the middle; the pixels of its edge fill the rest")
 
 
 def framed(picture: NDArray[np.uint8], frame: Frame, rows: int | None = None, *,
@@ -119,7 +117,7 @@ def _small_png(pixels: NDArray[np.uint8]) -> bytes:
 def png(canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: int | None = None) -> bytes:
     """A PNG of (T,) sub-pixels; image rows from `rows` on are unfinished and black."""
     picture = canvas.reshape(config.height, config.width, config.channels)
-    return encoded(framed(picture, enlarged(config, factor), rows))
+    return encoded(framed(picture, frame_of(factor, config), rows))
 
 
 def npy(pictures: list[bytes], shape: tuple[int, int, int]) -> bytes:

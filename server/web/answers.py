@@ -45,10 +45,7 @@ class Answer(Response):
         if fields.response_format not in (None, "b64_json", "url"):
             raise InvalidRequest(f"response_format must be b64_json or url, got {shown(fields.response_format)}",
                                  param="response_format")
-        try:
-            self.frame = encode.frame_of(fields.size, self.config)
-        except ValueError as error:
-            raise InvalidRequest(str(error), param="size") from error
+        self.frame = encode.frame_of(fields.size, self.config)
         if self.frame.warning:
             self.warnings.append(self.frame.warning)
         # whether a picture is encoded in a moment, so that no thread is needed
