@@ -19,7 +19,7 @@ Files without a test of their own name, and where they are tested:
 Tests that are not about one file:
   engine/test_conditional.py, engine/test_pixels.py         kinds of models in slots
   web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py,
-  web/test_forms.py
+  web/test_forms.py, web/test_images.py
                                                             what a request can ask for
   test_traces.py                                            what OpenTelemetry records
   web/test_openai.py, web/test_schemas.py                   stock clients; everything that /openapi.json says
