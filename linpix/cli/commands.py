@@ -102,12 +102,11 @@ def complete(given: argparse.Namespace) -> None:
     upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                           preparation=given.prepare, lay_back=given.lay_back)
     warn("complete", checkpoint.temperature_warnings(job.temperature) + uploads.warnings_of(upload, checkpoint))
-    facts: dict[str, object] = {"crop": upload.crop}
+    facts = {name: upload.facts[name] for name in ("conditioning", "known")} | {"crop": upload.crop}
     job = dataclasses.replace(job, canvas=upload.canvas, known=upload.known)
     if upload.figure is not None:
         facts["prepared"] = {"inverted": upload.inverted, "box": upload.figure}
-    _produce(given, _engine(given, checkpoint, job), dataclasses.replace(output, overlay=upload.overlay), job,
-             conditioning=upload.conditioning, known=int(upload.known.sum()), **facts)
+    _produce(given, _engine(given, checkpoint, job), dataclasses.replace(output, overlay=upload.overlay), job, **facts)
 
 
 def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Output]:

@@ -75,20 +75,20 @@ def run(given: argparse.Namespace) -> None:
         raise ValueError(f"--labels all needs a model with classes, and {checkpoint.name} has none; leave it out")
     upload = uploads.read(picture, config, mask=mask, keep_rows=given.keep_rows, scored=True)
     warn("score", uploads.warnings_of(upload))
-    bits, found = _scored(checkpoint, upload, label, every=every)
+    (bits, found), facts = _scored(checkpoint, upload, label, every=every), upload.facts
     if given.out:
         Path(given.out).write_bytes(map_png(bits, config, frame_of(given.scale, config)))
     if given.json:
         print(json.dumps({"model": checkpoint.name, "checkpoint": checkpoint.digest,
-                          "conditioning": upload.conditioning, "known": int(upload.known.sum()), **found,
+                          "conditioning": facts["conditioning"], "known": facts["known"], **found,
                           "map": numbers(bits, config)}))
         return
     unlabelled = "of any class" if every or config.class_first else "without a class"
     whose = unlabelled if label is None else f"as {found['label']}"
     exception = checkpoint.net.attention.exception
     print(f"{found['bits_per_dim']:.4f} bits/dim{' *' if exception else ''}, log-likelihood "
-          f"{found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given {int(upload.known.sum()):,} "
-          f"known ones, {whose}" + (f"; map in {given.out}" if given.out else ""))
+          f"{found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given {facts['known']:,} known "
+          f"ones, {whose}" + (f"; map in {given.out}" if given.out else ""))
     for entry in found["labels"] or []:
         print(f"{entry['posterior']:7.4f}  {entry['label']:12}  {entry['bits_per_dim']:.4f} bits/dim  "
               f"{entry['log_likelihood']:.2f} nats")

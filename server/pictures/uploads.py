@@ -40,23 +40,14 @@ class Upload:
     overlay: Overlay | None = None
 
     @property
-    def conditioning(self) -> Literal["prefix", "full", "partial"]:
-        """prefix, full: all that is known conditions all that is drawn: it comes before the first hole, or is read.
-
-        partial: known sub-pixels after the first hole condition only the sub-pixels that follow them.
-        """
-        return "prefix" if first_hole(self.known) == self.known.sum() else "full" if self.read else "partial"
-
-    @property
-    def held(self) -> int:
-        """Bytes of memory that are still needed once the upload is decoded, and count as the client's."""
-        return 0 if self.overlay is None else self.overlay.blank.nbytes + self.overlay.hidden.nbytes
-
-    @property
     def facts(self) -> dict[str, Any]:
-        """What answers say of it."""
-        return {"conditioning": self.conditioning, "known": int(self.known.sum()),
-                "known_before_first_hole": first_hole(self.known),
+        """What answers say of it. conditioning: prefix, full: all that is known conditions all that is drawn, since it
+        comes before the first hole, or is read · partial: known sub-pixels after the first hole condition only the
+        sub-pixels that follow them.
+        """
+        known, prefix = int(self.known.sum()), first_hole(self.known)
+        return {"conditioning": "prefix" if prefix == known else "full" if self.read else "partial", "known": known,
+                "known_before_first_hole": prefix,
                 "known_after_last_hole": int(self.known[::-1].argmin())}  # argmin is 0 if all are True
 
     def prefix_only(self) -> "Upload":

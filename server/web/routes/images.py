@@ -6,6 +6,7 @@ import base64
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -27,7 +28,7 @@ from ..error_handlers import envelope
 from ..openapi import image_responses
 from ..request_schemas import EDIT, GENERATE, TIMEOUT_PARAMETER, EditForm, GenerateBody
 from ..schemas import EditEvent, EditResponse, GenerationEvent, ImageData, ImagesResponse, Usage
-from ..uploads import FormRoute, decoded, files_of
+from ..uploads import FormRoute, decoded
 
 router = APIRouter(prefix="/v1/images", tags=["images"])
 forms = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
@@ -68,14 +69,10 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
 
     Choose `image/png` as the media type of the response to see the picture itself.
     """
-    images, files = Images(http, form, EditResponse, EditEvent), files_of(form)
+    images = Images(http, form, EditResponse, EditEvent)
     images.check_edit(form)
-
-    def read(picture: bytes, mask: bytes | None) -> uploads.Upload:
-        return uploads.read(picture, images.config, mask=mask, keep_rows=form.keep_rows,
-                            preparation=form.prepare or "none", lay_back=bool(form.lay_back))
-
-    images.complete(await decoded(images, files, read), form.conditioning)
+    read = partial(uploads.read, preparation=form.prepare or "none", lay_back=bool(form.lay_back))
+    images.complete(await decoded(images, form, read), form.conditioning)
     return images
 
 
@@ -158,14 +155,15 @@ class Images(Answer):
     def complete(self, upload: uploads.Upload, conditioning: Literal["prefix", "full"] | None) -> None:
         """Have the hidden part of an upload drawn. conditioning: see EditForm. Raises InvalidRequest."""
         self.warnings += uploads.warnings_of(upload, self.checkpoint)
-        facts = {"crop": upload.crop, "prepared": None if upload.figure is None else {
-            "inverted": upload.inverted, "box": upload.figure, "b64_json": base64.b64encode(upload.seen()).decode()}}
+        prepared = None if upload.figure is None else {
+            "inverted": upload.inverted, "box": upload.figure, "b64_json": base64.b64encode(upload.seen()).decode()}
         if conditioning == "prefix":
             self.kept, upload = upload, upload.prefix_only()
-        elif upload.conditioning == "partial":
+        self.facts |= upload.facts | {"crop": upload.crop, "prepared": prepared}
+        if self.facts["conditioning"] == "partial":
             able = self.service.instead_of(self.model, lambda config: bool(config.patch))
             if conditioning == "full":
-                raise InvalidRequest(f"{self.model.name} cannot use all {int(upload.known.sum())} known sub-pixels, "
+                raise InvalidRequest(f"{self.model.name} cannot use all {self.facts['known']} known sub-pixels, "
                                      "since some come after hidden ones; choose "
                                      f"{able or 'a model that is conditional'} (GET /v1/models), or leave out "
                                      "conditioning", param="conditioning")
@@ -175,7 +173,6 @@ class Images(Answer):
         if upload.overlay is not None:
             self.overlay, self.partial_images, self.inline = upload.overlay, 0, False
         self.job = replace(self.job, canvas=upload.canvas, known=upload.known)
-        self.facts |= upload.facts | facts
 
     # --- the answer ---
 

@@ -3,6 +3,7 @@
 import base64
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from ..answers import Answer, as_json
 from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
 from ..request_schemas import LIKELIHOOD, TIMEOUT_PARAMETER, LikelihoodForm
 from ..schemas import Conditioning, Digest, Name
-from ..uploads import FormRoute, decoded, files_of
+from ..uploads import FormRoute, decoded
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
@@ -95,15 +96,7 @@ _RESPONSES = _OK | error_responses(
 async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
     scored = Scored(http, form)
-    files, every = files_of(form), form.labels == "all"
-    if every and not scored.checkpoint.class_names:
-        raise InvalidRequest(f"labels=all needs a model with classes, and {scored.model.name} has none; leave it out",
-                             param="labels")
-
-    def read(picture: bytes, mask: bytes | None) -> uploads.Upload:
-        return uploads.read(picture, scored.config, mask=mask, keep_rows=form.keep_rows, scored=True)
-
-    scored.score(await decoded(scored, files, read))
+    scored.score(await decoded(scored, form, partial(uploads.read, scored=True)))
     return scored
 
 
@@ -115,6 +108,9 @@ class Scored(Answer):
         http.state.images = 1  # for the log
         if form.response_format == "url":
             raise InvalidRequest("response_format must be b64_json here, or absent, got 'url'", param="response_format")
+        if form.labels == "all" and not self.checkpoint.class_names:
+            raise InvalidRequest(f"labels=all needs a model with classes, and {self.model.name} has none; leave it out",
+                                 param="labels")
         self.every, self.drawn = form.labels == "all", form.response_format is not None  # as JSON, with the map as PNG
         self.job = Job(model=self.model.name, scored=True)
         self.facts: dict[str, Any] = {}

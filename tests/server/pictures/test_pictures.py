@@ -94,7 +94,7 @@ def test_counts_are_in_subpixels(holes, expected):
     occluded = read(encode(with_alpha(noise(8, 8, 3), alpha.reshape(8, 8))), COLOUR)
     assert tuple(occluded.facts.values()) == expected
     told = read(encode(with_alpha(noise(8, 8, 3), alpha.reshape(8, 8))), dataclasses.replace(COLOUR, patch=4))
-    assert told.conditioning == expected[0].replace("partial", "full")
+    assert told.facts["conditioning"] == expected[0].replace("partial", "full")
 
 
 # What is a hole
