@@ -79,19 +79,18 @@ def _too_large(param: str, got: str) -> PictureError:
 def _opened(data: bytes, param: str) -> Picture:
     if not data:
         raise PictureError(f"{param} is empty: the file has 0 bytes", param)
-    kind = sanitise.kind_of(data)
-    if kind is None:
+    found = sanitise.pixels_of(data)
+    if found is None:
         other = sanitise.other_kind(data)
         begins = repr(data[:8])
         got = f"{len(data)} bytes that begin with {begins}" if other is None else f"{len(data)} bytes: {other}"
         raise PictureError(f"{param} must be a PNG, JPEG or WebP picture, got {got}", param, 415)
-    found = sanitise.pixels_of(data, kind)
     if found.frames > 1:
         raise PictureError(f"{param} is animated ({found.frames} frames); it must be one still picture", param)
-    opened = Image.open(io.BytesIO(found.data), formats=[kind])  # reads the header only
+    opened = Image.open(io.BytesIO(found.data), formats=[found.kind])  # reads the header only
     picture: Image.Image = opened
     scale, pixels = 1, picture.width * picture.height
-    if LARGEST_UPLOAD < pixels <= LARGEST_PHOTOGRAPH and kind == "JPEG" and found.scans == 1:
+    if LARGEST_UPLOAD < pixels <= LARGEST_PHOTOGRAPH and found.kind == "JPEG" and found.scans == 1:
         while pixels > LARGEST_UPLOAD * scale**2:
             scale *= 2
         opened.draft(None, (max(1, opened.width // scale), max(1, opened.height // scale)))
@@ -100,7 +99,7 @@ def _opened(data: bytes, param: str) -> Picture:
     if found.scans > (max_scans := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))):
         raise PictureError(f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
                            f"pixels), got {found.scans}", param)
-    if kind == "PNG" and "transparency" in picture.info:
+    if found.kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
     if found.orientation in _UPRIGHT:
         picture = picture.transpose(_UPRIGHT[found.orientation])
