@@ -1,7 +1,7 @@
 """Tests of server/: those of server/ROOM/FILE.py are in ROOM/test_FILE.py here.
 
 Files without a test of their own name, and where they are tested:
-  app, serve, web/service, web/routes/models, web/routes/operations               test_service.py, web/test_openapi.py
+  app, serve, web/routes/models, web/routes/operations                            test_service.py, web/test_openapi.py
   metrics                                                                         test_dashboard.py
   cluster/front, cluster/replica                                                  cluster/test_remote.py
   cluster/deployments, cluster/scaling                                            cluster/test_serve_deploy.py
