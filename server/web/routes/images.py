@@ -70,7 +70,6 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
     Choose `image/png` as the media type of the response to see the picture itself.
     """
     images = Images(http, form, EditResponse, EditEvent)
-    images.check_edit(form)
     read = partial(uploads.read, preparation=form.prepare or "none", lay_back=bool(form.lay_back))
     images.complete(await decoded(images, form, read), form.conditioning)
     return images
@@ -107,21 +106,16 @@ class Images(Answer):
         self.format: encode.Format = self.sole_format or fields.output_format or "png"
         self.kept: uploads.Upload | None = None  # what the answer keeps, if that is more than the model gets
         self.overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
-        self.partial_images = fields.partial_images
+        self.partial_images = 0 if self.job.candidates else fields.partial_images
         self.facts: dict[str, Any] = {"candidates": fields.candidates}  # of all images
-        if self.sole_format or self.array:
-            self._check_accepted(fields)
-        if self.job.candidates:
-            if self.stream and fields.partial_images:
-                raise InvalidRequest("with candidates, a stream has no partial images, since the best are known only "
-                                     "when all are drawn; leave out partial_images, got "
-                                     f"{shown(fields.partial_images)}", param="partial_images")
-            self.partial_images = 0
+        self._check(fields)
 
-    def _check_accepted(self, fields: GenerateBody) -> None:
-        """Raise InvalidRequest for a media type that contradicts other fields."""
+    def _check(self, fields: GenerateBody) -> None:
+        """Raise InvalidRequest or OptionError for fields that contradict each other, the accepted media type, or the
+        model.
+        """
         n = self.job.answers
-        if fields.output_format not in (None, self.sole_format):
+        if (self.sole_format or self.array) and fields.output_format not in (None, self.sole_format):
             raise InvalidRequest(f"output_format {fields.output_format} contradicts Accept: {self.accepted}; send one "
                                  "of them", param="output_format")
         if self.sole_format and (n != 1 or self.stream):
@@ -130,26 +124,27 @@ class Images(Answer):
         if self.array and self.stream:
             raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
                                  param="stream")
-        size = n * self.frame.height * self.frame.width * self.config.channels if self.array else 0
+        size = n * self.frame.height * self.frame.width * self.config.channels
         if self.array and (n > ARRAY_IMAGES or size > ARRAY_BYTES):
             raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {n} "
                                  f"images of {self.frame.size} have {size:,} bytes. Request fewer or smaller "
                                  "images", param="n")
-
-    # --- edits ---
-
-    def check_edit(self, form: EditForm) -> None:
-        """Raise InvalidRequest or OptionError for options of an edit that contradict each other or its model."""
-        if form.lay_back and self.frame.width != self.config.width:
+        if self.job.candidates and self.stream and fields.partial_images:
+            raise InvalidRequest("with candidates, a stream has no partial images, since the best are known only "
+                                 "when all are drawn; leave out partial_images, got "
+                                 f"{shown(fields.partial_images)}", param="partial_images")
+        if not isinstance(fields, EditForm):
+            return
+        if fields.lay_back and self.frame.width != self.config.width:
             raise InvalidRequest("lay_back returns pictures of the upload's size; leave out size, got "
-                                 f"{shown(form.size)}", param="size")
-        if form.lay_back and self.partial_images:
+                                 f"{shown(fields.size)}", param="size")
+        if fields.lay_back and self.partial_images:
             raise InvalidRequest("with lay_back, a stream has no partial images; leave out partial_images, got "
                                  f"{shown(self.partial_images)}", param="partial_images")
-        if form.lay_back and self.array:
+        if fields.lay_back and self.array:
             raise InvalidRequest(f"lay_back returns pictures of the upload's size, but Accept: {encode.NPY} "
                                  "requests an array; send one of them", param="lay_back")
-        if form.prepare == "mnist":
+        if fields.prepare == "mnist":
             uploads.check_preparable(self.config)
 
     def complete(self, upload: uploads.Upload, conditioning: Literal["prefix", "full"] | None) -> None:
@@ -173,8 +168,6 @@ class Images(Answer):
         if upload.overlay is not None:
             self.overlay, self.partial_images, self.inline = upload.overlay, 0, False
         self.job = replace(self.job, canvas=upload.canvas, known=upload.known)
-
-    # --- the answer ---
 
     async def in_one_piece(self, request: Admitted) -> Response:
         """Each image is encoded as soon as it is done."""
