@@ -69,14 +69,14 @@ class Answer(Response):
     def _read(self, prompt: str) -> None:
         """Have a prompt choose the class, if no label has done so."""
         names, label = self.checkpoint.class_names, self.label
-        wished = wish(prompt, names)
-        if None not in (label, wished.label) and label != wished.label:
+        wished, revised, warning = wish(prompt, names)
+        if None not in (label, wished) and label != wished:
             raise InvalidRequest(f"label {shown(label)} contradicts prompt {shown(prompt)}; send one of them",
                                  param="label")
-        if wished.warning:
-            self.warnings.append(wished.warning)
-        self.revised_prompt = wished.revised if label is None or wished.label is not None else names[label]
-        self.label = wished.label if label is None else label
+        if warning:
+            self.warnings.append(warning)
+        self.revised_prompt = revised if label is None or wished is not None else names[label]
+        self.label = wished if label is None else label
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         requests, state = self.service.requests, self.http.state
