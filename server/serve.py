@@ -40,13 +40,6 @@ UVICORN: dict[str, Any] = {"http": Connection, "loop": "asyncio", "log_config": 
                            "access_log": False, "server_header": False, "ws": "none", "backlog": AT_ONCE}
 
 
-class _Beside(uvicorn.Server):
-    """A server beside another one, which handles the signals."""
-
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        return contextlib.nullcontext()
-
-
 @contextlib.asynccontextmanager
 async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterator[None]:
     """Serve metrics and health on a port of their own (--metrics-port): as long as the service runs, also while it
@@ -59,8 +52,9 @@ async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterato
     app.state.service = service
     app.include_router(operations.probes)
     app.add_middleware(Gate, origins=Origins(settings.metrics_host, settings.allowed_hosts), bodies=service.bodies)
-    server = _Beside(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
                                     **UVICORN | {"timeout_keep_alive": settings.head_timeout}))
+    server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]  # the service does
     serving = asyncio.ensure_future(server.serve(sockets))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
