@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-EXHAUSTED = "resources_exhausted"  # the code of `exhausted`
+EXHAUSTED, MODEL_NOT_FOUND = "resources_exhausted", "model_not_found"  # codes
 _CODES = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
           415: "unsupported_media_type"}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -51,46 +51,6 @@ def _restored(kind: type[ServiceError], message: str, facts: dict[str, object]) 
 
 class InvalidRequest(ServiceError):
     status, code = 400, "invalid_value"
-
-
-class Impossible(InvalidRequest):
-    """A likelihood of 0, whose logarithm JSON cannot hold."""
-
-    def __init__(self, model: str) -> None:
-        super().__init__(f"{model} considers the value of the first sub-pixel impossible: none of its training "
-                         "pictures starts with it; send another picture, or keep the first pixel with a mask",
-                         param="image")
-
-
-class ModelNotFound(ServiceError):
-    status, code = 404, "model_not_found"
-
-    def __init__(self, model: str, loaded: Iterable[str]) -> None:
-        super().__init__(f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}. linpix serve --alias gives "
-                         "a model another name", param="model")
-
-
-class ComparisonNotFound(ServiceError):
-    status, code = 404, "not_found"
-
-    def __init__(self, id: str, known: Iterable[str]) -> None:
-        super().__init__(f"there is no comparison {shown(id)}; known: {', '.join(known) or 'none'}", param="id")
-
-
-class Conflict(ServiceError):
-    status, code = 409, "conflict"
-
-    def __init__(self, running: str) -> None:
-        super().__init__(f"comparison {running} is still running; wait until it ends, or cancel it with DELETE "
-                         f"/v1/compare/{running}")
-
-
-class JustCancelled(Conflict):
-    code = "just_cancelled"
-
-    def __init__(self, cancelled: str, retry_after_s: float) -> None:
-        message = f"comparison {cancelled} was just cancelled; start the next one in {retry_after_s:.1f} s"
-        ServiceError.__init__(self, message, retry_after_s=retry_after_s)
 
 
 class ClientLeft(ServiceError):
@@ -183,6 +143,25 @@ def unauthorized(*, presented: bool) -> ServiceError:
 def rate_limited(key: str, rate: str, retry_after_s: int) -> ServiceError:
     return ServiceError(f"API key {key!r} is over its limit of {rate}; try again in {retry_after_s} s", 429,
                         "rate_limited", retry_after_s=retry_after_s)
+
+
+def model_not_found(model: str, loaded: Iterable[str]) -> ServiceError:
+    return ServiceError(f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}. linpix serve --alias gives "
+                        "a model another name", 404, MODEL_NOT_FOUND, param="model")
+
+
+def comparison_not_found(id: str, known: Iterable[str]) -> ServiceError:
+    return ServiceError(f"there is no comparison {shown(id)}; known: {', '.join(known) or 'none'}", 404, param="id")
+
+
+def still_running(comparison: str) -> ServiceError:
+    return ServiceError(f"comparison {comparison} is still running; wait until it ends, or cancel it with DELETE "
+                        f"/v1/compare/{comparison}", 409, "conflict")
+
+
+def just_cancelled(comparison: str, retry_after_s: float) -> ServiceError:
+    return ServiceError(f"comparison {comparison} was just cancelled; start the next one in {retry_after_s:.1f} s", 409,
+                        "just_cancelled", retry_after_s=retry_after_s)
 
 
 def foreign_origin(page: str, host: str) -> ServiceError:

@@ -27,10 +27,6 @@ Image.init()  # load readers and writers now, not while a request waits or when 
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-class PictureError(OptionError):
-    """status is 400, 413 (too large) or 415 (not an accepted format)."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
     image: Image.Image               # L, RGB or RGBA
@@ -59,34 +55,37 @@ class Picture:
 
 
 def opened(data: bytes, param: str) -> Picture:
-    """Raises PictureError for whatever Pillow raises for a broken picture; MemoryError is not the picture's fault."""
+    """Raises OptionError: status 400, also for whatever Pillow raises, 413 (too large) or 415 (not an accepted format).
+
+    MemoryError is not the picture's fault.
+    """
     try:
         return _opened(data, param)
-    except (PictureError, MemoryError):
+    except (OptionError, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # warning: with -W error
         raise _too_large(param, "far more") from error
     except Exception as error:
-        raise PictureError(f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
-                           "JPEG or WebP", param) from error
+        raise OptionError(f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
+                          "JPEG or WebP", param) from error
 
 
-def _too_large(param: str, got: str) -> PictureError:
-    return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), or up to {LARGEST_PHOTOGRAPH} "
-                        f"(8192x8192) if it is a JPEG with one scan, as cameras save them; got {got}", param, 413)
+def _too_large(param: str, got: str) -> OptionError:
+    return OptionError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), or up to {LARGEST_PHOTOGRAPH} "
+                       f"(8192x8192) if it is a JPEG with one scan, as cameras save them; got {got}", param, 413)
 
 
 def _opened(data: bytes, param: str) -> Picture:
     if not data:
-        raise PictureError(f"{param} is empty: the file has 0 bytes", param)
+        raise OptionError(f"{param} is empty: the file has 0 bytes", param)
     found = sanitise.pixels_of(data)
     if found is None:
         other = sanitise.other_kind(data)
         begins = repr(data[:8])
         got = f"{len(data)} bytes that begin with {begins}" if other is None else f"{len(data)} bytes: {other}"
-        raise PictureError(f"{param} must be a PNG, JPEG or WebP picture, got {got}", param, 415)
+        raise OptionError(f"{param} must be a PNG, JPEG or WebP picture, got {got}", param, 415)
     if found.frames > 1:
-        raise PictureError(f"{param} is animated ({found.frames} frames); it must be one still picture", param)
+        raise OptionError(f"{param} is animated ({found.frames} frames); it must be one still picture", param)
     opened = Image.open(io.BytesIO(found.data), formats=[found.kind])  # reads the header only
     picture: Image.Image = opened
     scale, pixels = 1, picture.width * picture.height
@@ -97,8 +96,8 @@ def _opened(data: bytes, param: str) -> Picture:
     if picture.width * picture.height > LARGEST_UPLOAD:
         raise _too_large(param, f"{picture.width}x{picture.height}")
     if found.scans > (max_scans := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))):
-        raise PictureError(f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
-                           f"pixels), got {found.scans}", param)
+        raise OptionError(f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
+                          f"pixels), got {found.scans}", param)
     if found.kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
     if found.orientation in _UPRIGHT:

@@ -12,9 +12,9 @@ from starlette.routing import compile_path
 
 from ..errors import (
     EXHAUSTED,
+    MODEL_NOT_FOUND,
     ClientLeft,
     InvalidRequest,
-    ModelNotFound,
     OptionError,
     ServiceError,
     exhausted,
@@ -67,7 +67,7 @@ async def handle(http: Request, failure: Exception) -> Response:
             allow = _allowed(http, (failure.headers or {}).get("Allow", "GET"))
             failure.detail = f"{http.method} is not allowed at {http.url.path}; allowed: {allow}"
         error = _of_http(http, failure)
-    if error.status in (400, 413, 415) or (isinstance(error, ModelNotFound) and http.method == "POST"):
+    if error.status in (400, 413, 415) or (error.code == MODEL_NOT_FOUND and http.method == "POST"):
         metrics.refused(error)
     if error.code == EXHAUSTED and (endpoint := http.url.path.rpartition("/")[2]) in ENDPOINTS:
         metrics.requests.labels(endpoint, "failed").inc()

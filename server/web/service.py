@@ -15,7 +15,7 @@ from linpix.model.config import ModelConfig
 
 from ..compare.jobs import Comparisons
 from ..engine.request import Requests, ServedModel
-from ..errors import ModelNotFound
+from ..errors import model_not_found
 from ..settings import Settings
 from .keys import Keys
 from .middleware.bodies import Bodies
@@ -79,12 +79,12 @@ class Service:
         return self.keys is None or self.keys.reload()
 
     def find(self, model: str | None) -> ServedModel:
-        """The loaded model with this name or alias (--alias); None means the default. Raises ModelNotFound."""
+        """The loaded model with this name or alias (--alias); None means the default. Raises ServiceError."""
         name = next(iter(self.requests.models)) if model is None else model
         if name not in self.requests.models:
             name = self.settings.aliases.get(name, name)
         if name not in self.requests.models:
-            raise ModelNotFound(name, self.requests.models)
+            raise model_not_found(name, self.requests.models)
         return self.requests.models[name]
 
     def instead_of(self, served: ServedModel, able: Callable[[ModelConfig], bool]) -> str | None:

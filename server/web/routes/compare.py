@@ -11,13 +11,13 @@ from ...compare.checkpoints import not_compared
 from ...compare.comparison import ComparisonPlan
 from ...compare.jobs import Comparisons, Run
 from ...errors import (
-    ComparisonNotFound,
-    Conflict,
     InvalidRequest,
-    JustCancelled,
-    ModelNotFound,
     ServiceError,
+    comparison_not_found,
+    just_cancelled,
+    model_not_found,
     not_json,
+    still_running,
 )
 from ..openapi import BODY, LEAVING, error_responses, event_stream, ok_response
 from ..request_schemas import COMPARE, CompareBody
@@ -33,8 +33,8 @@ _EVENTS = event_stream("comparison.progress, and at the end comparison.completed
              responses=ok_response("the comparison has started", 202,
                                    links={"watch_comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
              | error_responses(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
-                               ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"),
-                               JustCancelled("cmp-1", 0.8), not_json("text/plain"), *BODY, *LEAVING))
+                               model_not_found("mnist-large", ["mnist-small"]), still_running("cmp-1"),
+                               just_cancelled("cmp-1", 0.8), not_json("text/plain"), *BODY, *LEAVING))
 async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
                            ) -> Run:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
@@ -69,7 +69,7 @@ def _comparable(service: Service) -> str | None:
 
 @router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison,
             responses=ok_response("progress and results so far", content=_EVENTS)
-            | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
+            | error_responses(comparison_not_found("cmp-2", ["cmp-1"])))
 async def watch_comparison(id: ComparisonId, service: ServiceDep,
                            accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
@@ -88,7 +88,7 @@ async def _events(comparisons: Comparisons, id: str) -> AsyncIterator[bytes]:
 
 @router.delete("/v1/compare/{id}", summary="Cancel a comparison", response_model=Comparison,
                responses=ok_response("the comparison after it was cancelled")
-               | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
+               | error_responses(comparison_not_found("cmp-2", ["cmp-1"])))
 async def cancel_comparison(id: ComparisonId, service: ServiceDep) -> Run:
     """Stop a comparison, whichever client began it; what it has measured stays readable."""
     return _comparisons(service).cancel(id)

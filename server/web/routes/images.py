@@ -20,7 +20,7 @@ from ...engine.attempts import best_of
 from ...engine.job import label_of, new_job
 from ...engine.request import Event
 from ...engine.request import Request as Admitted
-from ...errors import InvalidRequest, ModelNotFound, ServiceError, body_too_large, exhausted, not_json, shown
+from ...errors import InvalidRequest, ServiceError, body_too_large, exhausted, model_not_found, not_json, shown
 from ...pictures import encode, uploads
 from ...pictures.overlay import Overlay
 from ..answers import Answer, as_json
@@ -34,12 +34,13 @@ router = APIRouter(prefix="/v1/images", tags=["images"])
 forms = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
 _GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16, got 17", param="n"),
-                               ModelNotFound("mnist-large", ["mnist-small"]), not_json("text/plain"))
+                               model_not_found("mnist-large", ["mnist-small"]), not_json("text/plain"))
 _EDITS = image_responses(EditEvent,
                          InvalidRequest("it is not clear what to fill in: erase that part of the picture (save it "
                                         "as a PNG with transparent pixels), or use a mask or keep_rows",
                                         param="image"),
-                         ModelNotFound("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24), exhausted(),
+                         model_not_found("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24),
+                         exhausted(),
                          ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
                                       "b'hello'", 415, param="image"))
 

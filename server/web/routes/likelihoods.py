@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from ...engine.job import Job
 from ...engine.request import Request as Admitted
-from ...errors import Impossible, InvalidRequest, ModelNotFound, ServiceError, body_too_large, exhausted
+from ...errors import InvalidRequest, ServiceError, body_too_large, exhausted, model_not_found
 from ...pictures import uploads
 from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers
 from ..answers import Answer, as_json
@@ -83,8 +83,9 @@ _RESPONSES = _OK | error_responses(
     *BODY, *DRAWING,
     InvalidRequest("keep_rows hides nothing, so there is nothing to score: hide at least one pixel, or leave out "
                    "keep_rows to score the whole picture", param="keep_rows"),
-    Impossible("mnist"),
-    ModelNotFound("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24), exhausted(),
+    InvalidRequest("mnist considers the value of the first sub-pixel impossible: none of its training pictures starts "
+                   "with it; send another picture, or keep the first pixel with a mask", param="image"),
+    model_not_found("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24), exhausted(),
     ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'", 415, param="image"))
 
 

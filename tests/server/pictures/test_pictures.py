@@ -1,4 +1,4 @@
-"""Uploads become sub-pixels by stated rules; bad ones raise only PictureError."""
+"""Uploads become sub-pixels by stated rules; bad ones raise only OptionError."""
 
 import dataclasses
 import struct
@@ -11,8 +11,9 @@ from PIL import ExifTags, Image
 
 from linpix.model.config import ModelConfig
 from linpix.model.inputs import first_hole
+from linpix.server.errors import OptionError
 from linpix.server.pictures import uploads
-from linpix.server.pictures.pictures import PictureError, opened
+from linpix.server.pictures.pictures import opened
 from linpix.server.pictures.uploads import Upload
 from tests.fuzz.pictures import chunk, encode, png_of
 
@@ -39,8 +40,8 @@ def prefix(upload: Upload) -> int:
 
 
 def refusal(image: bytes, config: ModelConfig = GREY, *, mask: bytes | None = None,
-            keep_rows: int | None = None) -> PictureError:
-    with pytest.raises(PictureError) as caught:
+            keep_rows: int | None = None) -> OptionError:
+    with pytest.raises(OptionError) as caught:
         read(image, config, mask=mask, keep_rows=keep_rows)
     return caught.value
 
