@@ -101,8 +101,10 @@ def _png(data: bytes) -> Pixels:
         raise ValueError(f"more than {MAX_PIECES} chunks")
     if b"acTL" in first:  # an animation; pixels before its first fcTL are one picture more
         frames = struct.unpack_from(">I", first[b"acTL"])[0] + (b"fcTL" not in first)
-    kept = [_chunk(name, first[name]) for name in (b"IHDR", b"PLTE", b"tRNS") if name in first]
-    whole = [_SIGNATURES["PNG"][1], *kept, _chunk(b"IDAT", b"".join(rows)), _chunk(b"IEND", b"")]
+    kept = [(name, bytes(first[name])) for name in (b"IHDR", b"PLTE", b"tRNS") if name in first]
+    whole = [_SIGNATURES["PNG"][1]]
+    for name, piece in (*kept, (b"IDAT", b"".join(rows)), (b"IEND", b"")):
+        whole += struct.pack(">I", len(piece)), name, piece, struct.pack(">I", zlib.crc32(piece, zlib.crc32(name)))
     return Pixels("PNG", b"".join(whole), frames=max(1, frames), orientation=orientation,
                   profile=_inflated(first[b"iCCP"]) if b"iCCP" in first else b"")
 
@@ -115,10 +117,6 @@ def _inflated(body: bytes | memoryview) -> bytes:
     except zlib.error:
         return b""
     return profile if len(profile) <= MAX_PROFILE else b""
-
-
-def _chunk(name: bytes, body: bytes | memoryview) -> bytes:
-    return b"".join([struct.pack(">I", len(body)), name, body, struct.pack(">I", zlib.crc32(body, zlib.crc32(name)))])
 
 
 def _jpeg(data: bytes) -> Pixels:
