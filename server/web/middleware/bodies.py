@@ -6,8 +6,8 @@ import asyncio
 import math
 import re
 import sys
+import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 
 from python_multipart.multipart import parse_options_header
@@ -69,6 +69,7 @@ class Exchange:
         # the first header of each name, as in Starlette's Headers, which search all of them on each access
         headers = self.headers = {name.decode("latin-1"): value.decode("latin-1")
                                   for name, value in reversed(scope["headers"])}
+        self.began = time.monotonic()               # when the head was read
         self.added: list[tuple[bytes, bytes]] = []  # headers of the answer, unless it has them
         self.status = 0                             # of the answer; 0: it has not begun
         self._bodies, self._receive, self._send, self._client = bodies, receive, send, ""
@@ -80,16 +81,15 @@ class Exchange:
         self._upload = self._path in UPLOADS
         self._max_bytes = bodies.settings.max_upload if self._upload else min(bodies.settings.max_upload, PLAIN_BYTES)
         self._large = self._upload and not self._whole and (self._declared or math.inf) > PLAIN_BYTES
-        self._began, self._timeout_s = 0.0, math.inf  # when the head was read, and seconds until the request's deadline
-        self._received = 0
+        self._timeout_s, self._received = math.inf, 0  # seconds until the request's deadline; bytes
         self._held = {REQUESTS: 0, BYTES: 0}  # what it has taken of the budgets
 
-    def check(self, client: str, began: float) -> float:
+    def check(self, client: str) -> float:
         """Check what the head shows; returns the seconds that it gives the request. Raises ServiceError.
 
-        client: the client to whose limits the body counts · began: when the head was read.
+        client: the client to whose limits the body counts.
         """
-        self._client, self._began, timeout_s, refused = client, began, math.inf, self._bodies.metrics.refused
+        self._client, timeout_s, refused = client, math.inf, self._bodies.metrics.refused
         if self._path.startswith(IMAGES):
             if (text := self.headers.get(TIMEOUT_HEADER.lower())) is not None:
                 try:
@@ -97,8 +97,21 @@ class Exchange:
                 except InvalidRequest as error:
                     raise refused(error) from None
             self._timeout_s = min(timeout_s, self._bodies.settings.request_timeout)
-        if wrong := _media(self._path, self.headers):
-            raise refused(wrong)
+        coding, kind = self.headers.get("content-encoding", "identity"), self.headers.get("content-type", "none")
+        if coding.lower() != "identity" and (self._upload or self._path in JSON):
+            raise refused(ServiceError("the body must be sent uncompressed, without a Content-Encoding, got "
+                                       f"{shown(coding)}", 415))
+        if self._upload:
+            media, options = parse_options_header(kind)
+            charset = options.get(b"charset", b"utf-8").decode("latin-1")
+            if media != b"multipart/form-data":
+                raise refused(ServiceError("the body must be a form: send the header 'Content-Type: "
+                                           f"multipart/form-data; boundary=...', got {shown(kind)}", 415))
+            if charset.lower() not in UTF8:  # fields are decoded on the event loop: some codecs take quadratic time
+                raise refused(ServiceError("a form must be in UTF-8: send a Content-Type without charset, got "
+                                           f"{shown(charset)}", 415))
+        elif self._path in JSON and not JSON_MEDIA.fullmatch(kind):
+            raise refused(not_json(kind))
         if self._declared is not None and self._declared > self._max_bytes:
             raise refused(body_too_large(self._declared, self._max_bytes))
         if self._large:
@@ -132,7 +145,7 @@ class Exchange:
             return await self._receive()
         self.hold(self._held[BYTES], reading=True)
         bodies, metrics, body_s = self._bodies, self._bodies.metrics, self._bodies.settings.body_timeout
-        ends = self._began + min(self._timeout_s, body_s)
+        ends = self.began + min(self._timeout_s, body_s)
         try:
             async with asyncio.timeout_at(0.0 if bodies.closed else ends) as limit:
                 bodies.reading.add(limit)
@@ -177,25 +190,3 @@ class Exchange:
                         pass
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
-
-
-def _media(path: str, headers: Mapping[str, str]) -> ServiceError | None:
-    """The error for a body whose headers name a format that is not accepted; None if they are right.
-
-    A form's fields are decoded on the event loop, with the charset that the form names. So only UTF-8 is accepted: some
-    of Python's codecs take a time that grows with the square of the length.
-    """
-    if path not in (*UPLOADS, *JSON):
-        return None
-    coding, kind = headers.get("content-encoding", "identity"), headers.get("content-type", "none")
-    if coding.lower() != "identity":
-        return ServiceError(f"the body must be sent uncompressed, without a Content-Encoding, got {shown(coding)}", 415)
-    if path in UPLOADS:
-        media, options = parse_options_header(kind)
-        charset = options.get(b"charset", b"utf-8").decode("latin-1")
-        if media != b"multipart/form-data":
-            return ServiceError("the body must be a form: send the header 'Content-Type: multipart/form-data; "
-                                f"boundary=...', got {shown(kind)}", 415)
-        return None if charset.lower() in UTF8 else ServiceError(
-            f"a form must be in UTF-8: send a Content-Type without charset, got {shown(charset)}", 415)
-    return None if JSON_MEDIA.fullmatch(kind) else not_json(kind)

@@ -56,7 +56,6 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began = time.monotonic()
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
         if method == "HEAD":
             scope = {**scope, "method": "GET"}
@@ -71,7 +70,7 @@ class Gate:
             request_id = secrets.token_hex(8)
         self._ids.add(request_id)
         REQUEST_ID.set(request_id)
-        state.update(request_id=request_id, client=peer[0][:64] if peer else "unknown", began=began)
+        state.update(request_id=request_id, client=peer[0][:64] if peer else "unknown", began=exchange.began)
         exchange.added = [(b"x-request-id", request_id.encode()), *_SECURITY_HEADERS]
         if _TRACE.fullmatch(trace):
             state["traceparent"] = trace
@@ -93,8 +92,8 @@ class Gate:
             await response_of(unexpected(request_id))(scope, receive, exchange.send)
         finally:
             access(method=method, route=_route(scope), status=exchange.status,
-                   duration_s=round(time.monotonic() - began, 6), client=state["client"], model=state.get("model"),
-                   images=state.get("images"), traceparent=state.get("traceparent"))
+                   duration_s=round(time.monotonic() - exchange.began, 6), client=state["client"],
+                   model=state.get("model"), images=state.get("images"), traceparent=state.get("traceparent"))
             exchange.hold(0)
             self._ids.discard(request_id)
 
@@ -105,7 +104,7 @@ class Gate:
         try:
             if self.keys is not None and scope["path"].startswith("/v1/"):
                 state["client"] = self._client(self.keys, exchange.headers.get("authorization", ""))
-            state["timeout_s"] = exchange.check(state["client"], state["began"])
+            state["timeout_s"] = exchange.check(state["client"])
         except ServiceError as error:
             await response_of(error)(scope, receive, send)
         else:
