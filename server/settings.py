@@ -1,10 +1,11 @@
 """The service's settings: flags of `linpix serve`, or LINPIX_* variables, with one default, unit and reason each."""
 
+import argparse
 import difflib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic.config import JsonDict
@@ -212,3 +213,21 @@ class Settings(BaseSettings):
     def aliases(self) -> dict[str, str]:
         """The model that each alias stands for."""
         return names_of(self.alias)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    for name, field in Settings.model_fields.items():
+        kind = "|".join(get_args(field.annotation) if get_origin(field.annotation) is Literal else ())
+        default = field.default
+        if SECONDS in field.metadata:
+            kind, default = "TIME", f"{default:g}s"
+        elif BYTES in field.metadata:
+            kind, default = "SIZE", f"{default >> 20}MiB"
+        default = "" if field.default in (None, "") else f"default: {default}; "
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=kind or name.upper(),
+                            action="append" if LIST in field.metadata else "store",
+                            help=argparse.SUPPRESS if field.json_schema_extra == HIDDEN else
+                            f"{field.description} ({default}LINPIX_{name.upper()})")
+    parser.formatter_class = argparse.HelpFormatter  # defaults are in the texts; None: the variable decides
+    parser.epilog = ("TIME: seconds, or a number with a unit (500ms, 90s, 2m, 1h, 1m30s). SIZE: bytes, or a number "
+                     "with a unit (16MiB, 1.5GiB, 500MB). A comma-separated list may be given in several flags.")
