@@ -4,10 +4,10 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
 
+import linpix
 from linpix.model import ops
 
 from .compare.backends import BACKENDS
@@ -30,13 +30,6 @@ from .web.service import Service
 logger = logging.getLogger("linpix")
 
 
-def release() -> str:
-    try:
-        return version("linpix")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def service_of(settings: Settings, *, share: bool = False) -> tuple[Service, str]:
     """A service with an engine in this process, and the kernel that it uses. Raises before any request is read.
 
@@ -50,10 +43,10 @@ def service_of(settings: Settings, *, share: bool = False) -> tuple[Service, str
     engines = catalogue.read()
     used = {(engine.decoder.kind, engine.decoder.device) for engine in engines.values()}
     kernel = ("cuda" if ("compiled", "cuda") in used else ops.kernel() if ("compiled", "cpu") in used else "eager")
-    logger.info("LinPix %s, kernel %s: %s", release(), kernel, ", ".join(
+    logger.info("LinPix %s, kernel %s: %s", linpix.__version__, kernel, ", ".join(
         "{0} ({engine}, {precision}, {device}, checkpoint {checkpoint:.16})".format(name, **engine.decoder.facts)
         for name, engine in engines.items()))
-    metrics = Metrics([(engine.name, engine.backend) for engine in engines.values()], BACKENDS, release(), kernel)
+    metrics = Metrics([(engine.name, engine.backend) for engine in engines.values()], BACKENDS, kernel)
     thread = EngineThread(settings.watchdog_timeout)
     admission = Admission(engines, metrics, thread, max_queue=settings.max_queue,
                           request_timeout_s=settings.request_timeout, client_images=settings.client_images)
@@ -76,11 +69,10 @@ def application(service: Service) -> FastAPI:
         if model not in requests.models or name in requests.models:
             why = f"{name} is already the name of a model" if name in requests.models else f"{model} is not loaded"
             raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(requests.models)}")
-    app = FastAPI(title="LinPix", version=release(), docs_url=None, redoc_url=None, lifespan=partial(_life, requests),
-                  redirect_slashes=False, servers=[{"url": settings.root_path or "/"}],
+    app = FastAPI(title="LinPix", version=linpix.__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
+                  lifespan=partial(_life, requests), servers=[{"url": settings.root_path or "/"}],
                   generate_unique_id_function=lambda route: route.name, openapi_tags=openapi.TAGS,
-                  license_info={"name": "MIT", "identifier": "MIT"},
-                  exception_handlers=error_handlers.HANDLERS,
+                  license_info={"name": "MIT", "identifier": "MIT"}, exception_handlers=error_handlers.HANDLERS,
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
     app.state.service = service

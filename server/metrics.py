@@ -9,6 +9,8 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+import linpix
+
 from .errors import ServiceError
 
 ENDPOINTS = ("generations", "edits", "likelihoods")
@@ -36,7 +38,7 @@ _REASONS = {400: "invalid", 401: "unauthorized", 404: "invalid", 413: "too_large
 class Metrics:
     """One registry per service. Dashboards and alerts rely on its names and labels."""
 
-    def __init__(self, models: Iterable[tuple[str, str]], backends: Iterable[str], version: str, kernel: str) -> None:
+    def __init__(self, models: Iterable[tuple[str, str]], backends: Iterable[str], kernel: str) -> None:
         """models: (name, backend) pairs that are served · backends: names that a comparison may report."""
         models = list(models)
         registry = self.registry = CollectorRegistry()
@@ -93,7 +95,7 @@ class Metrics:
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
 
-        kernel_info.labels(version, torch.__version__, kernel).set(1)
+        kernel_info.labels(linpix.__version__, torch.__version__, kernel).set(1)
         for model, backend in models:
             self.add_model(model, backend)
         for outcome in RELOADS:

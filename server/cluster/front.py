@@ -73,8 +73,7 @@ class FrontServer(Server):
 
     def __init__(self, settings: Settings, kernel: str, described: dict[str, Description],
                  run: Callable[[Call], AsyncIterator[News]]) -> None:
-        metrics = Metrics([(model, about.backend) for model, about in described.items()], BACKENDS, app.release(),
-                          kernel)
+        metrics = Metrics([(model, about.backend) for model, about in described.items()], BACKENDS, kernel)
         requests = Remote(models_of(described, settings), metrics, run, request_timeout_s=settings.request_timeout)
         keys = Keys(settings.api_keys) if settings.api_keys else None
         service = Service(settings, requests, None, None, Bodies(settings, requests), keys)
