@@ -1,6 +1,6 @@
 """Every way in which a request can end without its images, with its HTTP status and OpenAI's error fields."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 EXHAUSTED, MODEL_NOT_FOUND = "resources_exhausted", "model_not_found"  # codes
 _CODES = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
@@ -38,18 +38,10 @@ class ServiceError(Exception):
         """OpenAI's kind of error."""
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
-    def __reduce__(self) -> tuple[Callable[..., "ServiceError"], tuple[object, ...]]:
-        """Pickle message and attributes: pickle's default is to call the class, which takes other arguments."""
-        return _restored, (type(self), str(self), self.__dict__)
 
+class InvalidRequest(ServiceError, ValueError):
+    """A request, or an option of a command or a call from Python, is invalid; the message names the option."""
 
-def _restored(kind: type[ServiceError], message: str, facts: dict[str, object]) -> ServiceError:
-    error = kind.__new__(kind, message)
-    error.__dict__.update(facts)
-    return error
-
-
-class InvalidRequest(ServiceError):
     status, code = 400, "invalid_value"
 
 
@@ -59,91 +51,7 @@ class ClientLeft(ServiceError):
     status, code = 499, "client_left"
 
 
-class ClientLimit(ServiceError):
-    status, code = 429, "client_limit"
-
-    def __init__(self, here: int, images: int, allowed: int, retry_after_s: float) -> None:
-        super().__init__(f"{here} of your images are waiting or being drawn, and {images} more would exceed the limit "
-                         f"of {allowed} per client; try again in {in_seconds(retry_after_s)} s",
-                         retry_after_s=retry_after_s)
-
-
-class QueueFull(ServiceError):
-    status, code = 429, "queue_full"
-
-    def __init__(self, waiting: int, images: int, allowed: int, retry_after_s: float) -> None:
-        super().__init__(f"{waiting} images are already waiting, and {images} more would exceed the limit of "
-                         f"{allowed}; try again in {in_seconds(retry_after_s)} s", retry_after_s=retry_after_s)
-
-
-class DeadlinePassed(ServiceError):
-    status, code = 504, "deadline_passed"
-
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"the request cannot be finished within {timeout_s:g} s; allow more time, request less, or "
-                         "try again when the service is less busy")
-
-
-class DeadlineUnreachable(ServiceError):
-    status, code = 504, "deadline_unreachable"
-
-    def __init__(self, within_s: float, needed_s: float, ahead: int) -> None:
-        """ahead: images ahead of this request."""
-        before = "1 image is ahead of it" if ahead == 1 else f"{ahead} images are ahead of it"
-        why = f"{before}, and it needs" if ahead else "it needs"
-        super().__init__(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
-                         "more time, request less, or try again when the service is less busy")
-
-
-class EngineFailed(ServiceError):
-    code = "engine_failed"
-
-
-class BatchFailed(EngineFailed):
-    def __init__(self, cause: str) -> None:
-        super().__init__(f"the server failed on the batch of this request ({cause}); send it again, and it may "
-                         "succeed")
-
-
-class EngineGone(ServiceError):
-    """Ends requests in flight, and refuses new ones, when this process can no longer decode."""
-
-    status, code = 503, "engine_gone"
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why}. The server is restarting: send the request again in a few seconds", retry_after_s=5.0)
-
-
-class Draining(ServiceError):
-    status, code = 503, "draining"
-
-    def __init__(self, message: str = "the server is shutting down; send the request to another server, or try again "
-                                      "after the restart") -> None:
-        super().__init__(message, retry_after_s=5.0)
-
-
-class OptionError(ValueError):
-    """An option of a request or a command is invalid; the message has the option's name, such as keep_rows.
-
-    param: the option · status: of HTTP.
-    """
-
-    def __init__(self, message: str, param: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.param, self.status = param, status
-
-
-# --- errors that differ from each other only in what they say; routes raise them, and the OpenAPI shows them ---
-
-def unauthorized(*, presented: bool) -> ServiceError:
-    return ServiceError("this server does not know this API key" if presented else
-                        "an API key is required: send the header 'Authorization: Bearer KEY'", 401, "invalid_api_key")
-
-
-def rate_limited(key: str, rate: str, retry_after_s: int) -> ServiceError:
-    return ServiceError(f"API key {key!r} is over its limit of {rate}; try again in {retry_after_s} s", 429,
-                        "rate_limited", retry_after_s=retry_after_s)
-
+# --- errors that differ from each other only in what they say; the OpenAPI shows them ---
 
 def model_not_found(model: str, loaded: Iterable[str]) -> ServiceError:
     return ServiceError(f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}. linpix serve --alias gives "
@@ -162,6 +70,60 @@ def still_running(comparison: str) -> ServiceError:
 def just_cancelled(comparison: str, retry_after_s: float) -> ServiceError:
     return ServiceError(f"comparison {comparison} was just cancelled; start the next one in {retry_after_s:.1f} s", 409,
                         "just_cancelled", retry_after_s=retry_after_s)
+
+
+def client_limit(here: int, images: int, allowed: int, retry_after_s: float) -> ServiceError:
+    return ServiceError(f"{here} of your images are waiting or being drawn, and {images} more would exceed the limit "
+                        f"of {allowed} per client; try again in {in_seconds(retry_after_s)} s", 429, "client_limit",
+                        retry_after_s=retry_after_s)
+
+
+def queue_full(waiting: int, images: int, allowed: int, retry_after_s: float) -> ServiceError:
+    return ServiceError(f"{waiting} images are already waiting, and {images} more would exceed the limit of {allowed}; "
+                        f"try again in {in_seconds(retry_after_s)} s", 429, "queue_full", retry_after_s=retry_after_s)
+
+
+def deadline_passed(timeout_s: float) -> ServiceError:
+    return ServiceError(f"the request cannot be finished within {timeout_s:g} s; allow more time, request less, or try "
+                        "again when the service is less busy", 504, "deadline_passed")
+
+
+def deadline_unreachable(within_s: float, needed_s: float, ahead: int) -> ServiceError:
+    """ahead: images ahead of this request."""
+    before = "1 image is ahead of it" if ahead == 1 else f"{ahead} images are ahead of it"
+    why = f"{before}, and it needs" if ahead else "it needs"
+    return ServiceError(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
+                        "more time, request less, or try again when the service is less busy", 504,
+                        "deadline_unreachable")
+
+
+def engine_failed(message: str) -> ServiceError:
+    return ServiceError(message, 500, "engine_failed")
+
+
+def batch_failed(cause: str) -> ServiceError:
+    return engine_failed(f"the server failed on the batch of this request ({cause}); send it again, and it may succeed")
+
+
+def engine_gone(why: str) -> ServiceError:
+    """Ends requests in flight, and refuses new ones, when this process can no longer decode."""
+    return ServiceError(f"{why}. The server is restarting: send the request again in a few seconds", 503, "engine_gone",
+                        retry_after_s=5.0)
+
+
+def draining(message: str = "the server is shutting down; send the request to another server, or try again after the "
+                            "restart") -> ServiceError:
+    return ServiceError(message, 503, "draining", retry_after_s=5.0)
+
+
+def unauthorized(*, presented: bool) -> ServiceError:
+    return ServiceError("this server does not know this API key" if presented else
+                        "an API key is required: send the header 'Authorization: Bearer KEY'", 401, "invalid_api_key")
+
+
+def rate_limited(key: str, rate: str, retry_after_s: int) -> ServiceError:
+    return ServiceError(f"API key {key!r} is over its limit of {rate}; try again in {retry_after_s} s", 429,
+                        "rate_limited", retry_after_s=retry_after_s)
 
 
 def foreign_origin(page: str, host: str) -> ServiceError:

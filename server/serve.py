@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from . import logs
 from .app import create_app
-from .errors import Draining
+from .errors import draining
 from .listening import AT_ONCE, WAITING, listen, log_refused_connections, url_of
 from .memory import collect
 from .origins import Origins, is_loopback
@@ -166,7 +166,7 @@ class Server(uvicorn.Server):
                 await asyncio.sleep(0.02)
             logger.info("drained in %.1f s; requests that were not finished: %d", self._loop.time() - began,
                         len(self._requests.in_progress))
-            self._requests.fail_all(Draining("the server is shutting down and could not finish this request in time; "
+            self._requests.fail_all(draining("the server is shutting down and could not finish this request in time; "
                                            "send it again after the restart"))
             self._close()
             await asyncio.sleep(LINGER_S)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from ..engine.job import Job
 from ..engine.request import Event, Request, Requests, ServedModel
-from ..errors import DeadlinePassed, Draining, EngineGone, ServiceError
+from ..errors import ServiceError, deadline_passed, engine_gone
 from ..metrics import Metrics
 
 logger = logging.getLogger("linpix")
 RUNS = 2      # of a call: one whose replica died runs only once more, since it may be what kills replicas
 LATE_S = 0.5  # seconds from a deadline until the front ends the request; the replica, which counts it, does so before
-ELSEWHERE = EngineGone, Draining  # errors of a replica that ends: another can draw the same
+ELSEWHERE = "engine_gone", "draining"  # errors of a replica that ends: another can draw the same
 News = list[Event | ServiceError]  # an error is the last
 
 
@@ -83,7 +83,7 @@ class Remote(Requests):
 
     def _expire(self, request: Request) -> None:
         self.metrics.deadlines_passed.labels("waiting").inc()
-        self._fail(request, DeadlinePassed(request.timeout_s))
+        self._fail(request, deadline_passed(request.timeout_s))
 
     def _fail(self, request: Request, error: ServiceError) -> None:
         """End a request that no replica counts."""
@@ -112,9 +112,9 @@ class Remote(Requests):
             passed, last = False, run + 1 == RUNS
             try:
                 async for news in self._run_call(call):
-                    gone = next((event for event in news if isinstance(event, ELSEWHERE)), None)
+                    gone = [event for event in news if getattr(event, "code", "") in ELSEWHERE]
                     if gone and not (last or passed):  # else it is the answer, which the replica has counted
-                        raise ReplicaLost(str(gone))
+                        raise ReplicaLost(str(gone[0]))
                     self._pass_on(request, news)
                     passed |= bool(news)
                 return
@@ -125,7 +125,7 @@ class Remote(Requests):
                     break
             except Exception as failure:  # a bug, of ours or of the transport
                 logger.exception("request %s was lost", call.id)
-                self._fail(request, EngineGone("the request was lost on its way to a replica "
+                self._fail(request, engine_gone("the request was lost on its way to a replica "
                                                f"({type(failure).__name__})"))
                 return
-        self._fail(request, EngineGone("the replicas for this request have ended"))
+        self._fail(request, engine_gone("the replicas for this request have ended"))

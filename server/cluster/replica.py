@@ -12,7 +12,7 @@ import torch
 from .. import app, logs
 from ..engine.admission import Admission
 from ..engine.request import Request
-from ..errors import EngineFailed, EngineGone, ServiceError
+from ..errors import ServiceError, engine_failed, engine_gone
 from ..memory import collect
 from ..settings import Settings
 from .front import scraped
@@ -42,7 +42,7 @@ class Replica:
         await self._ends.enter_async_context(scraped(self._service, "engine"))
 
     async def stop(self) -> None:
-        """End the engine thread; requests still here end with Draining."""
+        """End the engine thread; requests still here end with `draining`."""
         await self._ends.aclose()
         await self.requests.stop()
         for model in self.requests.models.values():
@@ -67,13 +67,13 @@ class Replica:
             yield [error]
         except Exception as failure:
             logger.exception("a request from a front failed")
-            yield [EngineFailed(f"the engine failed on this request ({type(failure).__name__})")]
+            yield [engine_failed(f"the engine failed on this request ({type(failure).__name__})")]
 
     async def _events(self, call: Call) -> AsyncIterator[News]:
         model = self.requests.models.get(call.job.model)
         if model is None or model.facts != call.facts:  # replicas are replaced one after the other
             self.requests.metrics.requests.labels(call.endpoint, "failed").inc()
-            raise EngineGone("this replica serves other models, weights or precisions than the front that sent the "
+            raise engine_gone("this replica serves other models, weights or precisions than the front that sent the "
                              "request")
         request = Request(call.id, call.endpoint, call.client, call.job, model, call.timeout_s,
                           time.monotonic() - call.spent_s)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from linpix.model.config import ModelConfig
 
-from ..errors import OptionError
+from ..errors import InvalidRequest
 
 Format = Literal["png", "webp", "jpeg"]  # webp: lossless
 
@@ -48,7 +48,8 @@ def sizes(config: ModelConfig) -> list[str]:
 
 
 def frame_of(size: str | int | None, config: ModelConfig) -> Frame:
-    """The frame that a size stands for; a number enlarges the picture, with nothing around it. Raises OptionError."""
+    """The frame that a size stands for; a number enlarges the picture, with nothing around it. Raises
+    InvalidRequest."""
     if size is None or size in ("auto", "native"):
         size = 1
     if isinstance(size, int):
@@ -58,8 +59,8 @@ def frame_of(size: str | int | None, config: ModelConfig) -> Frame:
     factor = min(width // config.width, height // config.height)
     own, largest = (frame_of(each, config).size for each in (1, factor))
     if not factor or max(width, height) > max(LARGEST_SIDE, config.width, config.height):
-        raise OptionError(f"size must be auto, native, or width x height in pixels, from {own} to "
-                          f"{LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}", "size")
+        raise InvalidRequest(f"size must be auto, native, or width x height in pixels, from {own} to "
+                             f"{LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}", param="size")
     return Frame(factor, width, height, "" if largest == size else
                  f"size {size}: the picture of {own} is enlarged to {largest}, the largest multiple that fits, and "
                  "placed in the middle; the pixels of its edge fill the rest")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..errors import OptionError
+from ..errors import InvalidRequest
 from . import sanitise
 from .coverage import Crop, cut
 
@@ -55,37 +55,38 @@ class Picture:
 
 
 def opened(data: bytes, param: str) -> Picture:
-    """Raises OptionError: status 400, also for whatever Pillow raises, 413 (too large) or 415 (not an accepted format).
+    """Raises InvalidRequest: status 400, also for whatever Pillow raises, 413 (too large) or 415 (another format).
 
     MemoryError is not the picture's fault.
     """
     try:
         return _opened(data, param)
-    except (OptionError, MemoryError):
+    except (InvalidRequest, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # warning: with -W error
         raise _too_large(param, "far more") from error
     except Exception as error:
-        raise OptionError(f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
-                          "JPEG or WebP", param) from error
+        raise InvalidRequest(f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
+                             "JPEG or WebP", param=param) from error
 
 
-def _too_large(param: str, got: str) -> OptionError:
-    return OptionError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), or up to {LARGEST_PHOTOGRAPH} "
-                       f"(8192x8192) if it is a JPEG with one scan, as cameras save them; got {got}", param, 413)
+def _too_large(param: str, got: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), or up to {LARGEST_PHOTOGRAPH} "
+                          f"(8192x8192) if it is a JPEG with one scan, as cameras save them; got {got}", 413,
+                          param=param)
 
 
 def _opened(data: bytes, param: str) -> Picture:
     if not data:
-        raise OptionError(f"{param} is empty: the file has 0 bytes", param)
+        raise InvalidRequest(f"{param} is empty: the file has 0 bytes", param=param)
     found = sanitise.pixels_of(data)
     if found is None:
         other = sanitise.other_kind(data)
         begins = repr(data[:8])
         got = f"{len(data)} bytes that begin with {begins}" if other is None else f"{len(data)} bytes: {other}"
-        raise OptionError(f"{param} must be a PNG, JPEG or WebP picture, got {got}", param, 415)
+        raise InvalidRequest(f"{param} must be a PNG, JPEG or WebP picture, got {got}", 415, param=param)
     if found.frames > 1:
-        raise OptionError(f"{param} is animated ({found.frames} frames); it must be one still picture", param)
+        raise InvalidRequest(f"{param} is animated ({found.frames} frames); it must be one still picture", param=param)
     opened = Image.open(io.BytesIO(found.data), formats=[found.kind])  # reads the header only
     picture: Image.Image = opened
     scale, pixels = 1, picture.width * picture.height
@@ -96,8 +97,8 @@ def _opened(data: bytes, param: str) -> Picture:
     if picture.width * picture.height > LARGEST_UPLOAD:
         raise _too_large(param, f"{picture.width}x{picture.height}")
     if found.scans > (max_scans := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))):
-        raise OptionError(f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
-                          f"pixels), got {found.scans}", param)
+        raise InvalidRequest(f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
+                             f"pixels), got {found.scans}", param=param)
     if found.kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
     if found.orientation in _UPRIGHT:

@@ -35,7 +35,7 @@ class Answer(Response):
     job: Job
 
     def __init__(self, http: Http, fields: PictureFields) -> None:
-        """Raises ServiceError or OptionError."""
+        """Raises InvalidRequest."""
         super().__init__()
         service: Service = http.app.state.service
         self.http, self.service, self.warnings = http, service, list[str]()
@@ -113,7 +113,7 @@ class Answer(Response):
         raise NotImplementedError
 
     async def made(self, request: Request, make: Callable[..., T], *arguments: object) -> T:
-        """The result of work, which is done in a thread if it takes more than a moment. Raises DeadlinePassed."""
+        """The result of work, which is done in a thread if it takes more than a moment. Raises deadline_passed."""
         if self.inline:
             result = make(*arguments)
             request.check_time()

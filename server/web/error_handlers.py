@@ -15,7 +15,6 @@ from ..errors import (
     MODEL_NOT_FOUND,
     ClientLeft,
     InvalidRequest,
-    OptionError,
     ServiceError,
     exhausted,
     in_seconds,
@@ -57,8 +56,6 @@ async def handle(http: Request, failure: Exception) -> Response:
     allow = ""
     if isinstance(failure, ServiceError):
         error = failure
-    elif isinstance(failure, OptionError):
-        error = ServiceError(str(failure), failure.status, param=failure.param)
     elif isinstance(failure, RequestValidationError):
         error = _of_fields(http, failure)
     else:
@@ -74,7 +71,7 @@ async def handle(http: Request, failure: Exception) -> Response:
     return response_of(error, allow)
 
 
-HANDLERS: dict[Any, Any] = dict.fromkeys((ServiceError, OptionError, RequestValidationError, HTTPException), handle)
+HANDLERS: dict[Any, Any] = dict.fromkeys((ServiceError, RequestValidationError, HTTPException), handle)
 
 
 def _of_fields(http: Request, failure: RequestValidationError) -> ServiceError:

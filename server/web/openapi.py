@@ -11,18 +11,18 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from ..errors import (
-    BatchFailed,
-    ClientLimit,
-    DeadlinePassed,
-    DeadlineUnreachable,
-    Draining,
-    EngineGone,
-    QueueFull,
     ServiceError,
+    batch_failed,
     body_timeout,
     body_too_large,
+    client_limit,
+    deadline_passed,
+    deadline_unreachable,
+    draining,
+    engine_gone,
     foreign_host,
     foreign_origin,
+    queue_full,
     rate_limited,
     too_many_bodies,
     too_many_of_client,
@@ -38,11 +38,11 @@ Responses = dict[int | str, dict[str, Any]]  # a FastAPI route's `responses`
 Links = dict[str, dict[str, str]]
 
 # Errors that routes can answer, besides those that they raise themselves, by what the routes do
-LEAVING = (Draining(), EngineGone("the engine made no progress for 60 s"))
+LEAVING = (draining(), engine_gone("the engine made no progress for 60 s"))
 BODY = (body_timeout(1_460, 60.0), body_too_large(1_500_000, PLAIN_BYTES), too_many_bodies(512),
         too_many_of_client(128))
-DRAWING = (QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0), unexpected("4eaca4dc47d7a5db"),
-           BatchFailed("RuntimeError"), *LEAVING, DeadlineUnreachable(2.0, 7.25, 90), DeadlinePassed(30.0))
+DRAWING = (queue_full(254, 4, 256, 12.0), client_limit(256, 1, 256, 3.0), unexpected("4eaca4dc47d7a5db"),
+           batch_failed("RuntimeError"), *LEAVING, deadline_unreachable(2.0, 7.25, 90), deadline_passed(30.0))
 _HOSTS = (foreign_host("rebound.example"),)  # of every route
 _CLIENTS = (unauthorized(presented=False), foreign_origin("origin https://elsewhere.example", "localhost:8000"),
             rate_limited("alice", "600/min", 1))  # of every route under /v1/

@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from ..errors import ClientLeft, DeadlinePassed, InvalidRequest, ServiceError, exhausted, shown
+from ..errors import ClientLeft, InvalidRequest, ServiceError, deadline_passed, exhausted, shown
 from ..pictures.uploads import Upload
 from .answers import Answer, while_connected
 from .middleware.bodies import Exchange
@@ -107,7 +107,7 @@ async def decoded(answer: Answer, form: UploadFields, read: Callable[..., Upload
         if not limit.expired():
             raise
         service.requests.metrics.deadlines_passed.labels("reading").inc()
-        raise DeadlinePassed(answer.timeout_s) from None
+        raise deadline_passed(answer.timeout_s) from None
     except ClientLeft:
         raise
     except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread

@@ -17,12 +17,12 @@ from starlette.types import Message, Receive, Scope, Send
 from ...engine.request import Requests
 from ...errors import (
     ClientLeft,
-    DeadlinePassed,
-    Draining,
     InvalidRequest,
     ServiceError,
     body_timeout,
     body_too_large,
+    deadline_passed,
+    draining,
     not_json,
     shown,
     too_many_bodies,
@@ -155,10 +155,10 @@ class Exchange:
                     bodies.reading.discard(limit)
         except TimeoutError:
             if bodies.closed:
-                raise metrics.refused(Draining()) from None
+                raise metrics.refused(draining()) from None
             if self._timeout_s <= body_s:
                 metrics.deadlines_passed.labels("reading").inc()
-                raise DeadlinePassed(self._timeout_s) from None
+                raise deadline_passed(self._timeout_s) from None
             raise metrics.refused(body_timeout(self._received, body_s)) from None
         if message["type"] == "http.disconnect":
             raise ClientLeft(f"the client disconnected after {self._received:,} bytes of its body")

@@ -112,7 +112,7 @@ class Images(Answer):
         self._check(fields)
 
     def _check(self, fields: GenerateBody) -> None:
-        """Raise InvalidRequest or OptionError for fields that contradict each other, the accepted media type, or the
+        """Raise InvalidRequest for fields that contradict each other, the accepted media type, or the
         model.
         """
         n = self.job.answers

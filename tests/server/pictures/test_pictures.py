@@ -1,4 +1,4 @@
-"""Uploads become sub-pixels by stated rules; bad ones raise only OptionError."""
+"""Uploads become sub-pixels by stated rules; bad ones raise only InvalidRequest."""
 
 import dataclasses
 import struct
@@ -11,7 +11,7 @@ from PIL import ExifTags, Image
 
 from linpix.model.config import ModelConfig
 from linpix.model.inputs import first_hole
-from linpix.server.errors import OptionError
+from linpix.server.errors import InvalidRequest
 from linpix.server.pictures import uploads
 from linpix.server.pictures.pictures import opened
 from linpix.server.pictures.uploads import Upload
@@ -40,8 +40,8 @@ def prefix(upload: Upload) -> int:
 
 
 def refusal(image: bytes, config: ModelConfig = GREY, *, mask: bytes | None = None,
-            keep_rows: int | None = None) -> OptionError:
-    with pytest.raises(OptionError) as caught:
+            keep_rows: int | None = None) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
         read(image, config, mask=mask, keep_rows=keep_rows)
     return caught.value
 
