@@ -11,7 +11,7 @@ from linpix.model.attention import kind_of
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import AttentionKind, ModelConfig
 
-from .backends import BACKENDS, SPECS, config_of
+from .backends import ATTENTION, BACKENDS, config_of
 
 # What may differ between twins
 _FREE = {"attention", "twin_of", "eps", "first_marginal",
@@ -68,7 +68,7 @@ def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str,
                              f"they differ in {', '.join(differing)}")
     own = _stands_for(ours, ours)
     if not own:
-        known = [spec.attention["lsh_rounds"] for spec in SPECS.values() if "lsh_rounds" in spec.attention]
+        known = [fields["lsh_rounds"] for fields in ATTENTION.values() if "lsh_rounds" in fields]
         raise ValueError(f"{checkpoint.name} has lsh attention of {ours.lsh_rounds} rounds, which cannot be compared; "
                          "choose a linear or softmax model, or one with lsh attention of "
                          f"{' or '.join(map(str, known))}")

@@ -12,18 +12,9 @@ from linpix.model.checkpoint import Checkpoint
 from linpix.model.packing import choose
 
 from ..memory import free_bytes
-from .backends import (
-    BACKENDS,
-    SPECS,
-    Backend,
-    CompiledBackend,
-    config_of,
-    first_position,
-    random_net,
-    state_bytes,
-)
+from .backends import BACKENDS, STATEFUL, Backend, CompiledBackend, config_of, random_net
 from .checkpoints import sources_of
-from .measure import Cell, CellKind, Measurement, OutOfTime, Stopwatch
+from .measure import Cell, OutOfTime, Stopwatch
 from .results import circumstances, findings
 
 UNIT_S = 0.05        # a unit of work ends after this, so that live requests need not wait longer
@@ -70,19 +61,26 @@ class Comparison:
 
         clock, processor: see Stopwatch.
         """
-        config = checkpoint.net.config
-        sources = sources_of(checkpoint, twins)
-        self.plan, self.progress = plan, 0.0
-        best = choose(config_of("linear", config))
-        precisions = {"eager": "fp32", best.engine: best.precision}  # by engine, for engines that can run here
-        self._kinds: list[CellKind] = [(name, engine) for name in BACKENDS if name in plan.backends
-                                       for engine in (reversed(precisions) if SPECS[name].compiled else ("eager",))]
-        self.cells = [Cell(backend, engine, precisions[engine], batch, sources[backend])
-                      for batch in sorted({1, *plan.batches}) for backend, engine in self._kinds]
-        wanted = {config_of(cell.backend, config): cell.source for cell in self.cells}
-        self._nets = {one: source.net if source else random_net(one) for one, source in wanted.items()}
-        self._watch = Stopwatch(clock, processor)
-        self._measured = Measurement(config, max(cell.batch for cell in self.cells), self._watch)
+        sources, batches = sources_of(checkpoint, twins), sorted({1, *plan.batches})
+        self.plan, self.progress, self._watch = plan, 0.0, Stopwatch(clock, processor)
+        wanted = {name: config_of(name, checkpoint.net.config) for name in BACKENDS if name in plan.backends}
+        nets = {config: source.net if (source := sources[name]) else random_net(config)
+                for name, config in wanted.items()}
+        self._backends, notes = list[Backend](), dict[tuple[str, int], str]()  # notes: by name and batch
+        for name, config in wanted.items():
+            net, free, rows = nets[config], free_bytes(), 1
+            for batch in batches:
+                needed = batch * (net.attention.state_bytes if name in STATEFUL else 0)
+                if needed > MEMORY_SHARE * free:
+                    notes[name, batch] = (f"its states would take {needed / 2**30:.1f} GiB, but only "
+                                          f"{MEMORY_SHARE:.0%} of the free {free / 2**30:.1f} GiB may be used")
+                else:
+                    rows = batch
+            if name == "linear" and choose(config).engine == "compiled":
+                self._backends.append(CompiledBackend(net, rows))
+            self._backends.append(Backend(name, net, rows))
+        self.cells = [Cell(backend, batch, sources[backend.name], self._watch, notes.get((backend.name, batch), ""))
+                      for batch in batches for backend in self._backends]
         self._difference: float | None = None
         self._circumstances = circumstances(checkpoint, sources, plan.budget_s, command)
         self._describe()
@@ -91,24 +89,20 @@ class Comparison:
         """Do the work; yields after each unit of about UNIT_S."""
         work = self._work()
         over = False
-        try:
-            while not over:
-                self._watch.begin()
-                over = True
-                for _ in work:
-                    if self._watch.unit() >= UNIT_S:
-                        over = False
-                        break
-                self._watch.end()
-                yield
-        finally:
-            self._measured.backends.clear()  # their memories are large, and only the report is still needed
-            self._nets.clear()
+        while not over:
+            self._watch.begin()
+            over = True
+            for _ in work:
+                if self._watch.unit() >= UNIT_S:
+                    over = False
+                    break
+            self._watch.end()
+            yield
         self._describe()
         self.progress = 1.0
 
     def _describe(self) -> None:
-        self.report = self._circumstances | findings(self.cells, self._measured, self._difference)
+        self.report = self._circumstances | findings(self.cells, self._watch.spent, self._difference)
 
     def _work(self) -> Iterator[None]:
         yield from self._set_up()
@@ -124,28 +118,28 @@ class Comparison:
             for cell in self.cells:
                 if not (cell.round_seconds or cell.note):
                     cell.note = (f"the budget of {self.plan.budget_s:g} s ended before the steps were timed at "
-                                 f"{len(self._measured.coarse)} positions")
+                                 f"{len(cell.backend.coarse)} positions")
             self._describe()
 
     def _survey(self) -> Iterator[None]:
         """A first figure for every cell, from few positions, before any gets a better one."""
-        for cell in sorted(self.cells, key=lambda cell: self._kinds.index(cell.kind)):
+        for cell in sorted(self.cells, key=lambda cell: self._backends.index(cell.backend)):
             if not cell.note:
-                yield from self._measured.survey(cell)
+                yield from cell.survey()
 
     def _rounds(self, share: float) -> Iterator[None]:
         """Rounds over all positions, the cell with the least time spent on it first."""
         until = self._watch.elapsed() + share * self._watch.left()
         while ready := [cell for cell in self._surveyed() if cell.rounds < ROUNDS
                         and self._watch.elapsed() + cell.round_seconds / (1 - cell.waited) < until]:
-            yield from self._measured.round(min(ready, key=lambda cell: cell.spent))
+            yield from min(ready, key=lambda cell: cell.spent).round()
 
     def _decodes(self) -> Iterator[None]:
         """Decode whole images while there is time; the fastest cells first, and short decodes several times."""
         again_s = DECODES_SHARE * self.plan.budget_s / len(self.cells)
-        for cell in sorted(self._surveyed(), key=self._measured.seconds):
-            while MARGIN * (seconds := self._measured.seconds(cell)) < self._watch.left() * (1 - cell.waited):
-                yield from self._measured.decode(cell)
+        for cell in sorted(self._surveyed(), key=Cell.seconds):
+            while MARGIN * (seconds := cell.seconds()) < self._watch.left() * (1 - cell.waited):
+                yield from cell.decode()
                 if len(cell.decodes) == DECODES or sum(cell.decodes[1:]) + seconds > again_s:
                     break
             self._describe()
@@ -155,23 +149,7 @@ class Comparison:
 
     def _set_up(self) -> Iterator[None]:
         """Fill the memories, and measure how far the two softmax forms agree."""
-        config, measured = self._measured.config, self._measured
-        cells = {cell.kind: [one for one in self.cells if one.kind == cell.kind] for cell in self.cells}
-        for kind, alike in cells.items():
-            name, engine = kind
-            net, free, rows = self._nets[config_of(name, config)], free_bytes(), 1
-            for cell in alike:
-                needed = state_bytes(name, net.config) * cell.batch
-                if needed > MEMORY_SHARE * free:
-                    cell.note = (f"its states would take {needed / 2**30:.1f} GiB, but only {MEMORY_SHARE:.0%} of the "
-                                 f"free {free / 2**30:.1f} GiB may be used")
-                else:
-                    rows = max(rows, cell.batch)
-            backend = CompiledBackend(net, rows) if engine == "compiled" else Backend(name, net, rows)
-            measured.backends[kind] = backend
-            yield from backend.fill(measured.canvas[:1])
-            if name == "stateful-softmax" and ("softmax", "eager") in cells:
-                length = config.length
-                at = {t for t in (measured.coarse[0], length // 8, length // 4, length // 2, length - 1)
-                      if t >= first_position(config)}
-                self._difference = yield from backend.difference(measured.canvas[:1], sorted(at))
+        for backend in self._backends:
+            yield from backend.fill()
+            if backend.name == "stateful-softmax" and "softmax" in self.plan.backends:
+                self._difference = yield from backend.difference()

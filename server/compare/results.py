@@ -10,12 +10,9 @@ from typing import Any
 import torch
 
 from linpix.model import checkpoint as checkpoints
-from linpix.model.attention import attention_for
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.config import ModelConfig
 
-from .backends import config_of, state_bytes
-from .measure import Cell, Measurement
+from .measure import Cell
 from .paper import PAPER, Report, Result, listed
 
 
@@ -32,40 +29,40 @@ def circumstances(checkpoint: Checkpoint, sources: dict[str, Checkpoint | None],
     }
 
 
-def findings(cells: Sequence[Cell], measured: Measurement, difference: float | None) -> Report:
+def findings(cells: Sequence[Cell], spent_s: float, difference: float | None) -> Report:
     """difference: the largest one between the parameters of the two softmax forms, if it was measured."""
-    return {"spent_s": _rounded(measured.watch.spent), "largest_logit_difference": _rounded(difference),
-            "notes": list(_notes(cells, measured)), "results": [_result(cell, measured) for cell in cells]}
+    return {"spent_s": _rounded(spent_s), "largest_logit_difference": _rounded(difference),
+            "notes": _notes(cells), "results": [_result(cell) for cell in cells]}
 
 
-def _result(cell: Cell, measured: Measurement) -> Result:
-    steps, seconds = (measured.steps(cell), measured.seconds(cell)) if cell.round_seconds else ({}, None)
-    estimated = cell.decoded is None
+def _result(cell: Cell) -> Result:
+    backend, estimated = cell.backend, cell.decoded is None
+    steps, seconds = (cell.steps(), cell.seconds()) if cell.round_seconds else ({}, None)
     return {
-        "backend": cell.backend, "engine": cell.engine, "weights": cell.source.name if cell.source else None,
-        "precision": cell.precision, "batch": cell.batch,
+        "backend": backend.name, "engine": backend.engine, "weights": cell.source.name if cell.source else None,
+        "precision": backend.precision, "batch": cell.batch,
         "images_per_second": _rounded(cell.batch / seconds if seconds else None),
         "seconds_per_image": _rounded(seconds),  # until the batch's images are done
-        "state_bytes": state_bytes(cell.backend, measured.config),
+        "state_bytes": backend.state_bytes,
         "step_seconds": [{"position": t, "seconds": _rounded(x)} for t, x in steps.items()],
-        "tail_over_head": _rounded(measured.tail_over_head(cell)) if seconds else None,
+        "tail_over_head": _rounded(cell.tail_over_head()) if seconds else None,
         "estimated": estimated, "positions": list(steps) if estimated and seconds else None,
         "bits_per_dim": _bits_per_dim(cell.source.provenance)[0] if cell.source else None,
-        "exception": _exception(cell.backend, measured.config) or None,
-        "disturbed": bool(disturbed := measured.disturbed(cell) if seconds else ""),
+        "exception": backend.net.attention.exception or None,
+        "disturbed": bool(disturbed := cell.disturbed() if seconds else ""),
         "note": cell.note or disturbed or None,
     }
 
 
-def _notes(cells: Sequence[Cell], measured: Measurement) -> Sequence[str]:
+def _notes(cells: Sequence[Cell]) -> list[str]:
     notes = [f"No figure for {cell}: {cell.note}." for cell in cells if cell.note]
     exceptions: dict[str, list[str]] = {}
-    for name in dict.fromkeys(cell.backend for cell in cells):
-        exceptions.setdefault(_exception(name, measured.config), []).append(name)
+    for name, backend in {cell.backend.name: cell.backend for cell in cells}.items():
+        exceptions.setdefault(backend.net.attention.exception, []).append(name)
     notes += [f"{text}, so bits/dim of {listed(names)} is not strictly autoregressive (*). Drawing does not see later "
               "sub-pixels, since it computes the prefix again at each "
               "position." for text, names in exceptions.items() if text]
-    if lost := list(dict.fromkeys(cell.backend for cell in cells if cell.source is None)):
+    if lost := list(dict.fromkeys(cell.backend.name for cell in cells if cell.source is None)):
         notes.append(f"{listed(lost)} used random weights of the same architecture, because there is no checkpoint. "
                      "Speed does not depend on the weights; bits/dim is not given.")
     sources = {cell.source.name: cell.source.provenance for cell in cells if cell.source}
@@ -77,15 +74,10 @@ def _notes(cells: Sequence[Cell], measured: Measurement) -> Sequence[str]:
         splits.setdefault(_bits_per_dim(facts)[1], []).append(name)
     if measured_on := [f"{split} for {listed(names)}" for split, names in splits.items() if split]:
         notes.append(f"bits/dim was measured on {', on '.join(measured_on)}.")
-    if busy := [cell.waited for cell in cells if cell.round_seconds and measured.disturbed(cell)]:
+    if busy := [cell.waited for cell in cells if cell.round_seconds and cell.disturbed()]:
         notes.append(f"Other work used the processor of the rows marked † for up to {max(busy):.0%} of the time. "
                      "Speeds are of processor time; those of such rows may be too low by a quarter.")
     return notes
-
-
-def _exception(backend: str, config: ModelConfig) -> str:
-    """Why bits/dim of a backend's weights are not strictly autoregressive, if they are not."""
-    return attention_for(config_of(backend, config)).exception
 
 
 def _bits_per_dim(provenance: dict[str, Any]) -> tuple[float | None, str]:
