@@ -20,10 +20,11 @@ from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool, StateFormat
 from linpix.model.transformer import Transformer
 from linpix.server import serve as service
-from linpix.server.compare import chart, report
+from linpix.server.compare import chart
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.compare.checkpoints import find_twins
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
+from linpix.server.compare.report import table
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import Image
@@ -184,9 +185,8 @@ def compare(given: argparse.Namespace) -> None:
             bar.update(round(100 * comparison.progress) - bar.n)
     result = comparison.report
     if given.out:
-        report.write(result, Path(given.out))
-        warn("compare", [] if chart.drawable() else [chart.MISSING])
-    _say(given, result, report.table(result))
+        warn("compare", chart.write(result, Path(given.out)))
+    _say(given, result, table(result))
 
 
 def doctor(given: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from linpix.model import checkpoint as checkpoints
 from linpix.model.checkpoint import Checkpoint
 
 from .measure import Cell
-from .paper import PAPER, Report, Result, listed
+from .report import PAPER, Report, Result, listed
 
 
 def circumstances(checkpoint: Checkpoint, sources: dict[str, Checkpoint | None], budget_s: float,
