@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -33,6 +35,12 @@ _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 _REASONS = {400: "invalid", 401: "unauthorized", 404: "invalid", 413: "too_large", 415: "invalid"}  # by status
+
+
+def _create(metric: Any, *labels: Iterable[str]) -> None:
+    """Create the children of a metric, one for each combination of these values of its labels."""
+    for values in product(*labels):
+        metric.labels(*values)
 
 
 class Metrics:
@@ -98,34 +106,21 @@ class Metrics:
         kernel_info.labels(linpix.__version__, torch.__version__, kernel).set(1)
         for model, backend in models:
             self.add_model(model, backend)
-        for outcome in RELOADS:
-            self.reloads.labels(outcome)
-        for endpoint in ENDPOINTS:
-            for outcome in OUTCOMES:
-                self.requests.labels(endpoint, outcome)
-        for reason in REJECTIONS:
-            self.requests_rejected.labels(reason)
-        for state in STATES:
-            self.deadlines_passed.labels(state)
-        for backend in backends:
-            self.comparison.labels(backend)
+        _create(self.reloads, RELOADS)
+        _create(self.requests, ENDPOINTS, OUTCOMES)
+        _create(self.requests_rejected, REJECTIONS)
+        _create(self.deadlines_passed, STATES)
+        _create(self.comparison, backends)
 
     def add_model(self, model: str, backend: str) -> None:
         """Create the children of a model. They stay when it is removed; only the gauges of its slots go."""
-        self.pixels_generated.labels(model, backend)
-        self.engine_step.labels(model, backend)
-        for endpoint in ENDPOINTS:
-            self.request_duration.labels(endpoint, model)
-        self.queue_wait.labels(model)
-        self.first_row.labels(model)
-        self.prefill.labels(model)
-        self.state_saturations.labels(model)
-        self.quanta_retried.labels(model)
-        for fault in FAULTS:
-            self.faults_isolated.labels(model, fault)
-        for outcome in OUTCOMES:
-            self.images_completed.labels(model, backend, outcome)
-        self.images_drawn_again.labels(model, backend)
+        for metric in (self.queue_wait, self.first_row, self.prefill, self.state_saturations, self.quanta_retried):
+            metric.labels(model)
+        for metric in (self.pixels_generated, self.engine_step, self.images_drawn_again):
+            metric.labels(model, backend)
+        _create(self.request_duration, ENDPOINTS, [model])
+        _create(self.faults_isolated, [model], FAULTS)
+        _create(self.images_completed, [model], [backend], OUTCOMES)
 
     def refused(self, error: ServiceError) -> ServiceError:
         """Count a refused request. Returns the error."""

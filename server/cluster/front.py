@@ -81,15 +81,11 @@ class FrontServer(Server):
         probes = [] if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port,
                                                                  "metrics-", shared=True)
         super().__init__(configured(app.application(service), settings), service, probes)
-        self.over = False
 
     async def serve_shared(self) -> None:
         """Serve until it has drained."""
-        try:
-            async with scraped(self._service, "front"):
-                await self.serve(self._listening)
-        finally:
-            self.over = True
+        async with scraped(self._service, "front"):
+            await self.serve(self._listening)
 
     @property
     def draining(self) -> bool:
