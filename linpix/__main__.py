@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
 
 from linpix.training.flags import COMMANDS, model_flags, number
 
@@ -70,15 +69,6 @@ _CURES = {FileNotFoundError: "check the path", IsADirectoryError: "give a file i
 
 
 # --- flags ---
-
-def _scale(text: str) -> Any:
-    if text == "auto":
-        return text
-    try:
-        return number(int, 1, 64)(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(str(error).replace("must be", "must be auto or")) from None
-
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default of a flag, unless its text names it."""
@@ -194,9 +184,9 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="a folder for one PNG per image; X.png for one grid of "
                         "all images, or for a single image; or X.gif or X.webp for an animation of the grid while it "
                         "is drawn")
-    parser.add_argument("--scale", type=_scale, help="enlarge pictures by this factor; auto: up to 560 pixels wide; "
-                        "default: auto for animations, and for X.png if a terminal is used; other pictures are not "
-                        "enlarged")
+    parser.add_argument("--scale", type=number(int, 1, 64, "auto"), help="enlarge pictures by this factor; "
+                        "auto: up to 560 pixels wide; default: auto for animations, and for X.png if a terminal is "
+                        "used; other pictures are not enlarged")
     parser.add_argument("--preview", choices=("auto", "always", "never"), default="auto",
                         help="show the images on standard error while they are drawn; auto: if it is a terminal "
                         "with colours and --json is not given")

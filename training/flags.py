@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any, get_args
 
 
-def number(kind: type, least: float, most: float = math.inf) -> Callable[[str], Any]:
+def number(kind: type, least: float, most: float = math.inf, word: str = "") -> Callable[[str], Any]:
+    """The type of a flag for a number. word: what may be given instead of one."""
     def parse(text: str) -> Any:
+        if word and text == word:
+            return word
         try:
             value = kind(text)
         except ValueError:
             value = math.nan
         if not least <= value <= most:
             bounds = f"at least {least}" if math.isinf(most) else f"{least} to {most}"
-            raise argparse.ArgumentTypeError(f"must be {'an integer' if kind is int else 'a number'}, {bounds}; "
-                                             f"got {text!r}")
+            wanted = ("an integer, " if kind is int else "a number, ") + bounds
+            raise argparse.ArgumentTypeError(f"must be {word and f'{word} or '}{wanted}; got {text!r}")
         return value
 
     return parse
