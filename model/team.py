@@ -7,6 +7,7 @@ faster.
 
 import math
 import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,16 @@ def usable_cores(root: Path = Path("/")) -> int:
     except AttributeError:  # not Linux
         cores = os.cpu_count() or 1
     return max(1, min([cores, *(math.ceil(quota) for quota in _quotas(root))]))
+
+
+def processor_name() -> str:
+    """The model of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+                platform.processor() or platform.machine())
 
 
 def _quotas(root: Path) -> Iterator[float]:

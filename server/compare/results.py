@@ -4,13 +4,13 @@ import os
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from linpix.model import checkpoint as checkpoints
 from linpix.model.checkpoint import Checkpoint
+from linpix.model.team import processor_name
 
 from .measure import Cell
 from .report import PAPER, Report, Result, listed
@@ -24,7 +24,10 @@ def circumstances(checkpoint: Checkpoint, sources: dict[str, Checkpoint | None],
         "model": checkpoint.name, "digest": checkpoint.digest, "attention": config.attention,
         "twins": sorted({source.name for source in sources.values() if source} - {checkpoint.name}),
         "subpixels": config.subpixels, "tokens": config.length, "layers": config.layers, "d_model": config.d_model,
-        "machine": _machine(), "commit": checkpoints.commit(), "command": command, "budget_s": budget_s,
+        "machine": {"cpu": processor_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+                    "torch": torch.__version__, "platform": platform.platform(),
+                    "load": round(os.getloadavg()[0], 2)},
+        "commit": checkpoints.commit(), "command": command, "budget_s": budget_s,
         "created": datetime.now(UTC).isoformat(timespec="seconds"), "paper": PAPER,
     }
 
@@ -93,14 +96,3 @@ def _bits_per_dim(provenance: dict[str, Any]) -> tuple[float | None, str]:
 def _rounded(x: float | None) -> float | None:
     """To five digits: more would be noise."""
     return None if x is None else float(f"{x:.5g}")
-
-
-def _machine() -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    except OSError:
-        pass  # not Linux
-    return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-            "torch": torch.__version__, "platform": platform.platform(), "load": round(os.getloadavg()[0], 2)}
