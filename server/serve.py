@@ -98,7 +98,8 @@ class Server(uvicorn.Server):
         """Announce that the service is ready, and handle SIGHUP from now on."""
         for what, those in ((", ".join(self._requests.models), sockets), ("metrics and health", self._probes)):
             for listening in those:
-                logs.announce(f"LinPix serves {what} at {url_of(listening)}", self._service.settings.log_format)
+                logs.announce(f"LinPix serves {what} at {url_of(*listening.getsockname()[:2])}",
+                              self._service.settings.log_format)
         if hasattr(signal, "SIGHUP"):  # not by the loop, which gives the signal up when it closes
             signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._hang_up, context=Context()))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it

@@ -16,7 +16,7 @@ from linpix.model import checkpoint
 from .. import app
 from ..compare.backends import BACKENDS
 from ..engine.request import ServedModel
-from ..listening import listen
+from ..listening import listen, url_of
 from ..metrics import Metrics
 from ..serve import Server, configured, probed
 from ..settings import Settings
@@ -44,10 +44,8 @@ async def scraped(service: Service, kind: Literal["front", "engine"]) -> AsyncIt
         if not Path(f"/proc/{file.stem.rpartition('-')[2]}").exists():
             file.unlink(missing_ok=True)
     sockets, file = listen(service.settings.metrics_host, 0, "metrics-"), folder / f"{kind}-{os.getpid()}.json"
-    host, port = sockets[0].getsockname()[:2]
-    temporary = file.with_suffix(".new")
-    temporary.write_text(json.dumps([{"targets": [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"],
-                                      "labels": {"replica": file.stem}}]))
+    target, temporary = url_of(*sockets[0].getsockname()[:2]).removeprefix("http://"), file.with_suffix(".new")
+    temporary.write_text(json.dumps([{"targets": [target], "labels": {"replica": file.stem}}]))
     async with probed(service, sockets):
         temporary.replace(file)
         try:

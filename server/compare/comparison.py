@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.packing import choose
 
+from ..errors import InvalidRequest
 from ..memory import free_bytes
 from .backends import BACKENDS, STATEFUL, Backend, CompiledBackend, config_of, random_net
 from .checkpoints import sources_of
@@ -37,14 +38,15 @@ class ComparisonPlan:
     def __post_init__(self) -> None:
         for backend in self.backends:
             if backend not in BACKENDS:
-                raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+                raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}", param="backends")
         if not self.backends:
-            raise ValueError(f"backends must name at least one of {', '.join(BACKENDS)}, got none")
+            raise InvalidRequest(f"backends must name at least one of {', '.join(BACKENDS)}, got none",
+                                 param="backends")
         for batch in self.batches:
             if type(batch) is not int or batch < 1:
-                raise ValueError(f"batch must be an integer of at least 1, got {batch!r}")
+                raise InvalidRequest(f"batch must be an integer of at least 1, got {batch!r}", param="batch")
         if not (math.isfinite(self.budget_s) and self.budget_s > 0):
-            raise ValueError(f"budget must be a number of seconds above 0, got {self.budget_s!r}")
+            raise InvalidRequest(f"budget must be a number of seconds above 0, got {self.budget_s!r}", param="budget")
 
 
 class Comparison:

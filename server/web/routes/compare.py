@@ -45,12 +45,8 @@ async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=CO
     if body.budget > service.settings.compare_budget:
         raise InvalidRequest(f"budget must be at most {service.settings.compare_budget:g} seconds, "
                              f"got {body.budget:g}", param="budget")
-    try:
-        plan = ComparisonPlan(backends=tuple(body.backends or BACKENDS), batches=tuple(body.batch),
-                              budget_s=body.budget)
-    except ValueError as error:
-        raise InvalidRequest(str(error), param="backends") from error
-    return _comparisons(service).begin(served.name, plan)
+    plan = ComparisonPlan(backends=tuple(body.backends or BACKENDS), batches=tuple(body.batch), budget_s=body.budget)
+    return _comparisons(service).begin(served, plan)
 
 
 def _comparisons(service: Service) -> Comparisons:

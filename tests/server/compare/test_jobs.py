@@ -45,7 +45,7 @@ async def beginning(family: Path) -> AsyncIterator[tuple[Comparisons, Callable[[
     admission.start()
     under_way = Comparisons(admission, thread)
     try:
-        yield under_way, lambda plan: under_way.begin("small", plan)
+        yield under_way, lambda plan: under_way.begin(admission.models["small"], plan)
     finally:
         under_way.stop()
         await admission.stop()
