@@ -6,19 +6,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Header
 from fastapi.sse import EventSourceResponse, format_sse_event
 
+from ... import errors
 from ...compare.backends import BACKENDS
 from ...compare.checkpoints import not_compared
 from ...compare.comparison import ComparisonPlan
 from ...compare.jobs import Comparisons, Run
-from ...errors import (
-    InvalidRequest,
-    ServiceError,
-    comparison_not_found,
-    just_cancelled,
-    model_not_found,
-    not_json,
-    still_running,
-)
+from ...errors import InvalidRequest, ServiceError
 from ..openapi import BODY, LEAVING, error_responses, event_stream, ok_response
 from ..request_schemas import COMPARE, CompareBody
 from ..schemas import Comparison, ComparisonId
@@ -33,8 +26,8 @@ _EVENTS = event_stream("comparison.progress, and at the end comparison.completed
              responses=ok_response("the comparison has started", 202,
                                    links={"watch_comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
              | error_responses(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
-                               model_not_found("mnist-large", ["mnist-small"]), still_running("cmp-1"),
-                               just_cancelled("cmp-1", 0.8), not_json("text/plain"), *BODY, *LEAVING))
+                               errors.model_not_found("mnist-large", ["mnist-small"]), errors.still_running("cmp-1"),
+                               errors.just_cancelled("cmp-1", 0.8), errors.not_json("text/plain"), *BODY, *LEAVING))
 async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
                            ) -> Run:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
@@ -65,7 +58,7 @@ def _comparable(service: Service) -> str | None:
 
 @router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison,
             responses=ok_response("progress and results so far", content=_EVENTS)
-            | error_responses(comparison_not_found("cmp-2", ["cmp-1"])))
+            | error_responses(errors.comparison_not_found("cmp-2", ["cmp-1"])))
 async def watch_comparison(id: ComparisonId, service: ServiceDep,
                            accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
@@ -84,7 +77,7 @@ async def _events(comparisons: Comparisons, id: str) -> AsyncIterator[bytes]:
 
 @router.delete("/v1/compare/{id}", summary="Cancel a comparison", response_model=Comparison,
                responses=ok_response("the comparison after it was cancelled")
-               | error_responses(comparison_not_found("cmp-2", ["cmp-1"])))
+               | error_responses(errors.comparison_not_found("cmp-2", ["cmp-1"])))
 async def cancel_comparison(id: ComparisonId, service: ServiceDep) -> Run:
     """Stop a comparison, whichever client began it; what it has measured stays readable."""
     return _comparisons(service).cancel(id)
