@@ -46,7 +46,7 @@ def service_of(settings: Settings, *, share: bool = False) -> tuple[Service, str
     logger.info("LinPix %s, kernel %s: %s", linpix.__version__, kernel, ", ".join(
         "{0} ({engine}, {precision}, {device}, checkpoint {checkpoint:.16})".format(name, **engine.decoder.facts)
         for name, engine in engines.items()))
-    metrics = Metrics([(engine.name, engine.backend) for engine in engines.values()], BACKENDS, kernel)
+    metrics = Metrics(BACKENDS, kernel)
     thread = EngineThread(settings.watchdog_timeout)
     admission = Admission(engines, metrics, thread, max_queue=settings.max_queue,
                           request_timeout_s=settings.request_timeout, client_images=settings.client_images)

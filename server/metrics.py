@@ -46,9 +46,8 @@ def _create(metric: Any, *labels: Iterable[str]) -> None:
 class Metrics:
     """One registry per service. Dashboards and alerts rely on its names and labels."""
 
-    def __init__(self, models: Iterable[tuple[str, str]], backends: Iterable[str], kernel: str) -> None:
-        """models: (name, backend) pairs that are served · backends: names that a comparison may report."""
-        models = list(models)
+    def __init__(self, backends: Iterable[str], kernel: str) -> None:
+        """backends: names that a comparison may report."""
         registry = self.registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
@@ -104,8 +103,6 @@ class Metrics:
         GCCollector(registry=registry)
 
         kernel_info.labels(linpix.__version__, torch.__version__, kernel).set(1)
-        for model, backend in models:
-            self.add_model(model, backend)
         _create(self.reloads, RELOADS)
         _create(self.requests, ENDPOINTS, OUTCOMES)
         _create(self.requests_rejected, REJECTIONS)

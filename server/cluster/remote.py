@@ -17,6 +17,7 @@ RUNS = 2      # of a call: one whose replica died runs only once more, since it 
 LATE_S = 0.5  # seconds from a deadline until the front ends the request; the replica, which counts it, does so before
 ELSEWHERE = "engine_gone", "draining"  # errors of a replica that ends: another can draw the same
 News = list[Event | ServiceError]  # an error is the last
+Described = dict[str, tuple[dict[str, str], int]]  # of each model of a replica: facts of its decoder, and slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +33,6 @@ class Call:
     spent_s: float         # the part of it that has passed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """A model as a replica serves it: what a front must know of its decoder."""
-
-    facts: dict[str, str]
-    backend: str
-    slots: int
-
-
 class ReplicaLost(Exception):
     """The replica of a call died, or was ended, before it had answered all of it."""
 
@@ -53,6 +45,8 @@ class Remote(Requests):
         """run: news of a call from some replica, first an empty list when a stream is admitted. Raises ReplicaLost."""
         super().__init__(metrics, request_timeout_s=request_timeout_s)
         self.models, self._run_call = models, run
+        for model in models.values():
+            metrics.add_model(model.name, model.backend)
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._admitted: dict[str, asyncio.Future[None]] = {}  # of streams
 

@@ -16,7 +16,7 @@ from ..errors import ServiceError, engine_failed, engine_gone
 from ..memory import collect
 from ..settings import Settings
 from .front import scraped
-from .remote import Call, Description, News
+from .remote import Call, News
 
 logger = logging.getLogger("linpix")
 
@@ -32,9 +32,8 @@ class Replica:
         self.requests = service.requests
         self.requests.start()
         # the settings, the kernel in use, and the models, the default one first
-        self.description = settings, kernel, {
-            name: Description(facts=model.facts, backend=model.backend, slots=model.slots)
-            for name, model in self.requests.models.items()}
+        self.description = settings, kernel, {name: (model.facts, model.slots)
+                                              for name, model in self.requests.models.items()}
         self._service, self._ends = service, contextlib.AsyncExitStack()
         collect()
 

@@ -23,7 +23,7 @@ class Model(ServedModel):
 
     def __init__(self, engine: Engine, max_queue: int) -> None:
         decoder = engine.decoder
-        super().__init__(decoder.checkpoint, decoder.facts, engine.backend, decoder.slots, max_queue)
+        super().__init__(decoder.checkpoint, decoder.facts, decoder.slots, max_queue)
         self.engine, self.pace, self.kernels = engine, Pace(), decoder.kernels
         self.requests: dict[str, Request] = {}  # in the order they came
         self._measured_at = -math.inf

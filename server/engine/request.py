@@ -36,11 +36,12 @@ class Event(NamedTuple):
 class ServedModel:
     """A model that requests may ask for, decoded in this process or in replicas."""
 
-    def __init__(self, checkpoint: Checkpoint, facts: dict[str, str], backend: str, slots: int, max_queue: int) -> None:
-        """facts: of Decoder · backend: its attention, as metrics name it · max_queue: images that may wait."""
+    def __init__(self, checkpoint: Checkpoint, facts: dict[str, str], slots: int, max_queue: int) -> None:
+        """facts: of Decoder · max_queue: images that may wait."""
         self.kernels = ""  # of GpuPool; replicas have their own
-        self.checkpoint, self.facts, self.backend, self.slots = checkpoint, facts, backend, slots
+        self.checkpoint, self.facts, self.slots = checkpoint, facts, slots
         self.name, self.config = checkpoint.name, checkpoint.net.config
+        self.backend = checkpoint.net.attention.steps_as  # its attention, as metrics name it
         self.queue = max_queue, max_queue - max_queue // BULK_QUEUE  # images that may wait: in all, of them bulk ones
 
 

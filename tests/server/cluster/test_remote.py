@@ -67,7 +67,7 @@ class Front:
     def __init__(self, settings: Settings) -> None:
         self.near = Near(Replica(settings))
         _, kernel, described = self.near.replica.description
-        self.requests = Remote(models_of(described, settings), Metrics([("tiny", "linear")], BACKENDS, kernel),
+        self.requests = Remote(models_of(described, settings), Metrics(BACKENDS, kernel),
                                self.near.run, request_timeout_s=settings.request_timeout)
         app = application(Service(settings, self.requests, None, None, Bodies(settings, self.requests)))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30)

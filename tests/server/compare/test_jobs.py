@@ -40,7 +40,7 @@ async def beginning(family: Path) -> AsyncIterator[tuple[Comparisons, Callable[[
     """Comparisons of an engine thread that serves the model, and how one is begun."""
     checkpoint = checkpoints.read(family / "small")
     engine, thread = Engine(new_decoder(checkpoint, 1)), EngineThread()
-    metrics = Metrics([(engine.name, engine.backend)], BACKENDS, "eager")
+    metrics = Metrics(BACKENDS, "eager")
     admission = Admission({"small": engine}, metrics, thread, max_queue=8)
     admission.start()
     under_way = Comparisons(admission, thread)

@@ -22,7 +22,7 @@ from linpix.server.metrics import Metrics
 @contextlib.asynccontextmanager
 async def serving(tiny, slots: int = 4, max_queue: int = 8, **limits: Any) -> AsyncIterator[Admission]:
     engine = Engine(new_decoder(checkpoint.read(tiny), slots, "eager"))
-    admission = Admission({"tiny": engine}, Metrics([("tiny", engine.backend)], [], "eager"), EngineThread(),
+    admission = Admission({"tiny": engine}, Metrics([], "eager"), EngineThread(),
                           max_queue=max_queue, **limits)
     admission.start()
     try:

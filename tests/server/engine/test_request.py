@@ -14,7 +14,7 @@ from linpix.server.engine.request import Event, Request, Requests, ServedModel
 from linpix.server.errors import ClientLeft, ServiceError, deadline_passed, engine_failed, queue_full
 from linpix.server.metrics import Metrics
 
-MODEL = ServedModel(Checkpoint("tiny", Transformer(PRESETS["tiny"]), {}, "", ()), {}, "linear", 4, 8)
+MODEL = ServedModel(Checkpoint("tiny", Transformer(PRESETS["tiny"]), {}, "", ()), {}, 4, 8)
 CANVAS = np.zeros(64, np.uint8)
 
 
@@ -27,7 +27,7 @@ class Held(Requests):
     """Room for one request; notes what begins and ends."""
 
     def __init__(self, fails: Exception | None = None) -> None:
-        super().__init__(Metrics([("tiny", "linear")], [], "eager"), request_timeout_s=60.0)
+        super().__init__(Metrics([], "eager"), request_timeout_s=60.0)
         self.models, self.log, self.fails = {"tiny": MODEL}, [], fails
 
     def _admit(self, request: Request) -> None:
