@@ -4,19 +4,26 @@ The work comes in short units, so that a service can fit it between live request
 """
 
 import math
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
-from linpix.model.checkpoint import Checkpoint
+import torch
+
+from linpix.model.checkpoint import Checkpoint, commit
 from linpix.model.packing import choose
+from linpix.model.team import processor_name
 
 from ..errors import InvalidRequest
 from ..memory import free_bytes
 from .backends import BACKENDS, STATEFUL, Backend, CompiledBackend, config_of, random_net
 from .checkpoints import sources_of
 from .measure import Cell, OutOfTime, Stopwatch
-from .results import circumstances, findings
+from .report import PAPER, Report, Result, listed
 
 UNIT_S = 0.05        # a unit of work ends after this, so that live requests need not wait longer
 ROUNDS = 40          # most rounds over the positions of one cell
@@ -83,8 +90,8 @@ class Comparison:
             self._backends.append(Backend(name, net, rows))
         self.cells = [Cell(backend, batch, sources[backend.name], self._watch, notes.get((backend.name, batch), ""))
                       for batch in batches for backend in self._backends]
-        self._difference: float | None = None
-        self._circumstances = circumstances(checkpoint, sources, plan.budget_s, command)
+        self._difference: float | None = None  # of the parameters of the two softmax forms, once it is measured
+        self._circumstances = _circumstances(checkpoint, sources, plan, command)
         self._describe()
 
     def run(self) -> Iterator[None]:
@@ -104,7 +111,9 @@ class Comparison:
         self.progress = 1.0
 
     def _describe(self) -> None:
-        self.report = self._circumstances | findings(self.cells, self._watch.spent, self._difference)
+        self.report = self._circumstances | {
+            "spent_s": _rounded(self._watch.spent), "largest_logit_difference": _rounded(self._difference),
+            "notes": _notes(self.cells), "results": [_result(cell) for cell in self.cells]}
 
     def _work(self) -> Iterator[None]:
         yield from self._set_up()
@@ -155,3 +164,79 @@ class Comparison:
             yield from backend.fill()
             if backend.name == "stateful-softmax" and "softmax" in self.plan.backends:
                 self._difference = yield from backend.difference()
+
+
+# --- the report ---
+
+def _circumstances(checkpoint: Checkpoint, sources: dict[str, Checkpoint | None], plan: ComparisonPlan, command: str
+                   ) -> Report:
+    """What is known before anything is measured."""
+    config = checkpoint.net.config
+    return {
+        "model": checkpoint.name, "digest": checkpoint.digest, "attention": config.attention,
+        "twins": sorted({source.name for source in sources.values() if source} - {checkpoint.name}),
+        "subpixels": config.subpixels, "tokens": config.length, "layers": config.layers, "d_model": config.d_model,
+        "machine": {"cpu": processor_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+                    "torch": torch.__version__, "platform": platform.platform(), "load": round(os.getloadavg()[0], 2)},
+        "commit": commit(), "command": command, "budget_s": plan.budget_s,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"), "paper": PAPER}
+
+
+def _result(cell: Cell) -> Result:
+    backend, estimated = cell.backend, cell.decoded is None
+    steps, seconds = (cell.steps(), cell.seconds()) if cell.round_seconds else ({}, None)
+    return {
+        "backend": backend.name, "engine": backend.engine, "weights": cell.source.name if cell.source else None,
+        "precision": backend.precision, "batch": cell.batch,
+        "images_per_second": _rounded(cell.batch / seconds if seconds else None),
+        "seconds_per_image": _rounded(seconds),  # until the batch's images are done
+        "state_bytes": backend.state_bytes,
+        "step_seconds": [{"position": t, "seconds": _rounded(x)} for t, x in steps.items()],
+        "tail_over_head": _rounded(cell.tail_over_head()) if seconds else None,
+        "estimated": estimated, "positions": list(steps) if estimated and seconds else None,
+        "bits_per_dim": _bits_per_dim(cell.source.provenance)[0] if cell.source else None,
+        "exception": backend.net.attention.exception or None,
+        "disturbed": bool(disturbed := cell.disturbed() if seconds else ""),
+        "note": cell.note or disturbed or None,
+    }
+
+
+def _notes(cells: Sequence[Cell]) -> list[str]:
+    notes = [f"No figure for {cell}: {cell.note}." for cell in cells if cell.note]
+    exceptions: dict[str, list[str]] = {}
+    for name, backend in {cell.backend.name: cell.backend for cell in cells}.items():
+        exceptions.setdefault(backend.net.attention.exception, []).append(name)
+    notes += [f"{text}, so bits/dim of {listed(names)} is not strictly autoregressive (*). Drawing does not see later "
+              "sub-pixels, since it computes the prefix again at each "
+              "position." for text, names in exceptions.items() if text]
+    if lost := list(dict.fromkeys(cell.backend.name for cell in cells if cell.source is None)):
+        notes.append(f"{listed(lost)} used random weights of the same architecture, because there is no checkpoint. "
+                     "Speed does not depend on the weights; bits/dim is not given.")
+    sources = {cell.source.name: cell.source.provenance for cell in cells if cell.source}
+    if trained := [f"{name} saw {facts['images']:,} images in {facts['minutes']:.0f} minutes"
+                   for name, facts in sources.items() if "minutes" in facts]:
+        notes.append(f"Training of the models whose bits/dim is given: {', '.join(trained)}.")
+    splits: dict[str, list[str]] = {}
+    for name, facts in sources.items():
+        splits.setdefault(_bits_per_dim(facts)[1], []).append(name)
+    if measured_on := [f"{split} for {listed(names)}" for split, names in splits.items() if split]:
+        notes.append(f"bits/dim was measured on {', on '.join(measured_on)}.")
+    if busy := [cell.waited for cell in cells if cell.round_seconds and cell.disturbed()]:
+        notes.append(f"Other work used the processor of the rows marked † for up to {max(busy):.0%} of the time. "
+                     "Speeds are of processor time; those of such rows may be too low by a quarter.")
+    return notes
+
+
+def _bits_per_dim(provenance: dict[str, Any]) -> tuple[float | None, str]:
+    """bits/dim on the largest number of test images, else on validation images; and on which, in words."""
+    bits = dict(provenance.get("bits_per_dim") or {})
+    tests = {name: int(name.removeprefix("test_")) for name in bits if name.removeprefix("test_").isdecimal()}
+    for name in (*sorted(tests, key=tests.__getitem__, reverse=True), "validation"):
+        if bits.get(name):
+            return float(bits[name]), f"{tests[name]:,} test images" if name in tests else "validation images"
+    return None, ""
+
+
+def _rounded(x: float | None) -> float | None:
+    """To five digits: more would be noise."""
+    return None if x is None else float(f"{x:.5g}")

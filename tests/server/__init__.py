@@ -5,7 +5,7 @@ Files without a test of their own name, and where they are tested:
   metrics                                                                         test_dashboard.py
   cluster/front, cluster/replica                                                  cluster/test_remote.py
   cluster/deployments, cluster/scaling                                            cluster/test_serve_deploy.py
-  compare/backends, compare/checkpoints, compare/measure, compare/results         compare/test_comparison.py
+  compare/backends, compare/checkpoints, compare/measure                          compare/test_comparison.py
   compare/chart                                                                   compare/test_report.py
   engine/image, engine/decode/choice, engine/decode/compiled                      engine/decode/test_decoder.py
   pictures/likelihoods                                                            web/routes/test_likelihoods.py
