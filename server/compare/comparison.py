@@ -96,17 +96,7 @@ class Comparison:
 
     def run(self) -> Iterator[None]:
         """Do the work; yields after each unit of about UNIT_S."""
-        work = self._work()
-        over = False
-        while not over:
-            self._watch.begin()
-            over = True
-            for _ in work:
-                if self._watch.unit() >= UNIT_S:
-                    over = False
-                    break
-            self._watch.end()
-            yield
+        yield from self._watch.units(self._work(), UNIT_S)
         self._describe()
         self.progress = 1.0
 

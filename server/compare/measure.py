@@ -27,7 +27,7 @@ class OutOfTime(Exception):
 
 
 class Stopwatch:
-    """Seconds spent inside units of work, each between `begin` and `end`."""
+    """Seconds spent inside units of work."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter,
                  processor: Callable[[], float] | None = time.thread_time) -> None:
@@ -36,19 +36,21 @@ class Stopwatch:
         self.deadline = math.inf  # in seconds spent in units, not on the wall clock
         self._began = 0.0
 
-    def begin(self) -> None:
-        self._began = self.clock()
-
-    def end(self) -> None:
-        self.spent = self.elapsed()
-
-    def unit(self) -> float:
-        """Seconds since the unit began; to be called inside one."""
-        return self.clock() - self._began
+    def units(self, work: Iterator[None], seconds: float) -> Iterator[None]:
+        """Do the work; yields after each unit of about so many seconds."""
+        over = False
+        while not over:
+            self._began, over = self.clock(), True
+            for _ in work:
+                if self.clock() - self._began >= seconds:
+                    over = False
+                    break
+            self.spent = self.elapsed()
+            yield
 
     def elapsed(self) -> float:
         """Seconds spent in units; to be called inside one."""
-        return self.spent + self.unit()
+        return self.spent + self.clock() - self._began
 
     def left(self) -> float:
         return self.deadline - self.elapsed()
