@@ -1,6 +1,6 @@
 """The metrics for Prometheus. Label values come from finite sets, and every child exists from the start."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -123,15 +123,6 @@ class Metrics:
         """Count a refused request. Returns the error."""
         self.requests_rejected.labels(_REASONS.get(error.status, error.code)).inc()
         return error
-
-    def follow_slots(self, model: str, slots: Callable[[], float], used: Callable[[], float]) -> None:
-        """Have the gauges of a model's slots call these functions."""
-        self.state_slots.labels(model).set_function(slots)
-        self.state_slots_used.labels(model).set_function(used)
-
-    def forget_slots(self, model: str) -> None:
-        self.state_slots.remove(model)
-        self.state_slots_used.remove(model)
 
     def values(self, *names: str) -> dict[tuple[str, ...], float]:
         """Samples of these names, by name and label values; labels have the order in which the metric declares them."""

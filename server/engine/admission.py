@@ -148,8 +148,9 @@ class Admission(Requests):
         def total(number: Callable[[Model], int]) -> int:
             return sum(number(model) for model in self._all.values() if model.name == name)
 
-        self.metrics.follow_slots(name, lambda: total(lambda model: model.slots),
-                                  lambda: total(lambda model: len(model.engine.scheduler.running)))
+        self.metrics.state_slots.labels(name).set_function(lambda: total(lambda model: model.slots))
+        self.metrics.state_slots_used.labels(name).set_function(
+            lambda: total(lambda model: len(model.engine.scheduler.running)))
         for bulk, priority in enumerate(PRIORITIES):
             self.metrics.images_waiting.labels(name, priority).set_function(
                 partial(total, partial(Model.waiting, bulk=bool(bulk))))
@@ -164,7 +165,8 @@ class Admission(Requests):
             del self._all[model.engine]
         self._thread.serve([*self._all])
         for name in {model.name for model in over} - {model.name for model in self._all.values()}:
-            self.metrics.forget_slots(name)
+            self.metrics.state_slots.remove(name)
+            self.metrics.state_slots_used.remove(name)
         gone = [weakref.ref(model.engine) for model in over]
         asyncio.get_running_loop().call_later(COLLECT_S, self._give_back, gone, AGAIN_S)
 
