@@ -50,13 +50,6 @@ class Remote(Requests):
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._admitted: dict[str, asyncio.Future[None]] = {}  # of streams
 
-    @property
-    def ready(self) -> bool:
-        return True  # a front starts once a replica has described itself; calls wait while replicas are replaced
-
-    def refusal(self, client: str, job: Job | None = None, model: ServedModel | None = None) -> ServiceError | None:
-        return None  # only replicas know
-
     def _begin(self, request: Request) -> None:
         loop = asyncio.get_running_loop()
         if request.job.stream:

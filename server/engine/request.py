@@ -136,15 +136,15 @@ class Requests:
 
     @property
     def ready(self) -> bool:
-        """Whether images can be drawn."""
-        raise NotImplementedError
+        """Whether images can be drawn. A front starts once a replica does, and calls wait while one is replaced."""
+        return True
 
     def refusal(self, client: str, job: Job | None = None, model: ServedModel | None = None) -> ServiceError | None:
         """The error that a client's job would get now for want of room; None if there is room. Nothing is held.
 
-        job: None for one image · model: None for the one with most room.
+        job: None for one image · model: None for the one with most room · in a front, only replicas know.
         """
-        raise NotImplementedError
+        return None
 
     def _admit(self, request: Request) -> None:
         """Take room for a request. Raises ServiceError; the request then holds nothing."""
