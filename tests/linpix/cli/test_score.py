@@ -72,8 +72,7 @@ def test_the_map_is_the_services(linpix, tiny, server, tmp_path, picture):
     (("--out", "map.gif"), "give NAME.png"), (("--out", "nowhere/map.png"), "in an existing folder"),
     (("--model", "MADE"), "considers the value of the first sub-pixel impossible")])
 def test_what_cannot_be_scored_is_one_line_that_says_why(linpix, tiny, tmp_path, picture, flags, words):
-    saved(tmp_path / "made", replace(PRESETS["tiny"], classes=0, first_marginal=(1.0,) + (0.0,) * 255))
-    status, printed, said = linpix(picture, "--model", tiny, *(str(tmp_path / "made") if flag == "MADE" else flag
-                                                               for flag in flags))
+    made = saved(tmp_path / "made", replace(PRESETS["tiny"], classes=0, first_marginal=(1.0,) + (0.0,) * 255))
+    status, printed, said = linpix(picture, "--model", tiny, *(made if flag == "MADE" else flag for flag in flags))
     assert (status, printed) == (2, "")
     assert words in said and len(said.splitlines()) == 1
