@@ -46,22 +46,23 @@ def score(model: str | Path, image: object, known: object, label: int | str | No
     """`linpix.score`."""
     checkpoint = read(find(model, None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
-    if posterior and not checkpoint.class_names:
-        raise ValueError(f"posterior needs a model with classes, and {checkpoint.name} has none; leave it out")
     found = read_given(image, known, config, scored=True)
     for warning in uploads.warnings_of(found):
         warnings.warn(warning, stacklevel=4)
-    bits, facts = _scored(checkpoint, found, number, every=posterior)
+    bits, facts = _scored(checkpoint, found, number, "posterior" if posterior else "")
     return Score(facts["bits_per_dim"], facts["log_likelihood"], bits.reshape(config.image_shape),
                  {entry["label"]: entry["posterior"] for entry in facts["labels"] or []}, config)
 
 
-def _scored(checkpoint: Checkpoint, picture: uploads.Upload, label: int | None, *, every: bool
+def _scored(checkpoint: Checkpoint, picture: uploads.Upload, label: int | None, every: str
             ) -> tuple[NDArray[np.float64], dict[str, Any]]:
-    """As `likelihood`."""
-    labels = labels_of(checkpoint, picture, label, every=every)
+    """As `likelihood`. every: the option that asks for all classes, if it is given. Raises ValueError."""
+    if every and not checkpoint.class_names:
+        raise ValueError(f"{every} needs a model with classes, and {checkpoint.name} has none; leave it out")
+    labels = labels_of(checkpoint, picture, label, every=bool(every))
     scoring = Scoring(checkpoint.net, picture.canvas, picture.known, labels).complete()
-    return likelihood(checkpoint, picture.known, scoring.log_probs.cpu().numpy(), scoring.priors, label, every=every)
+    return likelihood(checkpoint, picture.known, scoring.log_probs.cpu().numpy(), scoring.priors, label,
+                      every=bool(every))
 
 
 def run(given: argparse.Namespace) -> None:
@@ -70,12 +71,11 @@ def run(given: argparse.Namespace) -> None:
     picture = Path(given.image).read_bytes()  # before the model: a wrong path is reported at once
     mask = Path(given.mask).read_bytes() if given.mask else None
     checkpoint = read(find(given.model, given.checkpoints))
-    label, every, config = class_of(given.label, checkpoint), given.labels == "all", checkpoint.net.config
-    if every and not checkpoint.class_names:
-        raise ValueError(f"--labels all needs a model with classes, and {checkpoint.name} has none; leave it out")
+    label, config = class_of(given.label, checkpoint), checkpoint.net.config
+    every = "--labels all" if given.labels else ""
     upload = uploads.read(picture, config, mask=mask, keep_rows=given.keep_rows, scored=True)
     warn("score", uploads.warnings_of(upload))
-    (bits, found), facts = _scored(checkpoint, upload, label, every=every), upload.facts
+    (bits, found), facts = _scored(checkpoint, upload, label, every), upload.facts
     if given.out:
         Path(given.out).write_bytes(map_png(bits, config, frame_of(given.scale, config)))
     if given.json:

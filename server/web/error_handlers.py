@@ -10,17 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import compile_path
 
-from ..errors import (
-    EXHAUSTED,
-    MODEL_NOT_FOUND,
-    ClientLeft,
-    InvalidRequest,
-    ServiceError,
-    exhausted,
-    in_seconds,
-    not_json,
-    shown,
-)
+from .. import errors
+from ..errors import EXHAUSTED, MODEL_NOT_FOUND, ClientLeft, InvalidRequest, ServiceError, in_seconds, shown
 from ..metrics import ENDPOINTS, Metrics
 from .schemas import ErrorEnvelope, ErrorFields
 
@@ -77,7 +68,7 @@ HANDLERS: dict[Any, Any] = dict.fromkeys((ServiceError, RequestValidationError, 
 def _of_fields(http: Request, failure: RequestValidationError) -> ServiceError:
     first = failure.errors()[0]
     if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
-        return not_json(http.headers.get("content-type", "none"))
+        return errors.not_json(http.headers.get("content-type", "none"))
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}")
     # a field of several types, such as label, has an error for each, whose place ends with the type
@@ -96,7 +87,7 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
             return cause
         if isinstance(cause, MemoryError):
             logger.error("not enough memory to read the body", exc_info=cause)
-            return exhausted()
+            return errors.exhausted()
         if isinstance(cause, ClientDisconnect):
             return ClientLeft("the client disconnected before its upload was complete")
         cause = cause.__cause__

@@ -14,20 +14,9 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
+from ... import errors
 from ...engine.request import Requests
-from ...errors import (
-    ClientLeft,
-    InvalidRequest,
-    ServiceError,
-    body_timeout,
-    body_too_large,
-    deadline_passed,
-    draining,
-    not_json,
-    shown,
-    too_many_bodies,
-    too_many_of_client,
-)
+from ...errors import ClientLeft, InvalidRequest, ServiceError, shown
 from ...settings import Settings
 from ..request_schemas import TIMEOUT_HEADER, timeout_of
 
@@ -111,9 +100,9 @@ class Exchange:
                 raise refused(ServiceError("a form must be in UTF-8: send a Content-Type without charset, got "
                                            f"{shown(charset)}", 415))
         elif self._path in JSON and not JSON_MEDIA.fullmatch(kind):
-            raise refused(not_json(kind))
+            raise refused(errors.not_json(kind))
         if self._declared is not None and self._declared > self._max_bytes:
-            raise refused(body_too_large(self._declared, self._max_bytes))
+            raise refused(errors.body_too_large(self._declared, self._max_bytes))
         if self._large:
             if refusal := self._bodies.refusal(client):
                 raise refused(refusal)
@@ -129,9 +118,9 @@ class Exchange:
             if more := amount - self._held[unit]:
                 allowed, each, taken = self._bodies.budgets[unit]
                 if more > 0 and taken[client] + more > each:
-                    raise refused(too_many_of_client(each, unit))
+                    raise refused(errors.too_many_of_client(each, unit))
                 if more > 0 and taken.total() + more > allowed:
-                    raise refused(too_many_bodies(allowed, unit))
+                    raise refused(errors.too_many_bodies(allowed, unit))
                 taken[client] += more
                 if not taken[client]:
                     del taken[client]
@@ -155,17 +144,17 @@ class Exchange:
                     bodies.reading.discard(limit)
         except TimeoutError:
             if bodies.closed:
-                raise metrics.refused(draining()) from None
+                raise metrics.refused(errors.draining()) from None
             if self._timeout_s <= body_s:
                 metrics.deadlines_passed.labels("reading").inc()
-                raise deadline_passed(self._timeout_s) from None
-            raise metrics.refused(body_timeout(self._received, body_s)) from None
+                raise errors.deadline_passed(self._timeout_s) from None
+            raise metrics.refused(errors.body_timeout(self._received, body_s)) from None
         if message["type"] == "http.disconnect":
             raise ClientLeft(f"the client disconnected after {self._received:,} bytes of its body")
         self._received += len(message.get("body", b""))
         self._whole = not message.get("more_body", False)
         if self._received > self._max_bytes:
-            raise body_too_large(self._received, self._max_bytes)  # counted when it is answered
+            raise errors.body_too_large(self._received, self._max_bytes)  # counted when it is answered
         # an upload that is there as a whole still waits to be decoded
         self.hold(max(self._held[BYTES], self._received) if self._large else 0, reading=self._upload or not self._whole)
         return message
