@@ -22,7 +22,7 @@ from ..errors import InvalidRequest
 from ..memory import free_bytes
 from .backends import BACKENDS, STATEFUL, Backend, CompiledBackend, config_of, random_net
 from .checkpoints import sources_of
-from .measure import Cell, OutOfTime, Stopwatch
+from .measure import Cell, Stopwatch
 from .report import PAPER, Report, Result, listed
 
 UNIT_S = 0.05        # a unit of work ends after this, so that live requests need not wait longer
@@ -114,7 +114,7 @@ class Comparison:
                 for _ in stage:
                     self.progress = min(0.99, (self._watch.elapsed() - began) / self.plan.budget_s)
                     yield
-            except OutOfTime:
+            except TimeoutError:
                 pass  # what was measured counts, and later stages find no time either
             for cell in self.cells:
                 if not (cell.round_seconds or cell.note):

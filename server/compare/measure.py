@@ -22,10 +22,6 @@ WAITED = 0.25             # and so was a cell whose thread was off the processor
 SLACK = 1.15              # an undisturbed decode takes at most this many times that sum; more does not count
 
 
-class OutOfTime(Exception):
-    """The budget ended inside a measurement."""
-
-
 class Stopwatch:
     """Seconds spent inside units of work."""
 
@@ -74,7 +70,7 @@ class Cell:
         engine = "" if self.backend.engine == "eager" else f" ({self.backend.engine})"
         return f"{self.backend.name}{engine} at batch {self.batch}"
 
-    # --- work, in short units; raises OutOfTime ---
+    # --- work, in short units; raises TimeoutError when the budget is spent ---
 
     def survey(self) -> Iterator[None]:
         """Few positions, for a first figure."""
@@ -122,12 +118,12 @@ class Cell:
         yield
 
     def _timed(self, work: Iterator[None]) -> Generator[None, None, float]:
-        """Do some work and return its seconds on the processor, without those between units. Raises OutOfTime."""
+        """Do some work and return its seconds on the processor, without those between units."""
         watch, processor = self.watch, self.watch.processor
         seconds, over = 0.0, False
         while True:
             if watch.elapsed() > watch.deadline:
-                raise OutOfTime
+                raise TimeoutError
             worked = processor() if processor else 0.0
             began = watch.clock()
             try:
