@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 EXHAUSTED, MODEL_NOT_FOUND = "resources_exhausted", "model_not_found"  # codes
 _CODES = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
-          415: "unsupported_media_type"}
+          415: "unsupported_media_type", 499: "client_left", 500: "internal_error"}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -22,15 +22,11 @@ def shown(value: object) -> str:
 class ServiceError(Exception):
     """An error for the client; the message says what is wrong, what was given and what is allowed."""
 
-    status: int = 500
-    code: str = "internal_error"
-
-    def __init__(self, message: str, status: int | None = None, code: str = "", *, param: str | None = None,
+    def __init__(self, message: str, status: int = 500, code: str = "", *, param: str | None = None,
                  retry_after_s: float | None = None) -> None:
-        """status: None is that of the class · code: the default is that of the status."""
+        """code: the default is that of the status."""
         super().__init__(message)
-        if status is not None:
-            self.status, self.code = status, code or _CODES.get(status, "error")
+        self.status, self.code = status, code or _CODES.get(status, "error")
         self.param, self.retry_after_s = param, retry_after_s
 
     @property
@@ -42,13 +38,15 @@ class ServiceError(Exception):
 class InvalidRequest(ServiceError, ValueError):
     """A request, or an option of a command or a call from Python, is invalid; the message names the option."""
 
-    status, code = 400, "invalid_value"
+    def __init__(self, message: str, status: int = 400, *, param: str | None = None) -> None:
+        super().__init__(message, status, param=param)
 
 
 class ClientLeft(ServiceError):
     """The connection was closed before the answer, so this is never sent."""
 
-    status, code = 499, "client_left"
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 499)
 
 
 # --- errors that differ from each other only in what they say; the OpenAPI shows them ---
