@@ -8,7 +8,7 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 
 from ... import errors
 from ...compare.backends import BACKENDS
-from ...compare.checkpoints import not_compared
+from ...compare.checkpoints import check_comparable
 from ...compare.comparison import ComparisonPlan
 from ...compare.jobs import Comparisons, Run
 from ...errors import InvalidRequest, ServiceError
@@ -31,10 +31,10 @@ _EVENTS = event_stream("comparison.progress, and at the end comparison.completed
 async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
                            ) -> Run:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
-    served = service.find(body.model or _comparable(service))
+    comparable = (name for name, served in service.requests.models.items() if not served.config.packed)
+    served = service.find(body.model or next(comparable, None))  # the default model may not be comparable
     service.requests.check_open()
-    if obstacle := not_compared(served.checkpoint):
-        raise InvalidRequest(obstacle, param="model")
+    check_comparable(served.checkpoint)
     if body.budget > service.settings.compare_budget:
         raise InvalidRequest(f"budget must be at most {service.settings.compare_budget:g} seconds, "
                              f"got {body.budget:g}", param="budget")
@@ -48,12 +48,6 @@ def _comparisons(service: Service) -> Comparisons:
         raise ServiceError("comparisons run where one process serves alone: start linpix serve without --replicas, or "
                            "run linpix compare", 404)
     return service.comparisons
-
-
-def _comparable(service: Service) -> str | None:
-    """The first model that can be compared, as the default one may not be; None if there is none."""
-    return next((served.name for served in service.requests.models.values()
-                 if not not_compared(served.checkpoint)), None)
 
 
 @router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison,
