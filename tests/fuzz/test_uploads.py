@@ -1,4 +1,4 @@
-"""Any upload becomes sub-pixels, or a InvalidRequest that names the field."""
+"""Any upload becomes sub-pixels, or an InvalidRequest that names the field."""
 
 from dataclasses import dataclass
 
