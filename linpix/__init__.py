@@ -102,7 +102,7 @@ def score(model: str | Path, image: "Picture", known: "Picture | int | None" = N
                  first then uses the mixture of all classes
     posterior:   compute the likelihood under every class; without a label, the score is then that of their mixture
     checkpoints: folder of models; None: that of LinPix
-    Raises ValueError, of which CheckpointError is one, and Impossible if a checkpoint cannot draw such an image.
+    Raises ValueError, of which CheckpointError is one, also if a checkpoint cannot draw such an image.
     """
     from .cli.score import score
 

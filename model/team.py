@@ -7,7 +7,9 @@ faster.
 
 import math
 import os
+import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,26 +91,35 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, min([cores, *(math.ceil(quota) for quota in _quotas(root))]))
 
 
+def processor_name() -> str:
+    """The model of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+                platform.processor() or platform.machine())
+
+
 def _quotas(root: Path) -> Iterator[float]:
     """Cores that each control group of this process, and each of its parent groups, allows."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # no control groups
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers != "" and "cpu" not in controllers.split(","):
-            continue
-        mounted = root / ("sys/fs/cgroup/cpu" if controllers else "sys/fs/cgroup")
-        for group in (Path(path), *Path(path).parents):
-            try:
-                folder = mounted / group.relative_to("/")
-                quota, period = ((folder / "cpu.max").read_text().split() if controllers == "" else
-                                 ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")))
-                if quota not in ("max", "-1"):
-                    yield int(quota) / int(period)
-            except (OSError, ValueError):  # not mounted here, or no limit
-                continue
+    for version, group in control_groups("cpu", root):
+        with suppress(OSError, ValueError):  # not mounted here, or no limit
+            quota, period = ((group / "cpu.max").read_text().split() if version == 2 else
+                             ((group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")))
+            if quota not in ("max", "-1"):
+                yield int(quota) / int(period)
+
+
+def control_groups(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
+    """Where the limits of this process are: version and folder of its control groups, and of all groups around them."""
+    with suppress(OSError, ValueError):  # not Linux
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "" or controller in controllers.split(","):
+                mounted = root / "sys/fs/cgroup" / (controller if controllers else "")
+                for group in (Path(path), *Path(path).parents):
+                    yield 1 if controllers else 2, mounted / group.relative_to("/")
 
 
 def limit_threads() -> None:

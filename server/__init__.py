@@ -19,11 +19,10 @@ to its pixels, and a Report is what one quantum did (engine/image.py). Beside th
 HTTP knows of a request, and an Event tells the answer what happened to one image.
 
 To follow one request, read these files in this order:
-  web/routes/images.py       its fields are checked: types and ranges by web/request_schemas.py, what depends on the
-                             model by web/images.py, what decides pixels by engine/job.py; web/uploads.py decodes an
-                             upload. The result is an Answer, with its Job
+  web/routes/images.py       its fields are checked: types and ranges by web/request_schemas.py, what decides pixels by
+                             engine/job.py; web/uploads.py decodes an upload. The result is an Answer, with its Job
   web/answers.py             FastAPI sends the Answer: it then admits the request, waits for its images, which
-                             web/images.py encodes, sends them, and releases the request
+                             web/routes/images.py encodes, sends them, and releases the request
   engine/admission.py        gives the request room if engine/model.py has some, hands its Images to the engine thread,
                              and turns each Report into events of requests; engine/attempts.py says which images are
                              drawn again, and which are returned
@@ -49,10 +48,10 @@ To add
                     it needs room in a queue, an Answer of web/answers.py, and the last part of its path in ENDPOINTS of
                     metrics.py
   an image option   a field in web/request_schemas.py, a flag in linpix/__main__.py, and a parameter
-                    in linpix/cli/draw.py; web/images.py, and commands.py and draw.py in linpix/cli/, pass it to new_job
-                    in engine/job.py, which checks it. engine/decode/decoder.py keeps it for each slot, and compiled.py
-                    passes it on to csrc. If it changes the images, linpix/cli/bulk.py must not continue a run that has
-                    another value (_settings there)
+                    in linpix/cli/draw.py; web/routes/images.py, and commands.py and draw.py in linpix/cli/, pass it to
+                    new_job in engine/job.py, which checks it. engine/decode/decoder.py keeps it for each slot, and
+                    compiled.py passes it on to csrc. If it changes the images, linpix/cli/bulk.py must not continue a
+                    run that has another value (_settings there)
   a metric          declare it in metrics.py, update it where it happens: engine/admission.py (quanta, requests),
                     engine/request.py (refusals), engine/catalogue.py (reloads), web/middleware/, web/uploads.py and
                     web/error_handlers.py (HTTP), compare/jobs.py, cluster/remote.py; and list it in

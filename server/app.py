@@ -4,10 +4,10 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
 
+import linpix
 from linpix.model import ops
 
 from .compare.backends import BACKENDS
@@ -18,23 +18,16 @@ from .engine.decode.faults import Faults
 from .engine.request import Requests
 from .engine.thread import EngineThread
 from .metrics import Metrics
-from .origins import Hosts, Origins
+from .origins import Origins
 from .settings import Settings
 from .web import error_handlers, openapi
 from .web.keys import Keys
-from .web.middleware.bodies import BodyBudget, BodyDrain
+from .web.middleware.bodies import Bodies
 from .web.middleware.stack import Gate
 from .web.routes import compare, images, likelihoods, models, operations, page
 from .web.service import Service
 
 logger = logging.getLogger("linpix")
-
-
-def release() -> str:
-    try:
-        return version("linpix")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def service_of(settings: Settings, *, share: bool = False) -> tuple[Service, str]:
@@ -50,15 +43,15 @@ def service_of(settings: Settings, *, share: bool = False) -> tuple[Service, str
     engines = catalogue.read()
     used = {(engine.decoder.kind, engine.decoder.device) for engine in engines.values()}
     kernel = ("cuda" if ("compiled", "cuda") in used else ops.kernel() if ("compiled", "cpu") in used else "eager")
-    logger.info("LinPix %s, kernel %s: %s", release(), kernel, ", ".join(
+    logger.info("LinPix %s, kernel %s: %s", linpix.__version__, kernel, ", ".join(
         "{0} ({engine}, {precision}, {device}, checkpoint {checkpoint:.16})".format(name, **engine.decoder.facts)
         for name, engine in engines.items()))
-    metrics = Metrics([(engine.name, engine.backend) for engine in engines.values()], BACKENDS, release(), kernel)
+    metrics = Metrics(BACKENDS, kernel)
     thread = EngineThread(settings.watchdog_timeout)
     admission = Admission(engines, metrics, thread, max_queue=settings.max_queue,
                           request_timeout_s=settings.request_timeout, client_images=settings.client_images)
     return Service(settings, admission, Comparisons(admission, thread), partial(catalogue.reload, admission),
-                   BodyDrain(), keys), kernel
+                   Bodies(settings, admission), keys), kernel
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -76,11 +69,10 @@ def application(service: Service) -> FastAPI:
         if model not in requests.models or name in requests.models:
             why = f"{name} is already the name of a model" if name in requests.models else f"{model} is not loaded"
             raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(requests.models)}")
-    app = FastAPI(title="LinPix", version=release(), docs_url=None, redoc_url=None, lifespan=partial(_life, requests),
-                  redirect_slashes=False, servers=[{"url": settings.root_path or "/"}],
+    app = FastAPI(title="LinPix", version=linpix.__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
+                  lifespan=partial(_life, requests), servers=[{"url": settings.root_path or "/"}],
                   generate_unique_id_function=lambda route: route.name, openapi_tags=openapi.TAGS,
-                  license_info={"name": "MIT", "identifier": "MIT"},
-                  exception_handlers=error_handlers.HANDLERS,
+                  license_info={"name": "MIT", "identifier": "MIT"}, exception_handlers=error_handlers.HANDLERS,
                   description="Autoregressive image generators built as linear transformers. The images routes have "
                               "the shape of OpenAI's Images API.")
     app.state.service = service
@@ -91,9 +83,8 @@ def application(service: Service) -> FastAPI:
     if settings.metrics_port is None:
         app.include_router(operations.probes)
     app.router.routes.extend(page.routes)
-    app.add_middleware(Gate, hosts=Hosts(settings.host, settings.allowed_hosts),
-                       origins=Origins(settings.allowed_origins), keys=service.keys, root_path=settings.root_path,
-                       bodies=BodyBudget(settings, requests.metrics, service.body_drain, requests.refusal))
+    app.add_middleware(Gate, origins=Origins(settings.host, settings.allowed_hosts, settings.allowed_origins),
+                       bodies=service.bodies, keys=service.keys, root_path=settings.root_path)
     openapi.describe(app, keys=service.keys is not None)
     return app
 

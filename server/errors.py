@@ -1,10 +1,10 @@
 """Every way in which a request can end without its images, with its HTTP status and OpenAI's error fields."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-EXHAUSTED = "resources_exhausted"  # the code of `exhausted`
+EXHAUSTED, MODEL_NOT_FOUND = "resources_exhausted", "model_not_found"  # codes
 _CODES = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
-          415: "unsupported_media_type"}
+          415: "unsupported_media_type", 499: "client_left", 500: "internal_error"}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -22,15 +22,11 @@ def shown(value: object) -> str:
 class ServiceError(Exception):
     """An error for the client; the message says what is wrong, what was given and what is allowed."""
 
-    status: int = 500
-    code: str = "internal_error"
-
-    def __init__(self, message: str, status: int | None = None, code: str = "", *, param: str | None = None,
+    def __init__(self, message: str, status: int = 500, code: str = "", *, param: str | None = None,
                  retry_after_s: float | None = None) -> None:
-        """status: None is that of the class · code: the default is that of the status."""
+        """code: the default is that of the status."""
         super().__init__(message)
-        if status is not None:
-            self.status, self.code = status, code or _CODES.get(status, "error")
+        self.status, self.code = status, code or _CODES.get(status, "error")
         self.param, self.retry_after_s = param, retry_after_s
 
     @property
@@ -38,142 +34,85 @@ class ServiceError(Exception):
         """OpenAI's kind of error."""
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
-    def __reduce__(self) -> tuple[Callable[..., "ServiceError"], tuple[object, ...]]:
-        """Pickle message and attributes: pickle's default is to call the class, which takes other arguments."""
-        return _restored, (type(self), str(self), self.__dict__)
 
+class InvalidRequest(ServiceError, ValueError):
+    """A request, or an option of a command or a call from Python, is invalid; the message names the option."""
 
-def _restored(kind: type[ServiceError], message: str, facts: dict[str, object]) -> ServiceError:
-    error = kind.__new__(kind, message)
-    error.__dict__.update(facts)
-    return error
-
-
-class InvalidRequest(ServiceError):
-    status, code = 400, "invalid_value"
-
-
-class Impossible(InvalidRequest):
-    """A likelihood of 0, whose logarithm JSON cannot hold."""
-
-    def __init__(self, model: str) -> None:
-        super().__init__(f"{model} considers the value of the first sub-pixel impossible: none of its training "
-                         "pictures starts with it; send another picture, or keep the first pixel with a mask",
-                         param="image")
-
-
-class ModelNotFound(ServiceError):
-    status, code = 404, "model_not_found"
-
-    def __init__(self, model: str, loaded: Iterable[str]) -> None:
-        super().__init__(f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}. linpix serve --alias gives "
-                         "a model another name", param="model")
-
-
-class ComparisonNotFound(ServiceError):
-    status, code = 404, "not_found"
-
-    def __init__(self, id: str, known: Iterable[str]) -> None:
-        super().__init__(f"there is no comparison {shown(id)}; known: {', '.join(known) or 'none'}", param="id")
-
-
-class Conflict(ServiceError):
-    status, code = 409, "conflict"
-
-    def __init__(self, running: str) -> None:
-        super().__init__(f"comparison {running} is still running; wait until it ends, or cancel it with DELETE "
-                         f"/v1/compare/{running}")
-
-
-class JustCancelled(Conflict):
-    code = "just_cancelled"
-
-    def __init__(self, cancelled: str, retry_after_s: float) -> None:
-        message = f"comparison {cancelled} was just cancelled; start the next one in {retry_after_s:.1f} s"
-        ServiceError.__init__(self, message, retry_after_s=retry_after_s)
+    def __init__(self, message: str, status: int = 400, *, param: str | None = None) -> None:
+        super().__init__(message, status, param=param)
 
 
 class ClientLeft(ServiceError):
     """The connection was closed before the answer, so this is never sent."""
 
-    status, code = 499, "client_left"
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 499)
 
 
-class ClientLimit(ServiceError):
-    status, code = 429, "client_limit"
+# --- errors that differ from each other only in what they say; the OpenAPI shows them ---
 
-    def __init__(self, here: int, images: int, allowed: int, retry_after_s: float) -> None:
-        super().__init__(f"{here} of your images are waiting or being drawn, and {images} more would exceed the limit "
-                         f"of {allowed} per client; try again in {in_seconds(retry_after_s)} s",
-                         retry_after_s=retry_after_s)
+def model_not_found(model: str, loaded: Iterable[str]) -> ServiceError:
+    return ServiceError(f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}. linpix serve --alias gives "
+                        "a model another name", 404, MODEL_NOT_FOUND, param="model")
 
 
-class QueueFull(ServiceError):
-    status, code = 429, "queue_full"
-
-    def __init__(self, waiting: int, images: int, allowed: int, retry_after_s: float) -> None:
-        super().__init__(f"{waiting} images are already waiting, and {images} more would exceed the limit of "
-                         f"{allowed}; try again in {in_seconds(retry_after_s)} s", retry_after_s=retry_after_s)
+def comparison_not_found(id: str, known: Iterable[str]) -> ServiceError:
+    return ServiceError(f"there is no comparison {shown(id)}; known: {', '.join(known) or 'none'}", 404, param="id")
 
 
-class DeadlinePassed(ServiceError):
-    status, code = 504, "deadline_passed"
-
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"the request cannot be finished within {timeout_s:g} s; allow more time, request less, or "
-                         "try again when the service is less busy")
+def still_running(comparison: str) -> ServiceError:
+    return ServiceError(f"comparison {comparison} is still running; wait until it ends, or cancel it with DELETE "
+                        f"/v1/compare/{comparison}", 409, "conflict")
 
 
-class DeadlineUnreachable(ServiceError):
-    status, code = 504, "deadline_unreachable"
-
-    def __init__(self, within_s: float, needed_s: float, ahead: int) -> None:
-        """ahead: images ahead of this request."""
-        before = "1 image is ahead of it" if ahead == 1 else f"{ahead} images are ahead of it"
-        why = f"{before}, and it needs" if ahead else "it needs"
-        super().__init__(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
-                         "more time, request less, or try again when the service is less busy")
+def just_cancelled(comparison: str, retry_after_s: float) -> ServiceError:
+    return ServiceError(f"comparison {comparison} was just cancelled; start the next one in {retry_after_s:.1f} s", 409,
+                        "just_cancelled", retry_after_s=retry_after_s)
 
 
-class EngineFailed(ServiceError):
-    code = "engine_failed"
+def client_limit(here: int, images: int, allowed: int, retry_after_s: float) -> ServiceError:
+    return ServiceError(f"{here} of your images are waiting or being drawn, and {images} more would exceed the limit "
+                        f"of {allowed} per client; try again in {in_seconds(retry_after_s)} s", 429, "client_limit",
+                        retry_after_s=retry_after_s)
 
 
-class BatchFailed(EngineFailed):
-    def __init__(self, cause: str) -> None:
-        super().__init__(f"the server failed on the batch of this request ({cause}); send it again, and it may "
-                         "succeed")
+def queue_full(waiting: int, images: int, allowed: int, retry_after_s: float) -> ServiceError:
+    return ServiceError(f"{waiting} images are already waiting, and {images} more would exceed the limit of {allowed}; "
+                        f"try again in {in_seconds(retry_after_s)} s", 429, "queue_full", retry_after_s=retry_after_s)
 
 
-class EngineGone(ServiceError):
+def deadline_passed(timeout_s: float) -> ServiceError:
+    return ServiceError(f"the request cannot be finished within {timeout_s:g} s; allow more time, request less, or try "
+                        "again when the service is less busy", 504, "deadline_passed")
+
+
+def deadline_unreachable(within_s: float, needed_s: float, ahead: int) -> ServiceError:
+    """ahead: images ahead of this request."""
+    before = "1 image is ahead of it" if ahead == 1 else f"{ahead} images are ahead of it"
+    why = f"{before}, and it needs" if ahead else "it needs"
+    return ServiceError(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
+                        "more time, request less, or try again when the service is less busy", 504,
+                        "deadline_unreachable")
+
+
+def engine_failed(message: str) -> ServiceError:
+    return ServiceError(message, 500, "engine_failed")
+
+
+def batch_failed(cause: str) -> ServiceError:
+    return engine_failed(f"the server failed on the batch of this request ({cause}); send it again, and it may succeed")
+
+
+def engine_gone(why: str) -> ServiceError:
     """Ends requests in flight, and refuses new ones, when this process can no longer decode."""
-
-    status, code = 503, "engine_gone"
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why}. The server is restarting: send the request again in a few seconds", retry_after_s=5.0)
+    return ServiceError(f"{why}. The server is restarting: send the request again in a few seconds", 503, "engine_gone",
+                        retry_after_s=5.0)
 
 
-class Draining(ServiceError):
-    status, code = 503, "draining"
+def draining(message: str = "the server is shutting down; send the request to another server, or try again after the "
+                            "restart") -> ServiceError:
+    return ServiceError(message, 503, "draining", retry_after_s=5.0)
 
-    def __init__(self, message: str = "the server is shutting down; send the request to another server, or try again "
-                                      "after the restart") -> None:
-        super().__init__(message, retry_after_s=5.0)
-
-
-class OptionError(ValueError):
-    """An option of a request or a command is invalid; the message has the option's name, such as keep_rows.
-
-    param: the option · status: of HTTP.
-    """
-
-    def __init__(self, message: str, param: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.param, self.status = param, status
-
-
-# --- errors that differ from each other only in what they say; routes raise them, and the OpenAPI shows them ---
 
 def unauthorized(*, presented: bool) -> ServiceError:
     return ServiceError("this server does not know this API key" if presented else

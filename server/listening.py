@@ -51,8 +51,7 @@ def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[
     return sockets
 
 
-def url_of(listening: Any) -> str:
-    host, port = listening.getsockname()[:2]
+def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from linpix.model.team import control_groups
+
 
 def free_bytes(root: Path = Path("/")) -> int:
     """Bytes free without swapping: the least of the machine's, of each enclosing control group's and of RLIMIT_AS's."""
@@ -13,8 +15,7 @@ def free_bytes(root: Path = Path("/")) -> int:
     free = [os.sysconf("SC_PHYS_PAGES") * page]
     with suppress(OSError, LookupError, ValueError):  # not Linux
         free.append(_fields(root / "proc/meminfo")["MemAvailable:"] * 1024)
-    with suppress(OSError, ValueError):
-        free += _left_by_groups(root)
+    free += _left_by_groups(root)
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -25,20 +26,12 @@ def free_bytes(root: Path = Path("/")) -> int:
 
 def _left_by_groups(root: Path) -> Iterator[int]:
     """Bytes left in each control group of this process, up to the root; inactive file pages count as free."""
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":           # version 2
-            mounted, limit, used, files = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            mounted, limit, used, files = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                           "total_inactive_file")
-        else:
-            continue
-        for inner in (Path(path), *Path(path).parents):
-            group = root / mounted / inner.relative_to("/")
-            with suppress(OSError, LookupError, ValueError):  # not mounted here, or no limit ("max")
-                most, taken = (int((group / name).read_text()) for name in (limit, used))
-                yield most - taken + _fields(group / "memory.stat")[files]
+    for version, group in control_groups("memory", root):
+        limit, used, files = (("memory.max", "memory.current", "inactive_file") if version == 2 else
+                              ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+        with suppress(OSError, LookupError, ValueError):  # not mounted here, or no limit ("max")
+            most, taken = (int((group / name).read_text()) for name in (limit, used))
+            yield most - taken + _fields(group / "memory.stat")[files]
 
 
 def _fields(path: Path) -> dict[str, int]:

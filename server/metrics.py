@@ -1,13 +1,17 @@
 """The metrics for Prometheus. Label values come from finite sets, and every child exists from the start."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+
+import linpix
 
 from .errors import ServiceError
 
@@ -33,12 +37,17 @@ _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _REASONS = {400: "invalid", 401: "unauthorized", 404: "invalid", 413: "too_large", 415: "invalid"}  # by status
 
 
+def _create(metric: Any, *labels: Iterable[str]) -> None:
+    """Create the children of a metric, one for each combination of these values of its labels."""
+    for values in product(*labels):
+        metric.labels(*values)
+
+
 class Metrics:
     """One registry per service. Dashboards and alerts rely on its names and labels."""
 
-    def __init__(self, models: Iterable[tuple[str, str]], backends: Iterable[str], version: str, kernel: str) -> None:
-        """models: (name, backend) pairs that are served · backends: names that a comparison may report."""
-        models = list(models)
+    def __init__(self, backends: Iterable[str], kernel: str) -> None:
+        """backends: names that a comparison may report."""
         registry = self.registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
@@ -93,51 +102,27 @@ class Metrics:
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
 
-        kernel_info.labels(version, torch.__version__, kernel).set(1)
-        for model, backend in models:
-            self.add_model(model, backend)
-        for outcome in RELOADS:
-            self.reloads.labels(outcome)
-        for endpoint in ENDPOINTS:
-            for outcome in OUTCOMES:
-                self.requests.labels(endpoint, outcome)
-        for reason in REJECTIONS:
-            self.requests_rejected.labels(reason)
-        for state in STATES:
-            self.deadlines_passed.labels(state)
-        for backend in backends:
-            self.comparison.labels(backend)
+        kernel_info.labels(linpix.__version__, torch.__version__, kernel).set(1)
+        _create(self.reloads, RELOADS)
+        _create(self.requests, ENDPOINTS, OUTCOMES)
+        _create(self.requests_rejected, REJECTIONS)
+        _create(self.deadlines_passed, STATES)
+        _create(self.comparison, backends)
 
     def add_model(self, model: str, backend: str) -> None:
         """Create the children of a model. They stay when it is removed; only the gauges of its slots go."""
-        self.pixels_generated.labels(model, backend)
-        self.engine_step.labels(model, backend)
-        for endpoint in ENDPOINTS:
-            self.request_duration.labels(endpoint, model)
-        self.queue_wait.labels(model)
-        self.first_row.labels(model)
-        self.prefill.labels(model)
-        self.state_saturations.labels(model)
-        self.quanta_retried.labels(model)
-        for fault in FAULTS:
-            self.faults_isolated.labels(model, fault)
-        for outcome in OUTCOMES:
-            self.images_completed.labels(model, backend, outcome)
-        self.images_drawn_again.labels(model, backend)
+        for metric in (self.queue_wait, self.first_row, self.prefill, self.state_saturations, self.quanta_retried):
+            metric.labels(model)
+        for metric in (self.pixels_generated, self.engine_step, self.images_drawn_again):
+            metric.labels(model, backend)
+        _create(self.request_duration, ENDPOINTS, [model])
+        _create(self.faults_isolated, [model], FAULTS)
+        _create(self.images_completed, [model], [backend], OUTCOMES)
 
     def refused(self, error: ServiceError) -> ServiceError:
         """Count a refused request. Returns the error."""
         self.requests_rejected.labels(_REASONS.get(error.status, error.code)).inc()
         return error
-
-    def follow_slots(self, model: str, slots: Callable[[], float], used: Callable[[], float]) -> None:
-        """Have the gauges of a model's slots call these functions."""
-        self.state_slots.labels(model).set_function(slots)
-        self.state_slots_used.labels(model).set_function(used)
-
-    def forget_slots(self, model: str) -> None:
-        self.state_slots.remove(model)
-        self.state_slots_used.remove(model)
 
     def values(self, *names: str) -> dict[tuple[str, ...], float]:
         """Samples of these names, by name and label values; labels have the order in which the metric declares them."""

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from .errors import ServiceError, foreign_host, foreign_origin
+
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(\d{1,5}))?")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{0,5})?")
 _ALLOWED = re.compile(r"(?!.*\.\d+$)(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")  # no name ends with a number
@@ -43,12 +45,15 @@ def is_loopback(listening: str) -> bool:
     return listening == "localhost" or (address is not None and address.is_loopback)
 
 
-class Hosts:
-    """Host names that are accepted: localhost, the address that the service listens on, and those that are allowed."""
+class Origins:
+    """The host names of this service, and the origins whose pages may use it besides its own."""
 
-    def __init__(self, listening: str, allowed: str = "") -> None:
-        """allowed: comma-separated names; *.example.com for subdomains, * for any. Raises ValueError."""
-        names = entries(allowed)
+    def __init__(self, listening: str, hosts: str = "", allowed: str = "") -> None:
+        """listening: an address; it and localhost are always accepted · hosts: more names, comma-separated;
+        *.example.com for subdomains, * for any · allowed: comma-separated origins such as https://app.example.com.
+        Raises ValueError.
+        """
+        names = entries(hosts)
         for name in names:
             if name != "*" and _address(name.strip("[]")) is None and not _ALLOWED.fullmatch(name):
                 raise ValueError("hosts must be names or addresses without scheme and port, such as pix.example.com, "
@@ -59,38 +64,31 @@ class Hosts:
         exact = (name.strip("[]") for name in names if name[0] != "*")
         self._names = {"localhost", listening.lower(), *(str(_address(name) or name) for name in exact)}
         self._below = (".localhost", *(name[1:] for name in names if name[:2] == "*."))
-
-    def accept(self, host: str) -> bool:
-        name = _name(host)
-        if self._any or name is None:
-            return self._any
-        address = _address(name)
-        if address is not None and (self._any_address or address.is_loopback):
-            return True  # an address is not looked up, so it cannot be rebound
-        return str(address or name) in self._names or name.endswith(self._below)
-
-
-class Origins:
-    """The origins whose pages may use this service, besides its own."""
-
-    def __init__(self, allowed: str = "") -> None:
-        """allowed: comma-separated origins such as https://app.example.com. Raises ValueError."""
         self.allowed = frozenset(_origin(text) for text in entries(allowed))
 
-    def foreign(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
-        """The page that must not send this request, in words; None if it may, or if no page sent it.
+    def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> ServiceError | None:
+        """The error for a request to a name that is not this service's, or of a page that may not use it.
 
-        GET and HEAD outside /v1/ are always allowed, so that links work: they cost nothing, and a page of another site
+        Every page may send GET and HEAD outside /v1/, so that links work: they cost nothing, and a page of another site
         learns nothing from them.
         """
+        host = headers.get("host")
+        if host is not None and not self._any:
+            name = _name(host)
+            address = _address(name) if name else None  # it is not looked up, so it cannot be rebound
+            near = address is not None and (self._any_address or address.is_loopback)
+            if name is None or not (near or str(address or name) in self._names or name.endswith(self._below)):
+                return foreign_host(host)
         if method in ("GET", "HEAD") and not path.startswith("/v1/"):
             return None
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none").lower()
         if origin is None:  # curl and SDKs; also images, links and scripts of a page, which only `site` shows
-            return f"a page of another origin ({site})" if site not in ("none", "same-origin") else None
-        if origin.lower() in self.allowed or self._own(origin, headers.get("host", "")):
+            if site in ("none", "same-origin"):
+                return None
+        elif origin.lower() in self.allowed or self._own(origin, host or ""):
             return None
-        return f"origin {origin}"
+        return foreign_origin(f"a page of another origin ({site})" if origin is None else f"origin {origin}",
+                              "this server" if host is None else host)
 
     @staticmethod
     def _own(origin: str, host: str) -> bool:

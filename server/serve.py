@@ -18,13 +18,12 @@ from fastapi import FastAPI
 
 from . import logs
 from .app import create_app
-from .errors import Draining
+from .errors import draining
 from .listening import AT_ONCE, WAITING, listen, log_refused_connections, url_of
 from .memory import collect
-from .origins import Hosts, Origins, is_loopback
+from .origins import Origins, is_loopback
 from .settings import Settings, misspelt
 from .web import error_handlers
-from .web.middleware.bodies import BodyBudget
 from .web.middleware.connection import Connection
 from .web.middleware.stack import Gate
 from .web.routes import operations
@@ -41,13 +40,6 @@ UVICORN: dict[str, Any] = {"http": Connection, "loop": "asyncio", "log_config": 
                            "access_log": False, "server_header": False, "ws": "none", "backlog": AT_ONCE}
 
 
-class _Beside(uvicorn.Server):
-    """A server beside another one, which handles the signals."""
-
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        return contextlib.nullcontext()
-
-
 @contextlib.asynccontextmanager
 async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterator[None]:
     """Serve metrics and health on a port of their own (--metrics-port): as long as the service runs, also while it
@@ -55,14 +47,14 @@ async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterato
     if not sockets:
         yield
         return
-    settings, metrics = service.settings, service.requests.metrics
+    settings = service.settings
     app = FastAPI(openapi_url=None, exception_handlers=error_handlers.HANDLERS)
     app.state.service = service
     app.include_router(operations.probes)
-    app.add_middleware(Gate, hosts=Hosts(settings.metrics_host, settings.allowed_hosts), origins=Origins(),
-                       bodies=BodyBudget(settings, metrics, service.body_drain))
-    server = _Beside(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
+    app.add_middleware(Gate, origins=Origins(settings.metrics_host, settings.allowed_hosts), bodies=service.bodies)
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
                                     **UVICORN | {"timeout_keep_alive": settings.head_timeout}))
+    server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]  # the service does
     serving = asyncio.ensure_future(server.serve(sockets))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
@@ -106,7 +98,8 @@ class Server(uvicorn.Server):
         """Announce that the service is ready, and handle SIGHUP from now on."""
         for what, those in ((", ".join(self._requests.models), sockets), ("metrics and health", self._probes)):
             for listening in those:
-                logs.announce(f"LinPix serves {what} at {url_of(listening)}", self._service.settings.log_format)
+                logs.announce(f"LinPix serves {what} at {url_of(*listening.getsockname()[:2])}",
+                              self._service.settings.log_format)
         if hasattr(signal, "SIGHUP"):  # not by the loop, which gives the signal up when it closes
             signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._hang_up, context=Context()))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it
@@ -164,7 +157,7 @@ class Server(uvicorn.Server):
         try:
             logger.info("%s: draining, for up to %g s; requests in progress: %d", why,
                         self._service.settings.drain_timeout, len(self._requests.in_progress))
-            self._service.body_drain.close()
+            self._service.bodies.close()
             if self._service.comparisons is not None:
                 self._service.comparisons.stop()
             await asyncio.sleep(LINGER_S)  # connected before the signal, but not read yet: answered too
@@ -174,7 +167,7 @@ class Server(uvicorn.Server):
                 await asyncio.sleep(0.02)
             logger.info("drained in %.1f s; requests that were not finished: %d", self._loop.time() - began,
                         len(self._requests.in_progress))
-            self._requests.fail_all(Draining("the server is shutting down and could not finish this request in time; "
+            self._requests.fail_all(draining("the server is shutting down and could not finish this request in time; "
                                            "send it again after the restart"))
             self._close()
             await asyncio.sleep(LINGER_S)

@@ -1,17 +1,18 @@
 """The service's settings: flags of `linpix serve`, or LINPIX_* variables, with one default, unit and reason each."""
 
+import argparse
 import difflib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from .fault_rules import parse
-from .origins import Hosts, Origins, check_proxies
+from .origins import Origins, check_proxies
 
 ON_GPU = {"slots": 1024, "max_queue": 2048, "max_n": 128, "client_images": 1024}  # defaults: a GPU needs many
 _ELSEWHERE = re.compile(  # variables of training, kernels and tests, and those that Kubernetes sets
@@ -202,8 +203,9 @@ class Settings(BaseSettings):
     @classmethod
     def _well_formed(cls, text: str, info: ValidationInfo) -> str:
         checks: dict[str | None, Callable[[str], object]] = {
-            "alias": names_of, "allowed_hosts": lambda names: Hosts("", names), "allowed_origins": Origins,
-            "trusted_proxies": check_proxies, "faults": lambda rules: rules and parse(rules)}
+            "alias": names_of, "allowed_hosts": lambda names: Origins("", names),
+            "allowed_origins": lambda origins: Origins("", "", origins), "trusted_proxies": check_proxies,
+            "faults": lambda rules: rules and parse(rules)}
         checks[info.field_name](text)
         return text
 
@@ -211,3 +213,21 @@ class Settings(BaseSettings):
     def aliases(self) -> dict[str, str]:
         """The model that each alias stands for."""
         return names_of(self.alias)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    for name, field in Settings.model_fields.items():
+        kind = "|".join(get_args(field.annotation) if get_origin(field.annotation) is Literal else ())
+        default = field.default
+        if SECONDS in field.metadata:
+            kind, default = "TIME", f"{default:g}s"
+        elif BYTES in field.metadata:
+            kind, default = "SIZE", f"{default >> 20}MiB"
+        default = "" if field.default in (None, "") else f"default: {default}; "
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=kind or name.upper(),
+                            action="append" if LIST in field.metadata else "store",
+                            help=argparse.SUPPRESS if field.json_schema_extra == HIDDEN else
+                            f"{field.description} ({default}LINPIX_{name.upper()})")
+    parser.formatter_class = argparse.HelpFormatter  # defaults are in the texts; None: the variable decides
+    parser.epilog = ("TIME: seconds, or a number with a unit (500ms, 90s, 2m, 1h, 1m30s). SIZE: bytes, or a number "
+                     "with a unit (16MiB, 1.5GiB, 500MB). A comma-separated list may be given in several flags.")

@@ -52,15 +52,13 @@ class Film:
         """begun: image rows, out of height, that are finished from the start in every image."""
         self.rows = np.full(count, begun, np.int64)
         self.moments = [self.rows.copy()]  # (count,) each
-        self._drawn, self._total, self._intervals, self._last = 0, count * (height - begun), frames - 1, 0
+        self._total, self._intervals, self._last = max(1, count * (height - begun)), frames - 1, 0
 
     def advance(self, progress: Iterable[tuple[int, int]]) -> None:
         """progress: pairs of an image's index and the number of its rows that are finished by now."""
         for index, finished in progress:
-            rows = max(finished, int(self.rows[index]))  # an image that is drawn again has fewer finished rows
-            self._drawn += rows - int(self.rows[index])
-            self.rows[index] = rows
-        interval = self._drawn * self._intervals // max(1, self._total)
+            self.rows[index] = max(finished, self.rows[index])  # an image that is drawn again has fewer finished rows
+        interval = int((self.rows - self.moments[0]).sum()) * self._intervals // self._total
         if interval > self._last:
             self._last = interval
             self.moments.append(self.rows.copy())

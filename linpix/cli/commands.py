@@ -20,10 +20,11 @@ from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool, StateFormat
 from linpix.model.transformer import Transformer
 from linpix.server import serve as service
-from linpix.server.compare import chart, report
+from linpix.server.compare import chart
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.compare.checkpoints import find_twins
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
+from linpix.server.compare.report import table
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import Image
@@ -61,9 +62,7 @@ def sample(given: argparse.Namespace) -> None:
         return
     if given.shard_format:
         raise ValueError(f"--shard-format {given.shard_format} needs --shards, the number of shards")
-    checkpoint, output = _opened(given)
-    job = _job(given, checkpoint)
-    warn("sample", checkpoint.temperature_warnings(job.temperature))
+    checkpoint, job, output = _opened(given)
     _produce(given, _engine(given, checkpoint, job), output, job)
 
 
@@ -77,9 +76,7 @@ def _sample_shards(given: argparse.Namespace) -> None:
         raise ValueError(f"--shards {given.shards}: each shard needs at least one image, and --count is "
                          f"{given.count}; give fewer shards")
     given.preview = "never"
-    checkpoint, _ = _opened(given)
-    job = _job(given, checkpoint)
-    warn("sample", checkpoint.temperature_warnings(job.temperature))
+    checkpoint, job, _ = _opened(given)
     engine = _engine(given, checkpoint, job)
     drawn = bulk.draw_shards(Path(given.out), job, engine, shards=given.shards, scale=given.scale or 1,
                              shard_format=given.shard_format or "tar", seed_given=given.seed is not None)
@@ -97,31 +94,28 @@ def complete(given: argparse.Namespace) -> None:
     if given.lay_back and (kind_of(given.out) or given.scale):
         raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
                          "leave out --scale")
-    checkpoint, output = _opened(given)
-    job = _job(given, checkpoint)
+    checkpoint, job, output = _opened(given)
     upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
                           preparation=given.prepare, lay_back=given.lay_back)
-    warn("complete", checkpoint.temperature_warnings(job.temperature) + uploads.warnings_of(upload, checkpoint))
-    facts: dict[str, object] = {"crop": upload.crop}
+    warn("complete", uploads.warnings_of(upload, checkpoint))
+    facts = {name: upload.facts[name] for name in ("conditioning", "known")} | {"crop": upload.crop}
     job = dataclasses.replace(job, canvas=upload.canvas, known=upload.known)
     if upload.figure is not None:
         facts["prepared"] = {"inverted": upload.inverted, "box": upload.figure}
-    _produce(given, _engine(given, checkpoint, job), dataclasses.replace(output, overlay=upload.overlay), job,
-             conditioning=upload.conditioning, known=int(upload.known.sum()), **facts)
+    _produce(given, _engine(given, checkpoint, job), dataclasses.replace(output, overlay=upload.overlay), job, **facts)
 
 
-def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Output]:
-    """The model and the output. What cannot be written or shown is refused here, before the work."""
-    kind, _ = check_output(given.out), _colours(given)
-    loaded = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
-    config = loaded.net.config
+def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Job, Output]:
+    """The model, what it draws, and where that goes. What cannot be drawn, written or shown is refused here."""
+    kind, quiet = check_output(given.out), given.json and given.preview == "auto"
+    given.colours = preview.colours_of(sys.stderr, "never" if quiet else given.preview, os.environ)
+    checkpoint = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
+    config = checkpoint.net.config
     scale = scale_of(kind, given.count, config, given.scale, screen=sys.stdout.isatty())
-    return loaded, Output(given.out, kind, scale, config)
-
-
-def _job(given: argparse.Namespace, checkpoint: Checkpoint) -> Job:
-    return new_job(checkpoint, given.count, label=class_of(given.label, checkpoint), seed=given.seed,
-                   temperature=given.temperature, candidates=given.candidates, attempts=given.attempts)
+    job = new_job(checkpoint, given.count, label=class_of(given.label, checkpoint), seed=given.seed,
+                  temperature=given.temperature, candidates=given.candidates, attempts=given.attempts)
+    warn(given.command, checkpoint.temperature_warnings(job.temperature))
+    return checkpoint, job, Output(given.out, kind, scale, config)
 
 
 def _engine(given: argparse.Namespace, checkpoint: Checkpoint, job: Job) -> Engine:
@@ -129,16 +123,11 @@ def _engine(given: argparse.Namespace, checkpoint: Checkpoint, job: Job) -> Engi
                               device=given.device, state=StateFormat(precision=given.state, defer=given.defer)))
 
 
-def _colours(given: argparse.Namespace) -> int:
-    quiet = given.json and given.preview == "auto"
-    return preview.colours_of(sys.stderr, "never" if quiet else given.preview, os.environ)
-
-
 def _produce(given: argparse.Namespace, engine: Engine, output: Output, job: Job, **facts: object) -> None:
     """Draw all images, choose those to return if there are candidates, write them, and report."""
     decoder, config = engine.decoder, output.config
     job, animated = dataclasses.replace(job, stream=True), output.kind in ("GIF", "WEBP")  # a preview needs a stream
-    with preview.Progress(job, config, sys.stderr, colours=_colours(given),
+    with preview.Progress(job, config, sys.stderr, colours=given.colours,
                           frames=animation.MAX_FRAMES if animated else 1) as progress:
 
         def done(image: Image) -> None:
@@ -185,9 +174,8 @@ def compare(given: argparse.Namespace) -> None:
             bar.update(round(100 * comparison.progress) - bar.n)
     result = comparison.report
     if given.out:
-        report.write(result, Path(given.out))
-        warn("compare", [] if chart.drawable() else [chart.MISSING])
-    _say(given, result, report.table(result))
+        warn("compare", chart.write(result, Path(given.out)))
+    _say(given, result, table(result))
 
 
 def doctor(given: argparse.Namespace) -> None:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from linpix.model.config import ModelConfig
+from linpix.server.errors import InvalidRequest
 from linpix.server.pictures import uploads
-from linpix.server.pictures.pictures import LARGEST_UPLOAD, PictureError
+from linpix.server.pictures.pictures import LARGEST_UPLOAD
 
 from . import animation
 
@@ -92,7 +93,7 @@ def read_given(image: object, known: object, config: ModelConfig, **options: Any
         mask = _encoded(Image.fromarray(np.dstack([alpha, alpha])))
     try:
         return uploads.read(_encoded(picture), config, mask=mask, keep_rows=rows, **options)
-    except PictureError as error:  # with the names that it has here
+    except InvalidRequest as error:  # with the names that it has here
         words = str(error).replace("keep_rows", "known")
         raise ValueError(words if known is None else words.replace("mask", "known")) from error
 

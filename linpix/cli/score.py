@@ -15,7 +15,7 @@ from linpix.model.config import ModelConfig
 from linpix.model.likelihood import Scoring
 from linpix.server.engine.job import class_of
 from linpix.server.pictures import uploads
-from linpix.server.pictures.encode import enlarged
+from linpix.server.pictures.encode import frame_of
 from linpix.server.pictures.likelihoods import labels_of, likelihood, map_png, numbers
 
 from .draw import undisturbed, warn
@@ -37,7 +37,7 @@ class Score:
         return f"<{self.bits_per_dim:.4f} bits/dim, log-likelihood {self.log_likelihood:.2f} nats{classes}>"
 
     def _repr_png_(self) -> bytes:
-        return map_png(self.map.reshape(-1), self._config, enlarged(self._config, max(1, 280 // self._config.width)))
+        return map_png(self.map.reshape(-1), self._config, frame_of(max(1, 280 // self._config.width), self._config))
 
 
 @undisturbed()
@@ -46,22 +46,23 @@ def score(model: str | Path, image: object, known: object, label: int | str | No
     """`linpix.score`."""
     checkpoint = read(find(model, None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
-    if posterior and not checkpoint.class_names:
-        raise ValueError(f"posterior needs a model with classes, and {checkpoint.name} has none; leave it out")
     found = read_given(image, known, config, scored=True)
     for warning in uploads.warnings_of(found):
         warnings.warn(warning, stacklevel=4)
-    bits, facts = _scored(checkpoint, found, number, every=posterior)
+    bits, facts = _scored(checkpoint, found, number, "posterior" if posterior else "")
     return Score(facts["bits_per_dim"], facts["log_likelihood"], bits.reshape(config.image_shape),
                  {entry["label"]: entry["posterior"] for entry in facts["labels"] or []}, config)
 
 
-def _scored(checkpoint: Checkpoint, picture: uploads.Upload, label: int | None, *, every: bool
+def _scored(checkpoint: Checkpoint, picture: uploads.Upload, label: int | None, every: str
             ) -> tuple[NDArray[np.float64], dict[str, Any]]:
-    """As `likelihood`."""
-    labels = labels_of(checkpoint, picture, label, every=every)
+    """As `likelihood`. every: the option that asks for all classes, if it is given. Raises ValueError."""
+    if every and not checkpoint.class_names:
+        raise ValueError(f"{every} needs a model with classes, and {checkpoint.name} has none; leave it out")
+    labels = labels_of(checkpoint, picture, label, every=bool(every))
     scoring = Scoring(checkpoint.net, picture.canvas, picture.known, labels).complete()
-    return likelihood(checkpoint, picture.known, scoring.log_probs.cpu().numpy(), scoring.priors, label, every=every)
+    return likelihood(checkpoint, picture.known, scoring.log_probs.cpu().numpy(), scoring.priors, label,
+                      every=bool(every))
 
 
 def run(given: argparse.Namespace) -> None:
@@ -70,25 +71,24 @@ def run(given: argparse.Namespace) -> None:
     picture = Path(given.image).read_bytes()  # before the model: a wrong path is reported at once
     mask = Path(given.mask).read_bytes() if given.mask else None
     checkpoint = read(find(given.model, given.checkpoints))
-    label, every, config = class_of(given.label, checkpoint), given.labels == "all", checkpoint.net.config
-    if every and not checkpoint.class_names:
-        raise ValueError(f"--labels all needs a model with classes, and {checkpoint.name} has none; leave it out")
+    label, config = class_of(given.label, checkpoint), checkpoint.net.config
+    every = "--labels all" if given.labels else ""
     upload = uploads.read(picture, config, mask=mask, keep_rows=given.keep_rows, scored=True)
     warn("score", uploads.warnings_of(upload))
-    bits, found = _scored(checkpoint, upload, label, every=every)
+    (bits, found), facts = _scored(checkpoint, upload, label, every), upload.facts
     if given.out:
-        Path(given.out).write_bytes(map_png(bits, config, enlarged(config, given.scale)))
+        Path(given.out).write_bytes(map_png(bits, config, frame_of(given.scale, config)))
     if given.json:
         print(json.dumps({"model": checkpoint.name, "checkpoint": checkpoint.digest,
-                          "conditioning": upload.conditioning, "known": int(upload.known.sum()), **found,
+                          "conditioning": facts["conditioning"], "known": facts["known"], **found,
                           "map": numbers(bits, config)}))
         return
     unlabelled = "of any class" if every or config.class_first else "without a class"
     whose = unlabelled if label is None else f"as {found['label']}"
     exception = checkpoint.net.attention.exception
     print(f"{found['bits_per_dim']:.4f} bits/dim{' *' if exception else ''}, log-likelihood "
-          f"{found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given {int(upload.known.sum()):,} "
-          f"known ones, {whose}" + (f"; map in {given.out}" if given.out else ""))
+          f"{found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given {facts['known']:,} known "
+          f"ones, {whose}" + (f"; map in {given.out}" if given.out else ""))
     for entry in found["labels"] or []:
         print(f"{entry['posterior']:7.4f}  {entry['label']:12}  {entry['bits_per_dim']:.4f} bits/dim  "
               f"{entry['log_likelihood']:.2f} nats")

@@ -63,7 +63,7 @@ class Front:
         self._server = await front_server(settings, replicas.describe.remote, self._run,
                                           patience_s=settings.drain_timeout + ENDS_S + STARTS_S)
         self._serving = asyncio.create_task(self._server.serve_shared())
-        while not (self._server.started or self._server.over):
+        while not (self._server.started or self._serving.done()):
             await asyncio.sleep(0.01)
         if not self._server.started:
             raise RuntimeError("the HTTP server of this front did not start; its log says why")
@@ -89,7 +89,7 @@ class Front:
             await self._serving
 
     async def check_health(self) -> None:
-        if self._server.over and not self._server.draining:
+        if self._serving.done() and not self._server.draining:
             raise RuntimeError("the HTTP server of this front has ended")
 
 

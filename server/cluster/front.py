@@ -16,14 +16,14 @@ from linpix.model import checkpoint
 from .. import app
 from ..compare.backends import BACKENDS
 from ..engine.request import ServedModel
-from ..listening import listen
+from ..listening import listen, url_of
 from ..metrics import Metrics
 from ..serve import Server, configured, probed
 from ..settings import Settings
 from ..web.keys import Keys
-from ..web.middleware.bodies import BodyDrain
+from ..web.middleware.bodies import Bodies
 from ..web.service import Service
-from .remote import Call, Description, News, Remote
+from .remote import Call, Described, News, Remote
 
 logger = logging.getLogger("linpix")
 LOOK_S = 0.5
@@ -44,10 +44,8 @@ async def scraped(service: Service, kind: Literal["front", "engine"]) -> AsyncIt
         if not Path(f"/proc/{file.stem.rpartition('-')[2]}").exists():
             file.unlink(missing_ok=True)
     sockets, file = listen(service.settings.metrics_host, 0, "metrics-"), folder / f"{kind}-{os.getpid()}.json"
-    host, port = sockets[0].getsockname()[:2]
-    temporary = file.with_suffix(".new")
-    temporary.write_text(json.dumps([{"targets": [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"],
-                                      "labels": {"replica": file.stem}}]))
+    target, temporary = url_of(*sockets[0].getsockname()[:2]).removeprefix("http://"), file.with_suffix(".new")
+    temporary.write_text(json.dumps([{"targets": [target], "labels": {"replica": file.stem}}]))
     async with probed(service, sockets):
         temporary.replace(file)
         try:
@@ -56,41 +54,36 @@ async def scraped(service: Service, kind: Literal["front", "engine"]) -> AsyncIt
             file.unlink(missing_ok=True)
 
 
-def models_of(described: dict[str, Description], settings: Settings) -> dict[str, ServedModel]:
+def models_of(described: Described, settings: Settings) -> dict[str, ServedModel]:
     """The models that replicas serve, the default one first. Raises CheckpointError if one differs here."""
     models: dict[str, ServedModel] = {}
-    for name, about in described.items():
+    for name, (facts, slots) in described.items():
         source = checkpoint.read(checkpoint.find(name, settings.checkpoints))
-        if source.digest != about.facts["checkpoint"]:
+        if source.digest != facts["checkpoint"]:
             raise checkpoint.CheckpointError(f"{name}: this front has read another checkpoint than its replicas; give "
                                              "all of them the same --checkpoints, and restart them")
-        models[name] = ServedModel(source, about.facts, about.backend, about.slots, settings.max_queue)
+        models[name] = ServedModel(source, facts, slots, settings.max_queue)
     return models
 
 
 class FrontServer(Server):
     """uvicorn as in the plain server, but Ray Serve ends it."""
 
-    def __init__(self, settings: Settings, kernel: str, described: dict[str, Description],
+    def __init__(self, settings: Settings, kernel: str, described: Described,
                  run: Callable[[Call], AsyncIterator[News]]) -> None:
-        metrics = Metrics([(model, about.backend) for model, about in described.items()], BACKENDS, app.release(),
-                          kernel)
-        requests = Remote(models_of(described, settings), metrics, run, request_timeout_s=settings.request_timeout)
+        requests = Remote(models_of(described, settings), Metrics(BACKENDS, kernel), run,
+                          request_timeout_s=settings.request_timeout)
         keys = Keys(settings.api_keys) if settings.api_keys else None
-        service = Service(settings, requests, None, None, BodyDrain(), keys)
+        service = Service(settings, requests, None, None, Bodies(settings, requests), keys)
         self._listening = listen(settings.host, settings.port, shared=True)
         probes = [] if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port,
                                                                  "metrics-", shared=True)
         super().__init__(configured(app.application(service), settings), service, probes)
-        self.over = False
 
     async def serve_shared(self) -> None:
         """Serve until it has drained."""
-        try:
-            async with scraped(self._service, "front"):
-                await self.serve(self._listening)
-        finally:
-            self.over = True
+        async with scraped(self._service, "front"):
+            await self.serve(self._listening)
 
     @property
     def draining(self) -> bool:
@@ -109,8 +102,7 @@ class FrontServer(Server):
         """Do nothing: `linpix serve` itself announces where the fronts are."""
 
 
-async def front_server(settings: Settings, describe: Callable[[], Awaitable[tuple[Settings, str, dict[str, Description]]
-                                                                            ]],
+async def front_server(settings: Settings, describe: Callable[[], Awaitable[tuple[Settings, str, Described]]],
                        run: Callable[[Call], AsyncIterator[News]], *, patience_s: float) -> FrontServer:
     """The server of a front, once a replica has the same settings and weights: a deployment replaces fronts and
     replicas at the same time. Raises CheckpointError or LookupError if none has them within patience_s.

@@ -15,7 +15,7 @@ from linpix.model.team import usable_cores
 
 from .. import logs
 from ..engine.catalogue import Catalogue
-from ..listening import listen
+from ..listening import listen, url_of
 from ..serve import warn_of_exposure
 from ..settings import Settings
 from ..web.keys import Keys
@@ -152,9 +152,8 @@ def _run(settings: Settings, signals: _Signals) -> None:
     except RuntimeError as error:
         raise OSError(f"the replicas or fronts did not start ({error}); the log above says why") from error
     signals.started = True
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host or "localhost"
     logs.announce(f"LinPix serves {settings.replicas} replicas through {settings.fronts} fronts at "
-                  f"http://{host}:{settings.port}", settings.log_format)
+                  f"{url_of(settings.host or 'localhost', settings.port)}", settings.log_format)
     while not signals.asked:
         time.sleep(LOOK_S)
     cluster.delete("fronts", _blocking=False)  # before the replicas, which finish what the fronts have admitted

@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 
 from ..engine.job import Job
 from ..engine.request import Event, Request, Requests, ServedModel
-from ..errors import DeadlinePassed, Draining, EngineGone, ServiceError
+from ..errors import ServiceError, deadline_passed, engine_gone
 from ..metrics import Metrics
 
 logger = logging.getLogger("linpix")
 RUNS = 2      # of a call: one whose replica died runs only once more, since it may be what kills replicas
 LATE_S = 0.5  # seconds from a deadline until the front ends the request; the replica, which counts it, does so before
-ELSEWHERE = EngineGone, Draining  # errors of a replica that ends: another can draw the same
+ELSEWHERE = "engine_gone", "draining"  # errors of a replica that ends: another can draw the same
 News = list[Event | ServiceError]  # an error is the last
+Described = dict[str, tuple[dict[str, str], int]]  # of each model of a replica: facts of its decoder, and slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +33,6 @@ class Call:
     spent_s: float         # the part of it that has passed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """A model as a replica serves it: what a front must know of its decoder."""
-
-    facts: dict[str, str]
-    backend: str
-    slots: int
-
-
 class ReplicaLost(Exception):
     """The replica of a call died, or was ended, before it had answered all of it."""
 
@@ -53,15 +45,10 @@ class Remote(Requests):
         """run: news of a call from some replica, first an empty list when a stream is admitted. Raises ReplicaLost."""
         super().__init__(metrics, request_timeout_s=request_timeout_s)
         self.models, self._run_call = models, run
+        for model in models.values():
+            metrics.add_model(model.name, model.backend)
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._admitted: dict[str, asyncio.Future[None]] = {}  # of streams
-
-    @property
-    def ready(self) -> bool:
-        return True  # a front starts once a replica has described itself; calls wait while replicas are replaced
-
-    def refusal(self, client: str, job: Job | None = None, model: ServedModel | None = None) -> ServiceError | None:
-        return None  # only replicas know
 
     def _begin(self, request: Request) -> None:
         loop = asyncio.get_running_loop()
@@ -83,7 +70,7 @@ class Remote(Requests):
 
     def _expire(self, request: Request) -> None:
         self.metrics.deadlines_passed.labels("waiting").inc()
-        self._fail(request, DeadlinePassed(request.timeout_s))
+        self._fail(request, deadline_passed(request.timeout_s))
 
     def _fail(self, request: Request, error: ServiceError) -> None:
         """End a request that no replica counts."""
@@ -112,9 +99,9 @@ class Remote(Requests):
             passed, last = False, run + 1 == RUNS
             try:
                 async for news in self._run_call(call):
-                    gone = next((event for event in news if isinstance(event, ELSEWHERE)), None)
+                    gone = [event for event in news if getattr(event, "code", "") in ELSEWHERE]
                     if gone and not (last or passed):  # else it is the answer, which the replica has counted
-                        raise ReplicaLost(str(gone))
+                        raise ReplicaLost(str(gone[0]))
                     self._pass_on(request, news)
                     passed |= bool(news)
                 return
@@ -125,7 +112,7 @@ class Remote(Requests):
                     break
             except Exception as failure:  # a bug, of ours or of the transport
                 logger.exception("request %s was lost", call.id)
-                self._fail(request, EngineGone("the request was lost on its way to a replica "
+                self._fail(request, engine_gone("the request was lost on its way to a replica "
                                                f"({type(failure).__name__})"))
                 return
-        self._fail(request, EngineGone("the replicas for this request have ended"))
+        self._fail(request, engine_gone("the replicas for this request have ended"))

@@ -12,11 +12,11 @@ import torch
 from .. import app, logs
 from ..engine.admission import Admission
 from ..engine.request import Request
-from ..errors import EngineFailed, EngineGone, ServiceError
+from ..errors import ServiceError, engine_failed, engine_gone
 from ..memory import collect
 from ..settings import Settings
 from .front import scraped
-from .remote import Call, Description, News
+from .remote import Call, News
 
 logger = logging.getLogger("linpix")
 
@@ -32,9 +32,8 @@ class Replica:
         self.requests = service.requests
         self.requests.start()
         # the settings, the kernel in use, and the models, the default one first
-        self.description = settings, kernel, {
-            name: Description(facts=model.facts, backend=model.backend, slots=model.slots)
-            for name, model in self.requests.models.items()}
+        self.description = settings, kernel, {name: (model.facts, model.slots)
+                                              for name, model in self.requests.models.items()}
         self._service, self._ends = service, contextlib.AsyncExitStack()
         collect()
 
@@ -42,7 +41,7 @@ class Replica:
         await self._ends.enter_async_context(scraped(self._service, "engine"))
 
     async def stop(self) -> None:
-        """End the engine thread; requests still here end with Draining."""
+        """End the engine thread; requests still here end with `draining`."""
         await self._ends.aclose()
         await self.requests.stop()
         for model in self.requests.models.values():
@@ -67,13 +66,13 @@ class Replica:
             yield [error]
         except Exception as failure:
             logger.exception("a request from a front failed")
-            yield [EngineFailed(f"the engine failed on this request ({type(failure).__name__})")]
+            yield [engine_failed(f"the engine failed on this request ({type(failure).__name__})")]
 
     async def _events(self, call: Call) -> AsyncIterator[News]:
         model = self.requests.models.get(call.job.model)
         if model is None or model.facts != call.facts:  # replicas are replaced one after the other
             self.requests.metrics.requests.labels(call.endpoint, "failed").inc()
-            raise EngineGone("this replica serves other models, weights or precisions than the front that sent the "
+            raise engine_gone("this replica serves other models, weights or precisions than the front that sent the "
                              "request")
         request = Request(call.id, call.endpoint, call.client, call.job, model, call.timeout_s,
                           time.monotonic() - call.spent_s)

@@ -7,13 +7,13 @@ position. `linear` also runs in the compiled engine, if that is available.
 
 import dataclasses
 import time
-from collections.abc import Generator, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from linpix.model.attention import State, attention_for
+from linpix.model.attention import State
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import ModelConfig
 from linpix.model.generate import decode_threads, draw_token
@@ -24,23 +24,12 @@ from linpix.model.transformer import Attend, Transformer
 QUANTUM_S = 0.05     # longest call of the compiled engine, about: live requests wait for its end
 PASS_SIZE = 2**19    # most tokens x d_model x hashings of a parallel pass: bounds memory; more is not faster
 
-
-class BackendSpec(NamedTuple):
-    """How a backend decodes."""
-
-    attention: dict[str, Any]  # fields that select it in the configuration of its weights
-    stateful: bool             # steps on a memory per image; else each position computes its whole prefix again
-    compiled: bool = False     # also runs in the compiled engine, if that is available
-
-
-SPECS = {  # cheapest first: the order in which they are surveyed
-    "linear": BackendSpec({"attention": "linear"}, stateful=True, compiled=True),
-    "stateful-softmax": BackendSpec({"attention": "softmax"}, stateful=True),
-    "softmax": BackendSpec({"attention": "softmax"}, stateful=False),
-    "lsh-1": BackendSpec({"attention": "lsh", "lsh_rounds": 1}, stateful=False),
-    "lsh-4": BackendSpec({"attention": "lsh", "lsh_rounds": 4}, stateful=False),
-}
-BACKENDS = tuple(SPECS)
+ATTENTION: dict[str, dict[str, Any]] = {  # what selects each in a configuration; cheapest first: the order of surveys
+    "linear": {"attention": "linear"},
+    "stateful-softmax": {"attention": "softmax"}, "softmax": {"attention": "softmax"},
+    "lsh-1": {"attention": "lsh", "lsh_rounds": 1}, "lsh-4": {"attention": "lsh", "lsh_rounds": 4}}
+BACKENDS = tuple(ATTENTION)
+STATEFUL = ("linear", "stateful-softmax")  # others compute the whole prefix again at each position
 
 
 class Backend:
@@ -54,38 +43,57 @@ class Backend:
         if name == "linear":  # without our operator: eager backends are compared in torch alone
             self.state: State | None = RecurrentState(net.config, rows, operator=False)
         else:
-            self.state = net.attention.new_state(rows) if SPECS[name].stateful else None
+            self.state = net.attention.new_state(rows) if name in STATEFUL else None
         self._slots = torch.arange(1, rows + 1)
         self._start = torch.full((rows,), START)
         self._temperatures = torch.ones(rows)
+        self.canvas = torch.randint(256, (rows, net.config.subpixels), dtype=torch.uint8,
+                                    generator=torch.Generator().manual_seed(0))  # for steps that are timed
+        self.first, length = 1 if net.config.first_marginal else 0, net.config.length  # without a start token: 1
+        first, tenth = min(self.first, length - 1), max(1, length // 10)
+        self.coarse = sorted({first, length // 4, length // 2, length * 3 // 4, length - 1})  # positions of a survey
+        self.positions = sorted({*self.coarse, max(first, tenth // 2), max(first, tenth - 1),
+                                 length - tenth, length - 1 - tenth // 2})
+        self.samples: dict[tuple[int, int], list[float]] = {}  # seconds of a step, by rows and position
 
-    def fill(self, canvas: Tensor) -> Iterator[None]:
-        """Give every slot the memory of a whole image, `canvas` (1, T), as prefill would.
+    @property
+    def state_bytes(self) -> int:
+        """Bytes per image, beside its sub-pixels; 0 for backends that compute prefixes again."""
+        return self.net.attention.state_bytes if self.name in STATEFUL else 0
+
+    def together(self, batch: int, t: int) -> int:
+        """Rows of a batch in one pass through the network: all, or as many whole prefixes as PASS_SIZE allows."""
+        rounds, config = ATTENTION[self.name].get("lsh_rounds"), self.net.config
+        tokens = rounds * max(t + 1, config.lsh_chunk) if rounds else t + 1  # lsh pads to whole chunks
+        return batch if self.name in STATEFUL else min(batch, max(1, PASS_SIZE // config.d_model // tokens))
+
+    def fill(self) -> Iterator[None]:
+        """Give every slot the memory of a whole image, as prefill would.
 
         The cost of a step depends on its position and not on values. But memory that was never written is one
         page of zeros, always in the cache, which would favour backends that keep much.
         """
-        state = self.state
-        if state is not None:
-            yield from _parallel(self.net, canvas, self.net.config.length - 1, self._start[:1],
-                                 lambda layer, q, k, v: state.prefill(layer, q, k, v, self._slots[:1]))
+        if (state := self.state) is not None:
+            yield from self._parallel(self.canvas[:1], self.net.config.length - 1,
+                                      lambda layer, q, k, v: state.prefill(layer, q, k, v, self._slots[:1]))
             for slot in range(2, self.rows + 1):
                 state.copy(1, [slot])
                 yield
 
-    def difference(self, canvas: Tensor, at: Iterable[int]) -> Generator[None, None, float]:
+    def difference(self) -> Generator[None, None, float]:
         """Largest difference of the mixture parameters between a step and the parallel form over the prefix.
 
-        at: positions of the image that filled the slots.
+        To be called after `fill`, of whose image it looks at some positions.
         """
         assert self.state is not None
-        start, slots, worst = self._start[:1], self._slots[:1], 0.0
-        for last in at:
-            for t in range(max(first_position(self.net.config), last - 3), last + 1):  # each writes its token again
-                stepped = self.net.step(canvas, torch.tensor([t]), start, self.state, slots)
+        canvas, length, worst = self.canvas[:1], self.net.config.length, 0.0
+        for last in sorted({self.coarse[0], length // 8, length // 4, length // 2, length - 1}):
+            for t in range(max(self.first, last - 3), last + 1):  # each writes its token again
+                stepped = self.net.step(canvas, torch.tensor([t]), self._start[:1], self.state, self._slots[:1])
                 yield
-            recomputed = yield from _parallel(self.net, canvas, last, start, self.net.attention.parallel)
-            worst = max(worst, float((stepped - recomputed).abs().max()))
+            if last >= self.first:
+                recomputed = yield from self._parallel(canvas, last, self.net.attention.parallel)
+                worst = max(worst, float((stepped - recomputed).abs().max()))
         return worst
 
     def clear(self, rows: int) -> Iterator[None]:
@@ -100,11 +108,24 @@ class Backend:
         rows, C = len(canvas), self.net.config.token_size
         positions = torch.full((rows,), t)
         if self.state is None:
-            parameters = yield from _parallel(self.net, canvas, t, self._start[:rows], self.net.attention.parallel)
+            parameters = yield from self._parallel(canvas, t, self.net.attention.parallel)
         else:
             with decode_threads(self.net, rows, t):
                 parameters = self.net.step(canvas, positions, self._start[:rows], self.state, self._slots[:rows])
         canvas[:, t * C:(t + 1) * C] = draw_token(self.net, parameters, positions, u, self._temperatures[:rows])
+
+    @torch.inference_mode()
+    def _parallel(self, canvas: Tensor, t: int, attend: Attend) -> Generator[None, None, Tensor]:
+        """Mixture parameters of token t, (B, P), by the parallel form over its prefix, layer by layer."""
+        net, rows = self.net, len(canvas)
+        if t < self.first:
+            return torch.full((rows, net.head.out_features), torch.nan)
+        positions = torch.arange(self.first, t + 1).expand(rows, -1)
+        x = net.layer_input(net.inputs(canvas, positions, self._start[:rows]))
+        for index, layer in enumerate(net.layers):
+            x = layer(x, index, attend)
+            yield
+        return net.output_head(x[..., -1, :])
 
 
 class CompiledBackend(Backend):
@@ -139,41 +160,9 @@ class CompiledBackend(Backend):
             yield
 
 
-@torch.inference_mode()
-def _parallel(net: Transformer, canvas: Tensor, t: int, start: Tensor,
-              attend: Attend) -> Generator[None, None, Tensor]:
-    """Mixture parameters of token t, (B, P), by the parallel form over its prefix, layer by layer."""
-    first = first_position(net.config)
-    if t < first:
-        return torch.full((len(canvas), net.head.out_features), torch.nan)
-    x = net.layer_input(net.inputs(canvas, torch.arange(first, t + 1).expand(len(canvas), -1), start))
-    for index, layer in enumerate(net.layers):
-        x = layer(x, index, attend)
-        yield
-    return net.output_head(x[..., -1, :])
-
-
 def config_of(backend: str, config: ModelConfig) -> ModelConfig:
     """The configuration of a backend's weights: `config` with that backend's attention."""
-    return dataclasses.replace(config, **SPECS[backend].attention)
-
-
-def rows_together(backend: str, config: ModelConfig, batch: int, t: int) -> int:
-    """Rows of a batch in one pass through the network: all, or as many whole prefixes as PASS_SIZE allows."""
-    spec = SPECS[backend]
-    rounds = spec.attention.get("lsh_rounds")
-    tokens = rounds * max(t + 1, config.lsh_chunk) if rounds else t + 1  # lsh pads to whole chunks
-    return batch if spec.stateful else min(batch, max(1, PASS_SIZE // config.d_model // tokens))
-
-
-def state_bytes(backend: str, config: ModelConfig) -> int:
-    """Bytes per image, beside its sub-pixels; 0 for backends that compute prefixes again."""
-    return attention_for(config_of(backend, config)).state_bytes if SPECS[backend].stateful else 0
-
-
-def first_position(config: ModelConfig) -> int:
-    """The first position that has an input: 0, or 1 without a start token."""
-    return 1 if config.first_marginal else 0
+    return dataclasses.replace(config, **ATTENTION[backend])
 
 
 def random_net(config: ModelConfig) -> Transformer:

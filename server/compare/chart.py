@@ -1,11 +1,15 @@
-"""report.svg: images per second by batch beside the paper's, and the time of a step, drawn by matplotlib."""
+"""The files of a report. matplotlib draws report.svg: images per second by batch beside the paper's, and the time of a
+step."""
 
 import io
+import json
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .paper import Report, Result, dataset_of, duration, figure, machine_of, results_of, rows_of, title_of
+from .report import Report, Result, dataset_of, duration, figure, machine_of, markdown, results_of, rows_of, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,8 +28,24 @@ _STYLE: dict[Any, Any] = {
 Row = tuple[str, str, str]  # name, backend and engine
 
 
-def drawable() -> bool:
-    return find_spec("matplotlib") is not None
+def write(report: Report, folder: Path) -> list[str]:
+    """Write report.json, report.md and, if matplotlib is installed, report.svg: renamed once they are complete.
+
+    Returns what is missing, in words.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    texts, missing = {"report.json": json.dumps(report, indent=2, allow_nan=False) + "\n"}, list[str]()
+    if find_spec("matplotlib") is None:
+        missing = [MISSING]
+        (folder / "report.svg").unlink(missing_ok=True)  # of another report
+    else:
+        texts["report.svg"] = svg(report)
+    texts["report.md"] = markdown(report, *missing)
+    for name, text in texts.items():
+        new = folder / f".{name}.{os.getpid()}.new"
+        new.write_text(text, encoding="utf-8")
+        new.replace(folder / name)
+    return missing
 
 
 def svg(report: Report) -> str:

@@ -11,7 +11,8 @@ from linpix.model.attention import kind_of
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import AttentionKind, ModelConfig
 
-from .backends import BACKENDS, SPECS, config_of
+from ..errors import InvalidRequest
+from .backends import ATTENTION, BACKENDS, config_of
 
 # What may differ between twins
 _FREE = {"attention", "twin_of", "eps", "first_marginal",
@@ -35,19 +36,19 @@ def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
             known = theirs["attention"] in get_args(AttentionKind)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # not a checkpoint of ours, so not a twin either
-        known &= not theirs.get("patch") and theirs.get("background") is None  # see not_compared
+        known &= not theirs.get("patch") and theirs.get("background") is None  # see check_comparable
         if known and (related or (named and candidate.name != checkpoint.name)):
             (twins if related else head).append(checkpoints.read(candidate))
     covered = {backend for twin in twins for backend in _stands_for(twin.net.config, ours)}
     return twins + [model for model in head if not covered.issuperset(_stands_for(model.net.config, ours))]
 
 
-def not_compared(checkpoint: Checkpoint) -> str:
-    """Why a model cannot be compared whatever its twins are, or ""."""
+def check_comparable(checkpoint: Checkpoint) -> None:
+    """Raise InvalidRequest for a model that cannot be compared, whatever its twins are."""
     if checkpoint.net.config.packed:
-        return (f"{checkpoint.name} cannot be compared: it uses patches of known pixels or skips background, which "
-                "other kinds of attention cannot do; choose another model")
-    return ""
+        raise InvalidRequest(f"{checkpoint.name} cannot be compared: it uses patches of known pixels or skips "
+                             "background, which other kinds of attention cannot do; choose another model",
+                             param="model")
 
 
 def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str, Checkpoint | None]:
@@ -58,8 +59,7 @@ def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str,
     model that is not compared.
     """
     ours = checkpoint.net.config
-    if obstacle := not_compared(checkpoint):
-        raise ValueError(obstacle)
+    check_comparable(checkpoint)
     for twin in twins:
         theirs = twin.net.config
         names = [entry.name for entry in dataclasses.fields(ours) if entry.name not in _FREE]
@@ -68,7 +68,7 @@ def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str,
                              f"they differ in {', '.join(differing)}")
     own = _stands_for(ours, ours)
     if not own:
-        known = [spec.attention["lsh_rounds"] for spec in SPECS.values() if "lsh_rounds" in spec.attention]
+        known = [fields["lsh_rounds"] for fields in ATTENTION.values() if "lsh_rounds" in fields]
         raise ValueError(f"{checkpoint.name} has lsh attention of {ours.lsh_rounds} rounds, which cannot be compared; "
                          "choose a linear or softmax model, or one with lsh attention of "
                          f"{' or '.join(map(str, known))}")

@@ -4,27 +4,26 @@ The work comes in short units, so that a service can fit it between live request
 """
 
 import math
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
-from linpix.model.checkpoint import Checkpoint
+import torch
+
+from linpix.model.checkpoint import Checkpoint, commit
 from linpix.model.packing import choose
+from linpix.model.team import processor_name
 
+from ..errors import InvalidRequest
 from ..memory import free_bytes
-from .backends import (
-    BACKENDS,
-    SPECS,
-    Backend,
-    CompiledBackend,
-    config_of,
-    first_position,
-    random_net,
-    state_bytes,
-)
+from .backends import BACKENDS, STATEFUL, Backend, CompiledBackend, config_of, random_net
 from .checkpoints import sources_of
-from .measure import Cell, CellKind, Measurement, OutOfTime, Stopwatch
-from .results import circumstances, findings
+from .measure import Cell, Stopwatch
+from .report import PAPER, Report, Result, listed
 
 UNIT_S = 0.05        # a unit of work ends after this, so that live requests need not wait longer
 ROUNDS = 40          # most rounds over the positions of one cell
@@ -46,14 +45,15 @@ class ComparisonPlan:
     def __post_init__(self) -> None:
         for backend in self.backends:
             if backend not in BACKENDS:
-                raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+                raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}", param="backends")
         if not self.backends:
-            raise ValueError(f"backends must name at least one of {', '.join(BACKENDS)}, got none")
+            raise InvalidRequest(f"backends must name at least one of {', '.join(BACKENDS)}, got none",
+                                 param="backends")
         for batch in self.batches:
             if type(batch) is not int or batch < 1:
-                raise ValueError(f"batch must be an integer of at least 1, got {batch!r}")
+                raise InvalidRequest(f"batch must be an integer of at least 1, got {batch!r}", param="batch")
         if not (math.isfinite(self.budget_s) and self.budget_s > 0):
-            raise ValueError(f"budget must be a number of seconds above 0, got {self.budget_s!r}")
+            raise InvalidRequest(f"budget must be a number of seconds above 0, got {self.budget_s!r}", param="budget")
 
 
 class Comparison:
@@ -70,45 +70,40 @@ class Comparison:
 
         clock, processor: see Stopwatch.
         """
-        config = checkpoint.net.config
-        sources = sources_of(checkpoint, twins)
-        self.plan, self.progress = plan, 0.0
-        best = choose(config_of("linear", config))
-        precisions = {"eager": "fp32", best.engine: best.precision}  # by engine, for engines that can run here
-        self._kinds: list[CellKind] = [(name, engine) for name in BACKENDS if name in plan.backends
-                                       for engine in (reversed(precisions) if SPECS[name].compiled else ("eager",))]
-        self.cells = [Cell(backend, engine, precisions[engine], batch, sources[backend])
-                      for batch in sorted({1, *plan.batches}) for backend, engine in self._kinds]
-        wanted = {config_of(cell.backend, config): cell.source for cell in self.cells}
-        self._nets = {one: source.net if source else random_net(one) for one, source in wanted.items()}
-        self._watch = Stopwatch(clock, processor)
-        self._measured = Measurement(config, max(cell.batch for cell in self.cells), self._watch)
-        self._difference: float | None = None
-        self._circumstances = circumstances(checkpoint, sources, plan.budget_s, command)
+        sources, batches = sources_of(checkpoint, twins), sorted({1, *plan.batches})
+        self.plan, self.progress, self._watch = plan, 0.0, Stopwatch(clock, processor)
+        wanted = {name: config_of(name, checkpoint.net.config) for name in BACKENDS if name in plan.backends}
+        nets = {config: source.net if (source := sources[name]) else random_net(config)
+                for name, config in wanted.items()}
+        self._backends, notes = list[Backend](), dict[tuple[str, int], str]()  # notes: by name and batch
+        for name, config in wanted.items():
+            net, free, rows = nets[config], free_bytes(), 1
+            for batch in batches:
+                needed = batch * (net.attention.state_bytes if name in STATEFUL else 0)
+                if needed > MEMORY_SHARE * free:
+                    notes[name, batch] = (f"its states would take {needed / 2**30:.1f} GiB, but only "
+                                          f"{MEMORY_SHARE:.0%} of the free {free / 2**30:.1f} GiB may be used")
+                else:
+                    rows = batch
+            if name == "linear" and choose(config).engine == "compiled":
+                self._backends.append(CompiledBackend(net, rows))
+            self._backends.append(Backend(name, net, rows))
+        self.cells = [Cell(backend, batch, sources[backend.name], self._watch, notes.get((backend.name, batch), ""))
+                      for batch in batches for backend in self._backends]
+        self._difference: float | None = None  # of the parameters of the two softmax forms, once it is measured
+        self._circumstances = _circumstances(checkpoint, sources, plan, command)
         self._describe()
 
     def run(self) -> Iterator[None]:
         """Do the work; yields after each unit of about UNIT_S."""
-        work = self._work()
-        over = False
-        try:
-            while not over:
-                self._watch.begin()
-                over = True
-                for _ in work:
-                    if self._watch.unit() >= UNIT_S:
-                        over = False
-                        break
-                self._watch.end()
-                yield
-        finally:
-            self._measured.backends.clear()  # their memories are large, and only the report is still needed
-            self._nets.clear()
+        yield from self._watch.units(self._work(), UNIT_S)
         self._describe()
         self.progress = 1.0
 
     def _describe(self) -> None:
-        self.report = self._circumstances | findings(self.cells, self._measured, self._difference)
+        self.report = self._circumstances | {
+            "spent_s": _rounded(self._watch.spent), "largest_logit_difference": _rounded(self._difference),
+            "notes": _notes(self.cells), "results": [_result(cell) for cell in self.cells]}
 
     def _work(self) -> Iterator[None]:
         yield from self._set_up()
@@ -119,33 +114,33 @@ class Comparison:
                 for _ in stage:
                     self.progress = min(0.99, (self._watch.elapsed() - began) / self.plan.budget_s)
                     yield
-            except OutOfTime:
+            except TimeoutError:
                 pass  # what was measured counts, and later stages find no time either
             for cell in self.cells:
                 if not (cell.round_seconds or cell.note):
                     cell.note = (f"the budget of {self.plan.budget_s:g} s ended before the steps were timed at "
-                                 f"{len(self._measured.coarse)} positions")
+                                 f"{len(cell.backend.coarse)} positions")
             self._describe()
 
     def _survey(self) -> Iterator[None]:
         """A first figure for every cell, from few positions, before any gets a better one."""
-        for cell in sorted(self.cells, key=lambda cell: self._kinds.index(cell.kind)):
+        for cell in sorted(self.cells, key=lambda cell: self._backends.index(cell.backend)):
             if not cell.note:
-                yield from self._measured.survey(cell)
+                yield from cell.survey()
 
     def _rounds(self, share: float) -> Iterator[None]:
         """Rounds over all positions, the cell with the least time spent on it first."""
         until = self._watch.elapsed() + share * self._watch.left()
         while ready := [cell for cell in self._surveyed() if cell.rounds < ROUNDS
                         and self._watch.elapsed() + cell.round_seconds / (1 - cell.waited) < until]:
-            yield from self._measured.round(min(ready, key=lambda cell: cell.spent))
+            yield from min(ready, key=lambda cell: cell.spent).round()
 
     def _decodes(self) -> Iterator[None]:
         """Decode whole images while there is time; the fastest cells first, and short decodes several times."""
         again_s = DECODES_SHARE * self.plan.budget_s / len(self.cells)
-        for cell in sorted(self._surveyed(), key=self._measured.seconds):
-            while MARGIN * (seconds := self._measured.seconds(cell)) < self._watch.left() * (1 - cell.waited):
-                yield from self._measured.decode(cell)
+        for cell in sorted(self._surveyed(), key=Cell.seconds):
+            while MARGIN * (seconds := cell.seconds()) < self._watch.left() * (1 - cell.waited):
+                yield from cell.decode()
                 if len(cell.decodes) == DECODES or sum(cell.decodes[1:]) + seconds > again_s:
                     break
             self._describe()
@@ -155,23 +150,83 @@ class Comparison:
 
     def _set_up(self) -> Iterator[None]:
         """Fill the memories, and measure how far the two softmax forms agree."""
-        config, measured = self._measured.config, self._measured
-        cells = {cell.kind: [one for one in self.cells if one.kind == cell.kind] for cell in self.cells}
-        for kind, alike in cells.items():
-            name, engine = kind
-            net, free, rows = self._nets[config_of(name, config)], free_bytes(), 1
-            for cell in alike:
-                needed = state_bytes(name, net.config) * cell.batch
-                if needed > MEMORY_SHARE * free:
-                    cell.note = (f"its states would take {needed / 2**30:.1f} GiB, but only {MEMORY_SHARE:.0%} of the "
-                                 f"free {free / 2**30:.1f} GiB may be used")
-                else:
-                    rows = max(rows, cell.batch)
-            backend = CompiledBackend(net, rows) if engine == "compiled" else Backend(name, net, rows)
-            measured.backends[kind] = backend
-            yield from backend.fill(measured.canvas[:1])
-            if name == "stateful-softmax" and ("softmax", "eager") in cells:
-                length = config.length
-                at = {t for t in (measured.coarse[0], length // 8, length // 4, length // 2, length - 1)
-                      if t >= first_position(config)}
-                self._difference = yield from backend.difference(measured.canvas[:1], sorted(at))
+        for backend in self._backends:
+            yield from backend.fill()
+            if backend.name == "stateful-softmax" and "softmax" in self.plan.backends:
+                self._difference = yield from backend.difference()
+
+
+# --- the report ---
+
+def _circumstances(checkpoint: Checkpoint, sources: dict[str, Checkpoint | None], plan: ComparisonPlan, command: str
+                   ) -> Report:
+    """What is known before anything is measured."""
+    config = checkpoint.net.config
+    return {
+        "model": checkpoint.name, "digest": checkpoint.digest, "attention": config.attention,
+        "twins": sorted({source.name for source in sources.values() if source} - {checkpoint.name}),
+        "subpixels": config.subpixels, "tokens": config.length, "layers": config.layers, "d_model": config.d_model,
+        "machine": {"cpu": processor_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+                    "torch": torch.__version__, "platform": platform.platform(), "load": round(os.getloadavg()[0], 2)},
+        "commit": commit(), "command": command, "budget_s": plan.budget_s,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"), "paper": PAPER}
+
+
+def _result(cell: Cell) -> Result:
+    backend, estimated = cell.backend, cell.decoded is None
+    steps, seconds = (cell.steps(), cell.seconds()) if cell.round_seconds else ({}, None)
+    return {
+        "backend": backend.name, "engine": backend.engine, "weights": cell.source.name if cell.source else None,
+        "precision": backend.precision, "batch": cell.batch,
+        "images_per_second": _rounded(cell.batch / seconds if seconds else None),
+        "seconds_per_image": _rounded(seconds),  # until the batch's images are done
+        "state_bytes": backend.state_bytes,
+        "step_seconds": [{"position": t, "seconds": _rounded(x)} for t, x in steps.items()],
+        "tail_over_head": _rounded(cell.tail_over_head()) if seconds else None,
+        "estimated": estimated, "positions": list(steps) if estimated and seconds else None,
+        "bits_per_dim": _bits_per_dim(cell.source.provenance)[0] if cell.source else None,
+        "exception": backend.net.attention.exception or None,
+        "disturbed": bool(disturbed := cell.disturbed() if seconds else ""),
+        "note": cell.note or disturbed or None,
+    }
+
+
+def _notes(cells: Sequence[Cell]) -> list[str]:
+    notes = [f"No figure for {cell}: {cell.note}." for cell in cells if cell.note]
+    exceptions: dict[str, list[str]] = {}
+    for name, backend in {cell.backend.name: cell.backend for cell in cells}.items():
+        exceptions.setdefault(backend.net.attention.exception, []).append(name)
+    notes += [f"{text}, so bits/dim of {listed(names)} is not strictly autoregressive (*). Drawing does not see later "
+              "sub-pixels, since it computes the prefix again at each "
+              "position." for text, names in exceptions.items() if text]
+    if lost := list(dict.fromkeys(cell.backend.name for cell in cells if cell.source is None)):
+        notes.append(f"{listed(lost)} used random weights of the same architecture, because there is no checkpoint. "
+                     "Speed does not depend on the weights; bits/dim is not given.")
+    sources = {cell.source.name: cell.source.provenance for cell in cells if cell.source}
+    if trained := [f"{name} saw {facts['images']:,} images in {facts['minutes']:.0f} minutes"
+                   for name, facts in sources.items() if "minutes" in facts]:
+        notes.append(f"Training of the models whose bits/dim is given: {', '.join(trained)}.")
+    splits: dict[str, list[str]] = {}
+    for name, facts in sources.items():
+        splits.setdefault(_bits_per_dim(facts)[1], []).append(name)
+    if measured_on := [f"{split} for {listed(names)}" for split, names in splits.items() if split]:
+        notes.append(f"bits/dim was measured on {', on '.join(measured_on)}.")
+    if busy := [cell.waited for cell in cells if cell.round_seconds and cell.disturbed()]:
+        notes.append(f"Other work used the processor of the rows marked † for up to {max(busy):.0%} of the time. "
+                     "Speeds are of processor time; those of such rows may be too low by a quarter.")
+    return notes
+
+
+def _bits_per_dim(provenance: dict[str, Any]) -> tuple[float | None, str]:
+    """bits/dim on the largest number of test images, else on validation images; and on which, in words."""
+    bits = dict(provenance.get("bits_per_dim") or {})
+    tests = {name: int(name.removeprefix("test_")) for name in bits if name.removeprefix("test_").isdecimal()}
+    for name in (*sorted(tests, key=tests.__getitem__, reverse=True), "validation"):
+        if bits.get(name):
+            return float(bits[name]), f"{tests[name]:,} test images" if name in tests else "validation images"
+    return None, ""
+
+
+def _rounded(x: float | None) -> float | None:
+    """To five digits: more would be noise."""
+    return None if x is None else float(f"{x:.5g}")

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from linpix.model.checkpoint import Checkpoint
 
 from ..engine.admission import Admission
+from ..engine.request import ServedModel
 from ..engine.thread import EngineThread, Work
-from ..errors import ComparisonNotFound, Conflict, JustCancelled, ModelNotFound
+from ..errors import comparison_not_found, just_cancelled, still_running
 from .checkpoints import find_twins
 from .comparison import Comparison, ComparisonPlan
 
@@ -49,29 +50,27 @@ class Comparisons:
         self._making: asyncio.Task[None] | None = None
         self._quiet_until = 0.0
 
-    def begin(self, model: str, plan: ComparisonPlan) -> Run:
-        """Start a comparison of a model that is served. Raises ModelNotFound, Conflict or JustCancelled."""
-        if (served := self._admission.models.get(model)) is None:
-            raise ModelNotFound(model, self._admission.models)
+    def begin(self, model: ServedModel, plan: ComparisonPlan) -> Run:
+        """Start a comparison. Raises ServiceError."""
         if running := next((job for job in self._jobs.values() if job.status == "running"), None):
-            raise Conflict(running.id)
+            raise still_running(running.id)
         left_s = self._quiet_until - time.monotonic()
         if left_s > 0 or (self._making and not self._making.done()):
-            raise JustCancelled(next(reversed(self._jobs)), max(left_s, 0.1))
-        job = Run(f"cmp-{next(self._ids)}", model, plan.budget_s)
+            raise just_cancelled(next(reversed(self._jobs)), max(left_s, 0.1))
+        job = Run(f"cmp-{next(self._ids)}", model.name, plan.budget_s)
         self._jobs = dict(list(self._jobs.items())[-15:])  # the last 16 stay readable
         self._jobs[job.id] = job
-        self._making = asyncio.get_running_loop().create_task(self._make(job, served.checkpoint, plan))
+        self._making = asyncio.get_running_loop().create_task(self._make(job, model.checkpoint, plan))
         return job
 
     def find(self, id: str) -> Run:
-        """Raises ComparisonNotFound."""
+        """Raises ServiceError."""
         if id not in self._jobs:
-            raise ComparisonNotFound(id, self._jobs)
+            raise comparison_not_found(id, self._jobs)
         return self._checked(self._jobs[id])
 
     def cancel(self, id: str) -> Run:
-        """Raises ComparisonNotFound."""
+        """Raises ServiceError."""
         job = self.find(id)
         self._cancel(job)
         return job

@@ -1,42 +1,44 @@
-"""A comparison's findings for readers: a table for the terminal, and report.md beside report.json (chart.py draws).
+"""A comparison's findings for readers: tables for the terminal and for report.md, with the paper's figures.
 
 This module measures nothing, and does not need torch.
 """
 
-import json
-import os
-from pathlib import Path
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from . import chart
-from .paper import (
-    DATASETS,
-    ENGINES,
-    Report,
-    Result,
-    dataset_of,
-    duration,
-    factor,
-    figure,
-    listed,
-    machine_of,
-    results_of,
-    rows_of,
-    title_of,
-)
+Report = dict[str, Any]
+Result = dict[str, Any]
 
-
-def write(report: Report, folder: Path) -> None:
-    """Write report.json, report.md and, if matplotlib is installed, report.svg: renamed once they are complete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {"report.json": json.dumps(report, indent=2, allow_nan=False) + "\n", "report.md": markdown(report)}
-    if chart.drawable():
-        texts["report.svg"] = chart.svg(report)
-    else:
-        (folder / "report.svg").unlink(missing_ok=True)  # of another report
-    for name, text in texts.items():
-        new = folder / f".{name}.{os.getpid()}.new"
-        new.write_text(text, encoding="utf-8")
-        new.replace(folder / name)
+# Tables 1, 2, 4 and 5 of "Transformers are RNNs" (2020). Table 4 has the rows of 1 (MNIST) and 2 (CIFAR-10), and one
+# more. The paper's factors are left out: they follow from the figures.
+_COLUMNS = {"bits_per_dim": "tables 1, 2 and 4",
+            "images_per_second": "tables 1, 2 and 4; batch sizes differ between methods",
+            "cpu_seconds": "table 5, one image alone", "gpu_seconds": "table 5, one image alone"}
+_FIGURES = {
+    "mnist": {
+        "softmax": (0.621, 0.45, 72.6, 10.2),
+        "stateful-softmax": (0.621, 7.56, 7.4, 10.4),
+        "lsh-1": (0.745, 0.68, 46.0, 19.2),
+        "lsh-4": (0.676, 0.27, 112.0, 55.8),
+        "linear": (0.644, 142.8, 5.5, 7.3),
+    },
+    "cifar10": {
+        "softmax": (3.47, 0.004, 8651.4, 300.1),
+        "stateful-softmax": (3.47, 0.32, 71.9, 70.4),
+        "lsh-1": (3.39, 0.015, 2318.9, 221.6),
+        "lsh-4": (3.51, 0.005, 5263.7, 683.9),
+        "linear": (3.40, 17.85, 45.1, 61.3),
+    },
+}
+PAPER: dict[str, Any] = {
+    "source": "Katharopoulos et al., Transformers are RNNs, ICML 2020, tables 1, 2, 4 and 5",
+    "device": "one P40-class GPU, in table 5 also on a CPU that is not named", "columns": _COLUMNS,
+    **{dataset: {backend: dict(zip(_COLUMNS, row, strict=True)) for backend, row in rows.items()}
+       for dataset, rows in _FIGURES.items()},
+}
+ENGINES = {"eager": "torch", "eager+operator": "torch with our operator", "compiled": "compiled"}  # as readers see them
+DATASETS = {784: ("mnist", "MNIST"), 3072: ("cifar10", "CIFAR-10")}  # by number of sub-pixels; else MNIST
 
 
 def table(report: Report) -> str:
@@ -55,8 +57,8 @@ def table(report: Report) -> str:
     return "\n".join([*lines, "", marks, *_remarks(report)])
 
 
-def markdown(report: Report) -> str:
-    """report.md: our tables beside the paper's."""
+def markdown(report: Report, chart: str = "![images per second, and time of a step](report.svg)") -> str:
+    """report.md: our tables beside the paper's. chart: the link to it, or why there is none."""
     dataset, title = dataset_of(report)
     engines = sorted({result["engine"] for result in report["results"]})
     command = f"`{report['command']}` · " if report["command"] else ""
@@ -100,7 +102,7 @@ def markdown(report: Report) -> str:
             "stateful-softmax keeps all keys and values.",
             *_remarks(report))),
         "",
-        "![images per second, and time of a step](report.svg)" if chart.drawable() else chart.MISSING,
+        chart,
         ""])
 
 
@@ -191,3 +193,57 @@ def _size(count: int) -> str:
         if count >= size:
             return f"{figure(count / size)} {unit}"
     return f"{count} B"
+
+
+# --- names and figures, for charts too ---
+
+def dataset_of(report: Report) -> tuple[str, str]:
+    return DATASETS.get(report["subpixels"], DATASETS[784])
+
+
+def title_of(report: Report) -> str:
+    """The model, and what was compared."""
+    ran = dict.fromkeys(backend for _, backend, engine in rows_of(report) if engine)
+    return f"{report['model']}: {listed(list(ran))} attention"
+
+
+def listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def results_of(results: list[Result], backend: str, engine: str) -> list[Result]:
+    return [result for result in results if (result["backend"], result["engine"]) == (backend, engine)]
+
+
+def rows_of(report: Report) -> list[tuple[str, str, str]]:
+    """Name, backend and engine of each row, in the paper's order; engine is "" if a backend did not run here."""
+    results = report["results"]
+    engines = sorted({result["engine"] for result in results})
+    order = dict.fromkeys([*report["paper"][dataset_of(report)[0]], *(result["backend"] for result in results)])
+    return [(f"{backend} ({ENGINES[engine]})" if engine and len(engines) > 1 else backend, backend, engine)
+            for backend in order
+            for engine in [engine for engine in engines if results_of(results, backend, engine)] or [""]]
+
+
+def factor(x: float | None, base: float | None) -> str:
+    """x / base in words. Bases are from the same engine, so that a factor compares attention alone."""
+    return f" ({figure(x / base)}x)" if x and base else ""
+
+
+def figure(x: float | None, mark: str = "") -> str:
+    """Three significant digits, and never an exponent."""
+    if x is None:
+        return "-"
+    digits = max(0, 2 - math.floor(math.log10(abs(x)))) if x else 0
+    return f"{mark}{x:,.{digits}f}"
+
+
+def machine_of(report: Report) -> str:
+    machine = report["machine"]
+    return (f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, "
+            f"torch {machine['torch']}, load {machine['load']:g} before")
+
+
+def duration(seconds: float, figure: Callable[[float], str] = figure) -> str:
+    unit, size = ("s", 1.0) if seconds >= 1 else ("ms", 1e-3) if seconds >= 0.999e-3 else ("us", 1e-6)
+    return f"{figure(seconds / size)} {unit}"

@@ -15,7 +15,7 @@ from functools import partial
 from linpix.model.likelihood import Scoring
 
 from .. import logs
-from ..errors import ClientLimit, DeadlinePassed, EngineFailed, ServiceError
+from ..errors import ServiceError, client_limit, deadline_passed, engine_failed
 from ..memory import collect
 from ..metrics import PRIORITIES, Metrics
 from .attempts import again
@@ -87,7 +87,7 @@ class Admission(Requests):
         job, model = request.job, request.model
         assert isinstance(model, Model)
         request.expiry = asyncio.get_running_loop().call_at(
-            request.deadline, lambda: request.send(DeadlinePassed(request.timeout_s)))
+            request.deadline, lambda: request.send(deadline_passed(request.timeout_s)))
         if job.scored:
             assert job.canvas is not None
             scoring = Scoring(model.checkpoint.net, job.canvas, job.known, job.labels)
@@ -120,12 +120,12 @@ class Admission(Requests):
             self._forget_idle()
 
     def _check_client(self, client: str, images: int) -> None:
-        """Raise ClientLimit, with the time until there is room, if so many more images are too many for one client."""
+        """Raise client_limit, with the time until there is room, if so many more images are too many for one client."""
         here = sum(request.undone for request in self.in_progress.values() if request.client == client)
         if self._client_images and (excess := here + images - self._client_images) > 0:
             theirs = {request.id for request in self.in_progress.values() if request.client == client}
             until = sorted(end for model in self._all.values() for end, id in model.ends() if id in theirs)
-            raise ClientLimit(here, images, self._client_images, until[min(excess, len(until)) - 1] if until else 0.0)
+            raise client_limit(here, images, self._client_images, until[min(excess, len(until)) - 1] if until else 0.0)
 
     # --- models ---
 
@@ -148,8 +148,9 @@ class Admission(Requests):
         def total(number: Callable[[Model], int]) -> int:
             return sum(number(model) for model in self._all.values() if model.name == name)
 
-        self.metrics.follow_slots(name, lambda: total(lambda model: model.slots),
-                                  lambda: total(lambda model: len(model.engine.scheduler.running)))
+        self.metrics.state_slots.labels(name).set_function(lambda: total(lambda model: model.slots))
+        self.metrics.state_slots_used.labels(name).set_function(
+            lambda: total(lambda model: len(model.engine.scheduler.running)))
         for bulk, priority in enumerate(PRIORITIES):
             self.metrics.images_waiting.labels(name, priority).set_function(
                 partial(total, partial(Model.waiting, bulk=bool(bulk))))
@@ -164,7 +165,8 @@ class Admission(Requests):
             del self._all[model.engine]
         self._thread.serve([*self._all])
         for name in {model.name for model in over} - {model.name for model in self._all.values()}:
-            self.metrics.forget_slots(name)
+            self.metrics.state_slots.remove(name)
+            self.metrics.state_slots_used.remove(name)
         gone = [weakref.ref(model.engine) for model in over]
         asyncio.get_running_loop().call_later(COLLECT_S, self._give_back, gone, AGAIN_S)
 
@@ -201,7 +203,7 @@ class Admission(Requests):
                 self._failed(request, error)
         for request in model.too_late():
             self._thread.cancel(request.id, engine)
-            request.send(DeadlinePassed(request.timeout_s))
+            request.send(deadline_passed(request.timeout_s))
         self._count(model, report)
 
     def _finished(self, model: Model, request: Request, image: Image) -> None:
@@ -223,7 +225,7 @@ class Admission(Requests):
         why = f"the engine failed on an image of this request ({type(error).__name__})"
         not_finite = isinstance(error, FloatingPointError)
         self.metrics.faults_isolated.labels(name, "not_finite" if not_finite else "threw").inc()
-        request.send(EngineFailed(f"{error if not_finite else why}; {cure}"))
+        request.send(engine_failed(f"{error if not_finite else why}; {cure}"))
 
     def _count(self, model: Model, report: Report) -> None:
         metrics, labels = self.metrics, (model.name, model.backend)

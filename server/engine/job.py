@@ -14,7 +14,7 @@ from linpix.model.config import ModelConfig
 from linpix.model.inputs import first_hole
 from linpix.model.philox import MAX_SEED
 
-from ..errors import OptionError, shown
+from ..errors import InvalidRequest, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,24 +59,24 @@ class Job:
 def new_job(checkpoint: Checkpoint, answers: int, *, label: int | None = None, seed: int | None = None,
             temperature: float | None = None, candidates: int | None = None, attempts: int | None = None,
             limit: int | None = None, able: str | None = "mnist-conditional") -> Job:
-    """Check the options of images, and give those that are None their defaults. Raises OptionError.
+    """Check the options of images, and give those that are None their defaults. Raises InvalidRequest.
 
     seed: None is a random one · candidates: draw so many, and return the best · limit: the most images that a request
     may draw · able: the name of a model that draws the class first, if there is one to name.
     """
     if candidates is not None and not answers <= candidates <= (limit or candidates):
         allowed = f"at least {answers}" if limit is None else f"{answers}..{limit} here"
-        raise OptionError(f"candidates must be {allowed}, got {shown(candidates)}; the best {answers} are "
-                          "returned", "candidates")
+        raise InvalidRequest(f"candidates must be {allowed}, got {shown(candidates)}; the best {answers} are "
+                             "returned", param="candidates")
     if temperature is not None and not 0 <= temperature < float("inf"):
-        raise OptionError(f"temperature must be a number of at least 0, got {temperature}", "temperature")
+        raise InvalidRequest(f"temperature must be a number of at least 0, got {temperature}", param="temperature")
     if temperature is None:
         temperature = checkpoint.temperature
     option = "candidates" if candidates is not None else "attempts" if attempts not in (None, 0, 1) else None
     if option and not checkpoint.net.config.class_first:
         example = f", such as {able}" if able else ""
-        raise OptionError(f"{option} need a model that can recognise classes, and {checkpoint.name} cannot; leave "
-                          f"out {option}, or use a model that draws the class first{example}", option)
+        raise InvalidRequest(f"{option} need a model that can recognise classes, and {checkpoint.name} cannot; leave "
+                             f"out {option}, or use a model that draws the class first{example}", param=option)
     images = candidates or answers
     return Job(model=checkpoint.name, images=images, answers=answers, candidates=candidates is not None,
                seed=_first_seed(seed, images), temperature=temperature, label=label,
@@ -84,15 +84,15 @@ def new_job(checkpoint: Checkpoint, answers: int, *, label: int | None = None, s
 
 
 def _first_seed(seed: int | None, count: int) -> int:
-    """The seed of the first of so many images; None: a random one. Raises OptionError, or TypeError."""
+    """The seed of the first of so many images; None: a random one. Raises InvalidRequest, or TypeError."""
     largest = MAX_SEED - count + 1
     if seed is None:
         return secrets.randbelow(largest)
     seed = operator.index(seed)  # of numpy, too, whose integers would overflow
     if not 0 <= seed <= largest:
         images = "1 image" if count == 1 else f"{count} images"
-        raise OptionError(f"image i uses seed + i, which must be at least 0 and below 2^53: with {images} the "
-                          f"largest seed is {largest}, got {seed}", "seed")
+        raise InvalidRequest(f"image i uses seed + i, which must be at least 0 and below 2^53: with {images} the "
+                             f"largest seed is {largest}, got {seed}", param="seed")
     return seed
 
 
@@ -101,24 +101,25 @@ def _attempts(attempts: int | None, checkpoint: Checkpoint, *, candidates: int |
     if attempts is None:
         attempts = 1 if candidates is not None or temperature == 0 else checkpoint.attempts
     if attempts not in range(1, MAX_ATTEMPTS + 1):
-        raise OptionError(f"attempts must be 1..{MAX_ATTEMPTS}, got {attempts}", "attempts")
+        raise InvalidRequest(f"attempts must be 1..{MAX_ATTEMPTS}, got {attempts}", param="attempts")
     if attempts > 1 and candidates is not None:
-        raise OptionError(f"candidates and attempts do not work together, got {candidates} candidates and "
-                          f"{attempts} attempts; leave out one of them", "attempts")
+        raise InvalidRequest(f"candidates and attempts do not work together, got {candidates} candidates and "
+                             f"{attempts} attempts; leave out one of them", param="attempts")
     if attempts > 1 and temperature == 0:
-        raise OptionError(f"at temperature 0 all attempts are the same, got {attempts} attempts; leave out "
-                          "attempts", "attempts")
+        raise InvalidRequest(f"at temperature 0 all attempts are the same, got {attempts} attempts; leave out "
+                             "attempts", param="attempts")
     return attempts
 
 
 def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
-    """The number of a class that is given by number or name. Raises OptionError, which lists the classes."""
+    """The number of a class that is given by number or name. Raises InvalidRequest, which lists the classes."""
     if label is None:
         return None
     names, number = checkpoint.class_names, checkpoint.class_of(str(label))
     if number is None:
         allowed = f"0..{len(names) - 1} or one of {', '.join(names)}" if names else "none: it has no classes"
-        raise OptionError(f"label must be a class of {checkpoint.name}: {allowed}; got {shown(label)}", "label")
+        raise InvalidRequest(f"label must be a class of {checkpoint.name}: {allowed}; got {shown(label)}",
+                             param="label")
     return number
 
 

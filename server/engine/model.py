@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from ..errors import DeadlineUnreachable, QueueFull
+from ..errors import deadline_unreachable, queue_full
 from .decode.engine import Engine
 from .decode.scheduler import QUANTUM_S
 from .forecast import CONFIDENT, SAFETY, Pace, Remaining, ends, queue_order
@@ -23,7 +23,7 @@ class Model(ServedModel):
 
     def __init__(self, engine: Engine, max_queue: int) -> None:
         decoder = engine.decoder
-        super().__init__(decoder.checkpoint, decoder.facts, engine.backend, decoder.slots, max_queue)
+        super().__init__(decoder.checkpoint, decoder.facts, decoder.slots, max_queue)
         self.engine, self.pace, self.kernels = engine, Pace(), decoder.kernels
         self.requests: dict[str, Request] = {}  # in the order they came
         self._measured_at = -math.inf
@@ -47,7 +47,7 @@ class Model(ServedModel):
         return left
 
     def admit(self, request: Request) -> None:
-        """Raises QueueFull with the time until there is room, or DeadlineUnreachable."""
+        """Raises queue_full with the time until there is room, or deadline_unreachable."""
         job, now = request.job, time.monotonic()
         if not self.requests and now - self._measured_at > STALE_S:
             self.pace.forget()
@@ -61,15 +61,15 @@ class Model(ServedModel):
                 needed_s = SAFETY * max(end for end, id in self.ends(new, bulk=job.bulk) if id == request.id)
                 if needed_s > left_s:
                     ahead = sum(other.undone for other in self.requests.values() if not other.job.scored)
-                    raise DeadlineUnreachable(left_s, needed_s, ahead)
+                    raise deadline_unreachable(left_s, needed_s, ahead)
         self.requests[request.id] = request
 
     def check_room(self, job: Job) -> None:
-        """Raise QueueFull, with the time until there is room for a job, if there is none now."""
+        """Raise queue_full, with the time until there is room for a job, if there is none now."""
         if (excess := job.images - self.room_left(job.bulk)) > 0:
             bulk = job.bulk and job.images <= self.room_left()  # only bulk images have too little room
             until_s = [end for end, _ in self.ends()]  # none, if all room is held by pictures to be scored
-            raise QueueFull(self.waiting(job.bulk if bulk else None), job.images, self.queue[bulk],
+            raise queue_full(self.waiting(job.bulk if bulk else None), job.images, self.queue[bulk],
                             until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
 
     def ends(self, new: Sequence[Remaining] = (), *, bulk: bool = False) -> list[tuple[float, str]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from linpix.model.attempts import Recognised
 from linpix.model.checkpoint import Checkpoint
 
-from ..errors import ClientLeft, DeadlinePassed, Draining, EngineGone, ServiceError
+from ..errors import ClientLeft, ServiceError, deadline_passed, draining, engine_gone
 from ..metrics import Metrics
 from .attempts import chosen
 from .image import Image
@@ -36,11 +36,12 @@ class Event(NamedTuple):
 class ServedModel:
     """A model that requests may ask for, decoded in this process or in replicas."""
 
-    def __init__(self, checkpoint: Checkpoint, facts: dict[str, str], backend: str, slots: int, max_queue: int) -> None:
-        """facts: of Decoder · backend: its attention, as metrics name it · max_queue: images that may wait."""
+    def __init__(self, checkpoint: Checkpoint, facts: dict[str, str], slots: int, max_queue: int) -> None:
+        """facts: of Decoder · max_queue: images that may wait."""
         self.kernels = ""  # of GpuPool; replicas have their own
-        self.checkpoint, self.facts, self.backend, self.slots = checkpoint, facts, backend, slots
+        self.checkpoint, self.facts, self.slots = checkpoint, facts, slots
         self.name, self.config = checkpoint.name, checkpoint.net.config
+        self.backend = checkpoint.net.attention.steps_as  # its attention, as metrics name it
         self.queue = max_queue, max_queue - max_queue // BULK_QUEUE  # images that may wait: in all, of them bulk ones
 
 
@@ -65,7 +66,7 @@ class Request:
     outcome: str = "cancelled"     # "completed", "cancelled" or "failed": what is counted at its end
     late: bool = False             # its deadline has passed, or can no longer be met
     released: bool = False
-    expiry: asyncio.TimerHandle | None = None  # sends DeadlinePassed
+    expiry: asyncio.TimerHandle | None = None  # sends deadline_passed
     events: asyncio.Queue[Event | ServiceError] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
@@ -84,20 +85,20 @@ class Request:
         self.send(Event(image.index, self.model.config.height, best.canvas, True, recognised))
 
     def check_time(self) -> None:
-        """Raise DeadlinePassed if the deadline passed during work that the event loop could not interrupt."""
+        """Raise deadline_passed if the deadline passed during work that the event loop could not interrupt."""
         if self.deadline <= time.monotonic():
             self.late = True
-            raise DeadlinePassed(self.timeout_s)
+            raise deadline_passed(self.timeout_s)
 
     @contextlib.asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
-        """Interrupt the block at the deadline, wherever it is, and raise DeadlinePassed."""
+        """Interrupt the block at the deadline, wherever it is, and raise deadline_passed."""
         try:
             async with asyncio.timeout_at(self.deadline):
                 yield
         except TimeoutError:
             self.late = True
-            raise DeadlinePassed(self.timeout_s) from None
+            raise deadline_passed(self.timeout_s) from None
 
     async def next_event(self, patience_s: float | None = None) -> Event | None:
         """The next event; None after patience_s without one. Raises the ServiceError that ended the request early."""
@@ -106,7 +107,7 @@ class Request:
             async with asyncio.timeout(patience_s):
                 event = await self.events.get()
         if isinstance(event, ServiceError):
-            self.late |= isinstance(event, DeadlinePassed)
+            self.late |= event.code == "deadline_passed"
             raise event
         return event
 
@@ -129,21 +130,21 @@ class Requests:
         """Called on the event loop, before the first request."""
 
     async def stop(self) -> None:
-        """Requests that are still here end with Draining."""
+        """Requests that are still here end with `draining`."""
         self.draining = True
-        self.fail_all(Draining())
+        self.fail_all(draining())
 
     @property
     def ready(self) -> bool:
-        """Whether images can be drawn."""
-        raise NotImplementedError
+        """Whether images can be drawn. A front starts once a replica does, and calls wait while one is replaced."""
+        return True
 
     def refusal(self, client: str, job: Job | None = None, model: ServedModel | None = None) -> ServiceError | None:
         """The error that a client's job would get now for want of room; None if there is room. Nothing is held.
 
-        job: None for one image · model: None for the one with most room.
+        job: None for one image · model: None for the one with most room · in a front, only replicas know.
         """
-        raise NotImplementedError
+        return None
 
     def _admit(self, request: Request) -> None:
         """Take room for a request. Raises ServiceError; the request then holds nothing."""
@@ -160,11 +161,11 @@ class Requests:
         """Wait until the answer to a stream can begin. Raises ServiceError."""
 
     def check_open(self) -> None:
-        """Raise Draining or EngineGone if no request is admitted any more."""
+        """Raise ServiceError if no request is admitted any more."""
         if self.draining:
-            raise Draining()
+            raise draining()
         if self.gone:
-            raise EngineGone(self.gone)
+            raise engine_gone(self.gone)
 
     def fail_all(self, error: ServiceError) -> None:
         for request in self.in_progress.values():
@@ -175,7 +176,7 @@ class Requests:
         """A request's life: however it ends, it is counted, and what it holds is freed. Raises ServiceError."""
         try:
             request.check_time()
-        except DeadlinePassed:
+        except ServiceError:
             self.metrics.deadlines_passed.labels("waiting").inc()
             raise
         try:

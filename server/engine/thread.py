@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import NoReturn, Protocol
 
 from .. import logs
-from ..errors import BatchFailed, EngineFailed, EngineGone, ServiceError
+from ..errors import ServiceError, batch_failed, engine_failed, engine_gone
 from .decode.engine import Engine
 from .decode.failures import EngineLost
 from .image import Image, Report
@@ -133,14 +133,14 @@ class EngineThread:
                     self._round()
                 return
             except EngineLost as lost:
-                self._end(str(lost), EngineFailed(str(lost)))
+                self._end(str(lost), engine_failed(str(lost)))
             except Exception as failure:  # a bug of ours, which costs this batch and nothing else
                 logger.exception("the engine thread died; restarting it")
                 now = time.monotonic()
                 if len(died) == RESTARTS and now - died[0] < RESTARTS_S:
                     why = (f"the engine thread died {RESTARTS + 1} times in {now - died[0]:.0f} s, the last time "
                            f"because of {type(failure).__name__}")
-                    self._end(why, EngineFailed(why))
+                    self._end(why, engine_failed(why))
                 died.append(now)
                 self._abandon(failure)
 
@@ -207,7 +207,7 @@ class EngineThread:
         """Empty the slots of the model whose quantum raised; everything else is as it was."""
         engine, self._current = self._current, None
         lost = [] if engine is None else engine.abandon()
-        self.report(self._reports.batch_lost, engine, lost, BatchFailed(type(failure).__name__))
+        self.report(self._reports.batch_lost, engine, lost, batch_failed(type(failure).__name__))
 
     def report(self, call: Callable[..., None], *about: object) -> None:
         """Make a call on the event loop."""
@@ -221,7 +221,7 @@ class EngineThread:
         frame = sys._current_frames().get(self._thread.ident or 0)
         logger.critical("the engine thread is at:\n%s", "".join(traceback.format_stack(frame)) if frame else "its end")
         why = f"the engine made no progress for {seconds:g} s"
-        self._end(why, EngineGone(why))
+        self._end(why, engine_gone(why))
 
     def _end(self, why: str, error: ServiceError) -> NoReturn:
         """Answer all requests with the error, and end the process, so that its supervisor starts it again."""

@@ -13,6 +13,8 @@ from PIL import Image
 
 from linpix.model.config import ModelConfig
 
+from ..errors import InvalidRequest
+
 Format = Literal["png", "webp", "jpeg"]  # webp: lossless
 
 LARGEST_SIDE = 2048  # of an answer, in pixels; enlarging by nearest neighbour only adds bytes
@@ -20,7 +22,7 @@ MEDIA_TYPES: dict[str, Format] = {"image/png": "png", "image/webp": "webp", "ima
 NPY = "application/x-npy"
 JPEG_QUALITY = 95
 INLINE_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 18 to 55 ms
-SMALL_PIXELS, SMALL_LEVEL = 2**12, 2  # the largest grey picture that _small_png writes, and its zlib level
+SMALL_PIXELS, SMALL_LEVEL = 2**12, 2  # the largest grey picture that Pillow does not write, and its zlib level
 
 Image.init()  # load Pillow's writers now, not while a request waits
 
@@ -39,32 +41,29 @@ class Frame:
         return f"{self.width}x{self.height}"
 
 
-def enlarged(config: ModelConfig, factor: int = 1) -> Frame:
-    """The frame of a picture enlarged by a whole factor, with nothing around it."""
-    return Frame(factor, config.width * factor, config.height * factor)
-
-
 def sizes(config: ModelConfig) -> list[str]:
     """The model's own size, width x height, and then its multiples."""
     largest = max(1, LARGEST_SIDE // max(config.height, config.width))
-    return [enlarged(config, factor).size for factor in range(1, largest + 1)]
+    return [frame_of(factor, config).size for factor in range(1, largest + 1)]
 
 
-def frame_of(size: str | None, config: ModelConfig) -> Frame:
-    """The frame that a size stands for. Raises ValueError."""
+def frame_of(size: str | int | None, config: ModelConfig) -> Frame:
+    """The frame that a size stands for; a number enlarges the picture, with nothing around it. Raises
+    InvalidRequest."""
     if size is None or size in ("auto", "native"):
-        return enlarged(config)
+        size = 1
+    if isinstance(size, int):
+        return Frame(size, config.width * size, config.height * size)
     numbers = re.fullmatch("([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", size)
     width, height = map(int, numbers.groups()) if numbers else (0, 0)
-    largest = enlarged(config, min(width // config.width, height // config.height))
-    if not largest.factor or max(width, height) > max(LARGEST_SIDE, config.width, config.height):
-        raise ValueError(f"size must be auto, native, or width x height in pixels, from {enlarged(config).size} to "
-                         f"{LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}")
-    if (largest.width, largest.height) == (width, height):
-        return largest
-    return Frame(largest.factor, width, height, f"size {size}: the picture of {enlarged(config).size} is enlarged to "
-                                                f"{largest.size}, the largest multiple that fits, and placed in the "
-                                                "middle; the pixels of its edge fill the rest")
+    factor = min(width // config.width, height // config.height)
+    own, largest = (frame_of(each, config).size for each in (1, factor))
+    if not factor or max(width, height) > max(LARGEST_SIDE, config.width, config.height):
+        raise InvalidRequest(f"size must be auto, native, or width x height in pixels, from {own} to "
+                             f"{LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}", param="size")
+    return Frame(factor, width, height, "" if largest == size else
+                 f"size {size}: the picture of {own} is enlarged to {largest}, the largest multiple that fits, and "
+                 "placed in the middle; the pixels of its edge fill the rest")
 
 
 def framed(picture: NDArray[np.uint8], frame: Frame, rows: int | None = None, *,
@@ -91,7 +90,14 @@ def encoded(pixels: NDArray[np.uint8], kind: Format = "png", *, compress_level: 
     PNG; -1: zlib's default. A small grey PNG ignores it and uses SMALL_LEVEL. profile: ICC.
     """
     if kind == "png" and pixels.shape[2] == 1 and pixels.size <= SMALL_PIXELS and not profile:
-        return _small_png(pixels[..., 0])
+        height, width, _ = pixels.shape  # without filters: a third of Pillow's time, and not larger
+        lines = np.zeros((height, 1 + width), np.uint8)  # each line begins with its filter number; 0: none
+        lines[:, 1:] = pixels[..., 0]
+        chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
+                  (b"IDAT", zlib.compress(lines.tobytes(), SMALL_LEVEL)), (b"IEND", b""))
+        return b"\x89PNG\r\n\x1a\n" + b"".join(
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(name)))
+            for name, data in chunks)
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     out = io.BytesIO()
     if kind == "png":
@@ -104,22 +110,10 @@ def encoded(pixels: NDArray[np.uint8], kind: Format = "png", *, compress_level: 
     return out.getvalue()
 
 
-def _small_png(pixels: NDArray[np.uint8]) -> bytes:
-    """A grey picture (H, W) as a PNG without filters. It takes a third of Pillow's time, and is not larger."""
-    height, width = pixels.shape
-    lines = np.zeros((height, 1 + width), np.uint8)  # each line begins with its filter number; 0: none
-    lines[:, 1:] = pixels
-    chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
-              (b"IDAT", zlib.compress(lines.tobytes(), SMALL_LEVEL)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(name)))
-        for name, data in chunks)
-
-
 def png(canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: int | None = None) -> bytes:
     """A PNG of (T,) sub-pixels; image rows from `rows` on are unfinished and black."""
     picture = canvas.reshape(config.height, config.width, config.channels)
-    return encoded(framed(picture, enlarged(config, factor), rows))
+    return encoded(framed(picture, frame_of(factor, config), rows))
 
 
 def npy(pictures: list[bytes], shape: tuple[int, int, int]) -> bytes:

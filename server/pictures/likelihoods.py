@@ -11,7 +11,7 @@ from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
 from linpix.model.likelihood import mixture_of, posterior
 
-from ..errors import Impossible
+from ..errors import InvalidRequest
 from .encode import Frame, encoded, framed
 from .uploads import Upload
 
@@ -20,10 +20,12 @@ WHITE_BITS = 8.0  # bits of a sub-pixel that is drawn white: the cost of a unifo
 
 def labels_of(checkpoint: Checkpoint, picture: Upload, label: int | None, *, every: bool
               ) -> Sequence[int | None] | None:
-    """The classes under which Scoring scores a picture: `every` one, or label. Raises Impossible."""
+    """The classes under which Scoring scores a picture: `every` one, or label. Raises InvalidRequest."""
     marginal = checkpoint.net.config.first_marginal
     if marginal and not picture.known[0] and not marginal[picture.canvas[0]]:
-        raise Impossible(checkpoint.name)
+        raise InvalidRequest(f"{checkpoint.name} considers the value of the first sub-pixel impossible: none of its "
+                             "training pictures starts with it; send another picture, or keep the first pixel with a "
+                             "mask", param="image")
     return range(len(checkpoint.class_names)) if every else None if label is None else [label]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..errors import OptionError
+from ..errors import InvalidRequest
 from . import sanitise
 from .coverage import Crop, cut
 
@@ -25,10 +25,6 @@ _UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4
 Image.init()  # load readers and writers now, not while a request waits or when no more files can be opened
 # Once for the process: catch_warnings is not thread-safe, and a client's odd picture does not belong in our log.
 warnings.filterwarnings("ignore", module=r"PIL\.")
-
-
-class PictureError(OptionError):
-    """status is 400, 413 (too large) or 415 (not an accepted format)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,48 +55,51 @@ class Picture:
 
 
 def opened(data: bytes, param: str) -> Picture:
-    """Raises PictureError for whatever Pillow raises for a broken picture; MemoryError is not the picture's fault."""
+    """Raises InvalidRequest: status 400, also for whatever Pillow raises, 413 (too large) or 415 (another format).
+
+    MemoryError is not the picture's fault.
+    """
     try:
         return _opened(data, param)
-    except (PictureError, MemoryError):
+    except (InvalidRequest, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # warning: with -W error
         raise _too_large(param, "far more") from error
     except Exception as error:
-        raise PictureError(f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
-                           "JPEG or WebP", param) from error
+        raise InvalidRequest(f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
+                             "JPEG or WebP", param=param) from error
 
 
-def _too_large(param: str, got: str) -> PictureError:
-    return PictureError(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), or up to {LARGEST_PHOTOGRAPH} "
-                        f"(8192x8192) if it is a JPEG with one scan, as cameras save them; got {got}", param, 413)
+def _too_large(param: str, got: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), or up to {LARGEST_PHOTOGRAPH} "
+                          f"(8192x8192) if it is a JPEG with one scan, as cameras save them; got {got}", 413,
+                          param=param)
 
 
 def _opened(data: bytes, param: str) -> Picture:
     if not data:
-        raise PictureError(f"{param} is empty: the file has 0 bytes", param)
-    kind = sanitise.kind_of(data)
-    if kind is None:
+        raise InvalidRequest(f"{param} is empty: the file has 0 bytes", param=param)
+    found = sanitise.pixels_of(data)
+    if found is None:
         other = sanitise.other_kind(data)
         begins = repr(data[:8])
         got = f"{len(data)} bytes that begin with {begins}" if other is None else f"{len(data)} bytes: {other}"
-        raise PictureError(f"{param} must be a PNG, JPEG or WebP picture, got {got}", param, 415)
-    found = sanitise.pixels_of(data, kind)
+        raise InvalidRequest(f"{param} must be a PNG, JPEG or WebP picture, got {got}", 415, param=param)
     if found.frames > 1:
-        raise PictureError(f"{param} is animated ({found.frames} frames); it must be one still picture", param)
-    opened = Image.open(io.BytesIO(found.data), formats=[kind])  # reads the header only
+        raise InvalidRequest(f"{param} is animated ({found.frames} frames); it must be one still picture", param=param)
+    opened = Image.open(io.BytesIO(found.data), formats=[found.kind])  # reads the header only
     picture: Image.Image = opened
     scale, pixels = 1, picture.width * picture.height
-    if LARGEST_UPLOAD < pixels <= LARGEST_PHOTOGRAPH and kind == "JPEG" and found.scans == 1:
+    if LARGEST_UPLOAD < pixels <= LARGEST_PHOTOGRAPH and found.kind == "JPEG" and found.scans == 1:
         while pixels > LARGEST_UPLOAD * scale**2:
             scale *= 2
         opened.draft(None, (max(1, opened.width // scale), max(1, opened.height // scale)))
     if picture.width * picture.height > LARGEST_UPLOAD:
         raise _too_large(param, f"{picture.width}x{picture.height}")
     if found.scans > (max_scans := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))):
-        raise PictureError(f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
-                           f"pixels), got {found.scans}", param)
-    if kind == "PNG" and "transparency" in picture.info:
+        raise InvalidRequest(f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
+                             f"pixels), got {found.scans}", param=param)
+    if found.kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
     if found.orientation in _UPRIGHT:
         picture = picture.transpose(_UPRIGHT[found.orientation])

@@ -31,16 +31,12 @@ _ORIENTATION = 0x0112
 class Pixels:
     """A file reduced to its pixels, and what else was read from it."""
 
+    kind: ContainerFormat
     data: bytes
     frames: int = 1
     scans: int = 1        # of a JPEG: passes over all its pixels
     orientation: int = 1  # as EXIF counts, 1..8; 1 is upright
     profile: bytes = b""  # what its colours mean (ICC); empty if there is none, or a damaged or very large one
-
-
-def kind_of(data: bytes) -> ContainerFormat | None:
-    """The format of a file, from its first bytes; None if it is none of these."""
-    return next((kind for kind, (at, magic) in _SIGNATURES.items() if data.startswith(magic, at)), None)
 
 
 _OTHERS: tuple[tuple[int, bytes, str], ...] = (
@@ -66,11 +62,15 @@ def other_kind(data: bytes) -> str | None:
     return next((name for at, magic, name in _OTHERS if data.startswith(magic, at)), None)
 
 
-def pixels_of(data: bytes, kind: ContainerFormat) -> Pixels:
-    """The file without the pieces that its pixels do not need. Raises ValueError for a damaged or unreasonable one."""
+def pixels_of(data: bytes) -> Pixels | None:
+    """The file without the pieces that its pixels do not need; None if its first bytes are those of another format.
+
+    Raises ValueError for a damaged or unreasonable file.
+    """
     readers: dict[ContainerFormat, Callable[[bytes], Pixels]] = {"PNG": _png, "JPEG": _jpeg, "WEBP": _webp}
     try:
-        return readers[kind](data)
+        return next((readers[kind](data) for kind, (at, magic) in _SIGNATURES.items() if data.startswith(magic, at)),
+                    None)
     except struct.error as error:
         raise ValueError(f"truncated: {error}") from error
 
@@ -101,9 +101,11 @@ def _png(data: bytes) -> Pixels:
         raise ValueError(f"more than {MAX_PIECES} chunks")
     if b"acTL" in first:  # an animation; pixels before its first fcTL are one picture more
         frames = struct.unpack_from(">I", first[b"acTL"])[0] + (b"fcTL" not in first)
-    kept = [_chunk(name, first[name]) for name in (b"IHDR", b"PLTE", b"tRNS") if name in first]
-    return Pixels(b"".join([_SIGNATURES["PNG"][1], *kept, _chunk(b"IDAT", b"".join(rows)), _chunk(b"IEND", b"")]),
-                  frames=max(1, frames), orientation=orientation,
+    kept = [(name, bytes(first[name])) for name in (b"IHDR", b"PLTE", b"tRNS") if name in first]
+    whole = [_SIGNATURES["PNG"][1]]
+    for name, piece in (*kept, (b"IDAT", b"".join(rows)), (b"IEND", b"")):
+        whole += struct.pack(">I", len(piece)), name, piece, struct.pack(">I", zlib.crc32(piece, zlib.crc32(name)))
+    return Pixels("PNG", b"".join(whole), frames=max(1, frames), orientation=orientation,
                   profile=_inflated(first[b"iCCP"]) if b"iCCP" in first else b"")
 
 
@@ -115,10 +117,6 @@ def _inflated(body: bytes | memoryview) -> bytes:
     except zlib.error:
         return b""
     return profile if len(profile) <= MAX_PROFILE else b""
-
-
-def _chunk(name: bytes, body: bytes | memoryview) -> bytes:
-    return b"".join([struct.pack(">I", len(body)), name, body, struct.pack(">I", zlib.crc32(body, zlib.crc32(name)))])
 
 
 def _jpeg(data: bytes) -> Pixels:
@@ -149,7 +147,7 @@ def _jpeg(data: bytes) -> Pixels:
         raise ValueError(f"more than {MAX_PIECES} segments")
     if not scans:
         raise ValueError("the file ends before the pixels")
-    return Pixels(b"".join([*kept, data[found.start():found.end()] if found else b""]), scans=scans,
+    return Pixels("JPEG", b"".join([*kept, data[found.start():found.end()] if found else b""]), scans=scans,
                   orientation=orientation or 1, profile=profile)
 
 
@@ -180,8 +178,8 @@ def _webp(data: bytes) -> Pixels:
     else:
         raise ValueError(f"more than {MAX_PIECES} chunks")
     body = b"WEBP" + b"".join(kept)
-    return Pixels(b"RIFF" + struct.pack("<I", len(body)) + body, frames=max(1, frames), orientation=orientation,
-                  profile=profile)
+    return Pixels("WEBP", b"RIFF" + struct.pack("<I", len(body)) + body, frames=max(1, frames),
+                  orientation=orientation, profile=profile)
 
 
 def _orientation(exif: bytes | memoryview) -> int:

@@ -14,10 +14,11 @@ from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
 from linpix.model.inputs import first_hole
 
+from ..errors import InvalidRequest
 from .coverage import Crop, centred, cut, half_known, moved, reduced
 from .encode import encoded
 from .overlay import Overlay, overlay
-from .pictures import OPAQUE, Picture, PictureError, opened
+from .pictures import OPAQUE, Picture, opened
 from .prepare import SIDE, Box, NoFigure, prepare
 
 Preparation = Literal["none", "mnist"]
@@ -40,23 +41,14 @@ class Upload:
     overlay: Overlay | None = None
 
     @property
-    def conditioning(self) -> Literal["prefix", "full", "partial"]:
-        """prefix, full: all that is known conditions all that is drawn: it comes before the first hole, or is read.
-
-        partial: known sub-pixels after the first hole condition only the sub-pixels that follow them.
-        """
-        return "prefix" if first_hole(self.known) == self.known.sum() else "full" if self.read else "partial"
-
-    @property
-    def held(self) -> int:
-        """Bytes of memory that are still needed once the upload is decoded, and count as the client's."""
-        return 0 if self.overlay is None else self.overlay.blank.nbytes + self.overlay.hidden.nbytes
-
-    @property
     def facts(self) -> dict[str, Any]:
-        """What answers say of it."""
-        return {"conditioning": self.conditioning, "known": int(self.known.sum()),
-                "known_before_first_hole": first_hole(self.known),
+        """What answers say of it. conditioning: prefix, full: all that is known conditions all that is drawn, since it
+        comes before the first hole, or is read · partial: known sub-pixels after the first hole condition only the
+        sub-pixels that follow them.
+        """
+        known, prefix = int(self.known.sum()), first_hole(self.known)
+        return {"conditioning": "prefix" if prefix == known else "full" if self.read else "partial", "known": known,
+                "known_before_first_hole": prefix,
                 "known_after_last_hole": int(self.known[::-1].argmin())}  # argmin is 0 if all are True
 
     def prefix_only(self) -> "Upload":
@@ -71,7 +63,7 @@ class Upload:
 
 def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_rows: int | None = None,
          preparation: Preparation = "none", lay_back: bool = False, scored: bool = False) -> Upload:
-    """Decode a PNG, JPEG or WebP, and find its holes. Raises PictureError for any bad upload, or MemoryError.
+    """Decode a PNG, JPEG or WebP, and find its holes. Raises InvalidRequest for any bad upload, or MemoryError.
 
     A mask or keep_rows decides alone, and transparent parts of the image then show black. A mask has holes where its
     alpha is under 128; its colours do not count. It may have any size, and is cropped as the image is. keep_rows makes
@@ -83,31 +75,31 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
     scored: holes keep their values; if nothing says what is hidden, all is; and something must be.
     """
     if mask is not None and keep_rows is not None:
-        raise PictureError("mask and keep_rows both say what to fill in; use one of them", "mask")
+        raise InvalidRequest("mask and keep_rows both say what to fill in; use one of them", param="mask")
     if keep_rows is not None and not 0 <= keep_rows <= config.height:
-        raise PictureError(f"keep_rows must be from 0 to {config.height}, the height of the model's image, got "
-                           f"{keep_rows}", "keep_rows")
+        raise InvalidRequest(f"keep_rows must be from 0 to {config.height}, the height of the model's image, got "
+                             f"{keep_rows}", param="keep_rows")
     if preparation == "mnist":
         check_preparable(config)
     picture = opened(image, "image")
     size, flat = picture.image.size, mask is not None or keep_rows is not None
     alpha = picture.alpha if mask is None else opened(mask, "mask").alpha
     if preparation == "none" and (size[0] < config.width or size[1] < config.height):
-        raise PictureError(f"image must have at least the model's {config.width}x{config.height} pixels "
-                           f"(width x height), got {size[0]}x{size[1]}", "image")
+        raise InvalidRequest(f"image must have at least the model's {config.width}x{config.height} pixels "
+                             f"(width x height), got {size[0]}x{size[1]}", param="image")
     if mask is not None and alpha is None:
-        raise PictureError("mask has no alpha channel; it must be a PNG or WebP that is transparent where pixels "
-                           "are to be filled in", "mask")
+        raise InvalidRequest("mask has no alpha channel; it must be a PNG or WebP that is transparent where pixels "
+                             "are to be filled in", param="mask")
     if alpha is None and keep_rows is None and not scored:
-        raise PictureError("it is not clear what to fill in: erase that part of the picture (save it as a PNG with "
-                           "transparent pixels), or use a mask or keep_rows", "image")
+        raise InvalidRequest("it is not clear what to fill in: erase that part of the picture (save it as a PNG with "
+                             "transparent pixels), or use a mask or keep_rows", param="image")
     if preparation == "mnist":
         return _prepared(picture, alpha, keep_rows, flat=flat, lay_back=lay_back, read=bool(config.patch))
     crop, missed = centred(size, (config.width, config.height)), 0.0
     if keep_rows is not None:
         if picture.alpha is not None and (cut(picture.alpha, crop) < OPAQUE).any():
-            raise PictureError("keep_rows and the transparent parts of the picture both say what to fill in; use one "
-                               "of them", "keep_rows")
+            raise InvalidRequest("keep_rows and the transparent parts of the picture both say what to fill in; use one "
+                                 "of them", param="keep_rows")
         kept = np.arange(config.height)[:, None].repeat(config.width, axis=1) < keep_rows
     elif alpha is None:
         kept = np.zeros(size[::-1], np.bool_)
@@ -120,8 +112,8 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
     canvas, known = reduced(picture.colours(config.channels, crop, flat=flat), kept, config.height, config.width)
     if scored and known.all():
         param = "keep_rows" if mask is None else "mask"
-        raise PictureError(f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or leave "
-                           f"out {param} to score the whole picture", param)
+        raise InvalidRequest(f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or leave "
+                             f"out {param} to score the whole picture", param=param)
     if scored:
         beneath, _ = reduced(picture.colours(config.channels, crop, flat=flat), np.ones_like(kept), config.height,
                              config.width)
@@ -143,7 +135,7 @@ def _prepared(picture: Picture, alpha: NDArray[np.uint8] | None, keep_rows: int 
     try:
         found = prepare(values[..., 0], known)
     except NoFigure as error:
-        raise PictureError(f"image: {error}, or leave out prepare", "image") from error
+        raise InvalidRequest(f"image: {error}, or leave out prepare", param="image") from error
     known = found.known & (np.arange(SIDE)[:, None] < (SIDE if keep_rows is None else keep_rows))
     over = None
     if lay_back:
@@ -181,11 +173,11 @@ def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[st
 
 
 def check_preparable(config: ModelConfig) -> None:
-    """Raise PictureError unless the model has the shape of MNIST's images."""
+    """Raise InvalidRequest unless the model has the shape of MNIST's images."""
     if (config.height, config.width, config.channels) != (SIDE, SIDE, 1):
-        raise PictureError(f"prepare=mnist works only with models of {SIDE}x{SIDE} grey pixels, but this one has "
-                           f"{config.width}x{config.height} with {config.channels} channels; leave out "
-                           "prepare, or choose another model", "prepare")
+        raise InvalidRequest(f"prepare=mnist works only with models of {SIDE}x{SIDE} grey pixels, but this one has "
+                             f"{config.width}x{config.height} with {config.channels} channels; leave out "
+                             "prepare, or choose another model", param="prepare")
 
 
 def _smaller(pixels: NDArray[np.uint8]) -> tuple[int, int, float]:

@@ -35,7 +35,7 @@ class Answer(Response):
     job: Job
 
     def __init__(self, http: Http, fields: PictureFields) -> None:
-        """Raises ServiceError or OptionError."""
+        """Raises InvalidRequest."""
         super().__init__()
         service: Service = http.app.state.service
         self.http, self.service, self.warnings = http, service, list[str]()
@@ -45,10 +45,7 @@ class Answer(Response):
         if fields.response_format not in (None, "b64_json", "url"):
             raise InvalidRequest(f"response_format must be b64_json or url, got {shown(fields.response_format)}",
                                  param="response_format")
-        try:
-            self.frame = encode.frame_of(fields.size, self.config)
-        except ValueError as error:
-            raise InvalidRequest(str(error), param="size") from error
+        self.frame = encode.frame_of(fields.size, self.config)
         if self.frame.warning:
             self.warnings.append(self.frame.warning)
         # whether a picture is encoded in a moment, so that no thread is needed
@@ -72,14 +69,14 @@ class Answer(Response):
     def _read(self, prompt: str) -> None:
         """Have a prompt choose the class, if no label has done so."""
         names, label = self.checkpoint.class_names, self.label
-        wished = wish(prompt, names)
-        if None not in (label, wished.label) and label != wished.label:
+        wished, revised, warning = wish(prompt, names)
+        if None not in (label, wished) and label != wished:
             raise InvalidRequest(f"label {shown(label)} contradicts prompt {shown(prompt)}; send one of them",
                                  param="label")
-        if wished.warning:
-            self.warnings.append(wished.warning)
-        self.revised_prompt = wished.revised if label is None or wished.label is not None else names[label]
-        self.label = wished.label if label is None else label
+        if warning:
+            self.warnings.append(warning)
+        self.revised_prompt = revised if label is None or wished is not None else names[label]
+        self.label = wished if label is None else label
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         requests, state = self.service.requests, self.http.state
@@ -116,7 +113,7 @@ class Answer(Response):
         raise NotImplementedError
 
     async def made(self, request: Request, make: Callable[..., T], *arguments: object) -> T:
-        """The result of work, which is done in a thread if it takes more than a moment. Raises DeadlinePassed."""
+        """The result of work, which is done in a thread if it takes more than a moment. Raises deadline_passed."""
         if self.inline:
             result = make(*arguments)
             request.check_time()

@@ -10,18 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import compile_path
 
-from ..errors import (
-    EXHAUSTED,
-    ClientLeft,
-    InvalidRequest,
-    ModelNotFound,
-    OptionError,
-    ServiceError,
-    exhausted,
-    in_seconds,
-    not_json,
-    shown,
-)
+from .. import errors
+from ..errors import EXHAUSTED, MODEL_NOT_FOUND, ClientLeft, InvalidRequest, ServiceError, in_seconds, shown
 from ..metrics import ENDPOINTS, Metrics
 from .schemas import ErrorEnvelope, ErrorFields
 
@@ -57,8 +47,6 @@ async def handle(http: Request, failure: Exception) -> Response:
     allow = ""
     if isinstance(failure, ServiceError):
         error = failure
-    elif isinstance(failure, OptionError):
-        error = ServiceError(str(failure), failure.status, param=failure.param)
     elif isinstance(failure, RequestValidationError):
         error = _of_fields(http, failure)
     else:
@@ -67,20 +55,20 @@ async def handle(http: Request, failure: Exception) -> Response:
             allow = _allowed(http, (failure.headers or {}).get("Allow", "GET"))
             failure.detail = f"{http.method} is not allowed at {http.url.path}; allowed: {allow}"
         error = _of_http(http, failure)
-    if error.status in (400, 413, 415) or (isinstance(error, ModelNotFound) and http.method == "POST"):
+    if error.status in (400, 413, 415) or (error.code == MODEL_NOT_FOUND and http.method == "POST"):
         metrics.refused(error)
     if error.code == EXHAUSTED and (endpoint := http.url.path.rpartition("/")[2]) in ENDPOINTS:
         metrics.requests.labels(endpoint, "failed").inc()
     return response_of(error, allow)
 
 
-HANDLERS: dict[Any, Any] = dict.fromkeys((ServiceError, OptionError, RequestValidationError, HTTPException), handle)
+HANDLERS: dict[Any, Any] = dict.fromkeys((ServiceError, RequestValidationError, HTTPException), handle)
 
 
 def _of_fields(http: Request, failure: RequestValidationError) -> ServiceError:
     first = failure.errors()[0]
     if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
-        return not_json(http.headers.get("content-type", "none"))
+        return errors.not_json(http.headers.get("content-type", "none"))
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}")
     # a field of several types, such as label, has an error for each, whose place ends with the type
@@ -99,7 +87,7 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
             return cause
         if isinstance(cause, MemoryError):
             logger.error("not enough memory to read the body", exc_info=cause)
-            return exhausted()
+            return errors.exhausted()
         if isinstance(cause, ClientDisconnect):
             return ClientLeft("the client disconnected before its upload was complete")
         cause = cause.__cause__

@@ -16,7 +16,7 @@ import re
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 logger = logging.getLogger("linpix")
@@ -29,16 +29,21 @@ _LINE = re.compile(rf"({KEY_NAME.pattern})\s+sha256:([0-9A-Fa-f]{{64}})(?:\s+rat
 
 
 @dataclass(slots=True)
-class Bucket:
-    """A token bucket: `size` requests at once, filled again evenly within `seconds`."""
+class Key:
+    """A key, and its token bucket: `size` requests at once, filled again evenly within `seconds`."""
 
-    size: int
-    seconds: float
+    name: str
+    digest: bytes
+    rate: str = ""         # as written; empty: no limit
+    size: int = 0          # 0: no limit
+    seconds: float = 0.0
     tokens: float = 0.0
-    at: float = -math.inf  # long enough ago that it is full
+    at: float = -math.inf  # long enough ago that the bucket is full
 
     def take(self, now: float) -> float:
         """Take a token. Returns 0, or the seconds until there is one."""
+        if not self.size:
+            return 0.0
         self.tokens = min(self.size, self.tokens + (now - self.at) * self.size / self.seconds)
         self.at = now
         if self.tokens < 1.0:
@@ -47,20 +52,12 @@ class Bucket:
         return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    name: str
-    digest: bytes
-    rate: str = ""                 # as written; empty: no limit
-    bucket: Bucket | None = field(default=None, compare=False)
-
-
-def bucket_of(rate: str) -> Bucket:
-    """A full bucket for a rate such as 10/s, 600/min or 5000/h. Raises ValueError."""
+def bucket_of(rate: str) -> tuple[int, float]:
+    """Size and seconds of the bucket for a rate such as 10/s, 600/min or 5000/h. Raises ValueError."""
     found = _RATE.fullmatch(rate)
     if not found:
         raise ValueError("a rate must be a whole number of requests per s, min or h, such as 10/s or 600/min")
-    return Bucket(int(found[1]), _SECONDS[found[2]])
+    return int(found[1]), _SECONDS[found[2]]
 
 
 def parse(text: str, source: object) -> tuple[Key, ...]:
@@ -77,14 +74,14 @@ def parse(text: str, source: object) -> tuple[Key, ...]:
                              "makes such a line")
         name, digest, rate = found[1], bytes.fromhex(found[2]), found[3] or ""
         try:
-            bucket = bucket_of(rate) if rate else None
+            bucket = bucket_of(rate) if rate else (0, 0.0)
         except ValueError as error:
             raise ValueError(f"{source}, line {number}: {error}") from None
         for what, value in (("name", name), ("key", digest)):
             if (other := lines.setdefault(value, number)) != number:
                 raise ValueError(f"{source}, line {number}: has the same {what} as line {other}; every line needs its "
                                  "own")
-        keys.append(Key(name, digest, rate, bucket))
+        keys.append(Key(name, digest, rate, *bucket))
     return tuple(keys)
 
 
@@ -146,9 +143,11 @@ class Keys:
         except (OSError, ValueError) as error:
             logger.error("the API keys were not changed: %s", error)
             return False
-        known = {(key.name, key.rate): key.bucket for key in self._keys}
-        self._keys = tuple(Key(key.name, key.digest, key.rate, known.get((key.name, key.rate), key.bucket))
-                           for key in keys)
+        known = {(key.name, key.rate): key for key in self._keys}
+        for key in keys:
+            if (old := known.get((key.name, key.rate))) is not None:
+                key.tokens, key.at = old.tokens, old.at
+        self._keys = keys
         logger.info("API keys were read again: %s", ", ".join(key.name for key in keys))
         return True
 
@@ -165,4 +164,4 @@ class Keys:
 
     def wait_s(self, key: Key) -> int:
         """Count a request of a key. Returns 0, or the seconds until it may make one."""
-        return math.ceil(key.bucket.take(self._clock())) if key.bucket else 0
+        return math.ceil(key.take(self._clock()))

@@ -10,25 +10,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from ..errors import (
-    BatchFailed,
-    ClientLimit,
-    DeadlinePassed,
-    DeadlineUnreachable,
-    Draining,
-    EngineGone,
-    QueueFull,
-    ServiceError,
-    body_timeout,
-    body_too_large,
-    foreign_host,
-    foreign_origin,
-    rate_limited,
-    too_many_bodies,
-    too_many_of_client,
-    unauthorized,
-    unexpected,
-)
+from .. import errors
+from ..errors import ServiceError
 from ..pictures.encode import NPY
 from .error_handlers import envelope
 from .middleware.bodies import PLAIN_BYTES
@@ -38,14 +21,15 @@ Responses = dict[int | str, dict[str, Any]]  # a FastAPI route's `responses`
 Links = dict[str, dict[str, str]]
 
 # Errors that routes can answer, besides those that they raise themselves, by what the routes do
-LEAVING = (Draining(), EngineGone("the engine made no progress for 60 s"))
-BODY = (body_timeout(1_460, 60.0), body_too_large(1_500_000, PLAIN_BYTES), too_many_bodies(512),
-        too_many_of_client(128))
-DRAWING = (QueueFull(254, 4, 256, 12.0), ClientLimit(256, 1, 256, 3.0), unexpected("4eaca4dc47d7a5db"),
-           BatchFailed("RuntimeError"), *LEAVING, DeadlineUnreachable(2.0, 7.25, 90), DeadlinePassed(30.0))
-_HOSTS = (foreign_host("rebound.example"),)  # of every route
-_CLIENTS = (unauthorized(presented=False), foreign_origin("origin https://elsewhere.example", "localhost:8000"),
-            rate_limited("alice", "600/min", 1))  # of every route under /v1/
+LEAVING = (errors.draining(), errors.engine_gone("the engine made no progress for 60 s"))
+BODY = (errors.body_timeout(1_460, 60.0), errors.body_too_large(1_500_000, PLAIN_BYTES), errors.too_many_bodies(512),
+        errors.too_many_of_client(128))
+DRAWING = (errors.queue_full(254, 4, 256, 12.0), errors.client_limit(256, 1, 256, 3.0),
+           errors.unexpected("4eaca4dc47d7a5db"), errors.batch_failed("RuntimeError"), *LEAVING,
+           errors.deadline_unreachable(2.0, 7.25, 90), errors.deadline_passed(30.0))
+_HOSTS = (errors.foreign_host("rebound.example"),)  # of every route
+_CLIENTS = (errors.unauthorized(presented=False), errors.rate_limited("alice", "600/min", 1),  # of those under /v1/
+            errors.foreign_origin("origin https://elsewhere.example", "localhost:8000"))
 
 _BEGINS = {"image/png": r"\x89PNG\r\n\x1a\n...", "image/webp": "RIFF....WEBPVP8L...",
            "image/jpeg": r"\xff\xd8\xff\xe0..."}

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from linpix.model.checkpoint import folded
 
@@ -22,30 +21,26 @@ _SYNONYMS = {
 }
 
 
-class Wish(NamedTuple):
-    """What a prompt asks for, as far as a model can draw it."""
+def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
+    """The class that a prompt asks for; what the prompt was taken for, for clients that show `revised_prompt`; and a
+    warning about words without effect, empty if there are none.
 
-    label: int | None
-    revised: str   # what the prompt was taken for, for clients that show `revised_prompt`
-    warning: str   # about words without effect; empty if there are none
-
-
-def wish(prompt: str, names: Sequence[str]) -> Wish:
-    """names: of the model's classes, in the order of their indices. A prompt that is one index asks for that class."""
+    names: of the model's classes, in the order of their indices. A prompt that is one index asks for that class.
+    """
     text, *known = map(folded, (prompt[:LONGEST], *names))
     exact = known.index(text) if text in known else int(text) if text in map(str, range(len(names))) else None
     if exact is not None:
-        return Wish(exact, names[exact], "")
+        return exact, names[exact], ""
     said = _spaced(text)
     found = [(said.find(named), -len(named), label, named) for label, name in enumerate(known)
              for named in map(_spaced, (name, *_SYNONYMS.get(name, "").split())) if named.strip() and named in said]
     if not found:
-        return Wish(None, "an image of any class" if names else "an image", "prompt was ignored: it names no class of "
-                    f"this model{'; classes: ' if names else ''}{', '.join(names)}")
+        return (None, "an image of any class" if names else "an image", "prompt was ignored: it names no class of this "
+                f"model{'; classes: ' if names else ''}{', '.join(names)}")
     _, _, label, named = min(found)  # the first one; of several that begin there, the longest
     others = [word for word in dict.fromkeys(said.split()) if word not in named.split()]
     listed = sendable(", ".join(word[:40] for word in others[:MAX_LISTED])) + (", ..." if others[MAX_LISTED:] else "")
-    return Wish(label, names[label], f"prompt: these words have no effect: {listed}" if others else "")
+    return label, names[label], f"prompt: these words have no effect: {listed}" if others else ""
 
 
 def _spaced(text: str) -> str:

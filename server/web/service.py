@@ -1,8 +1,13 @@
-"""What the routes share: the settings, the requests that are served, and which model is the default."""
+"""What the routes share: the settings, the requests that are served, which model is the default, and the few slots in
+which uploads are decoded. Used on the event loop only.
+"""
 
+import asyncio
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from functools import partial
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 
@@ -10,11 +15,53 @@ from linpix.model.config import ModelConfig
 
 from ..compare.jobs import Comparisons
 from ..engine.request import Requests, ServedModel
-from ..errors import ModelNotFound
-from ..pictures.upload_slots import UploadSlots
+from ..errors import model_not_found
 from ..settings import Settings
 from .keys import Keys
-from .middleware.bodies import BodyDrain
+from .middleware.bodies import Bodies
+
+UPLOAD_SLOTS = 2  # the largest upload takes 430 MB while it is decoded, 550 if it is to be laid back
+T = TypeVar("T")
+
+
+class UploadSlots:
+    """Slots for decoding. A free one goes to the client that has the fewest; of equals, to the one waiting longest."""
+
+    def __init__(self) -> None:
+        self._running: Counter[str] = Counter()                     # uploads being decoded, by client
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # in the order of the clients' last turns
+
+    async def run(self, client: str, read: Callable[[], T]) -> T:
+        """Run read in a thread; return its result. Once begun, it keeps its slot until it ends, even if cancelled."""
+        if self._running.total() < UPLOAD_SLOTS:
+            self._running[client] += 1
+        else:
+            slot = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(client, deque()).append(slot)
+            try:
+                await slot
+            except asyncio.CancelledError:
+                if not slot.cancelled():  # this upload had just been given the slot
+                    self._give_back(client)
+                raise
+        thread = asyncio.ensure_future(asyncio.to_thread(read))
+        thread.add_done_callback(partial(self._give_back, client))
+        return await asyncio.shield(thread)
+
+    def _give_back(self, client: str, thread: asyncio.Future[T] | None = None) -> None:
+        """Free a client's slot, and give it to the next upload."""
+        if thread is not None and not thread.cancelled():
+            thread.exception()  # read, so that asyncio does not log it if the client has disconnected
+        self._running[client] -= 1
+        self._running = +self._running  # drops clients that have none
+        while self._waiting:
+            after = min(self._waiting, key=lambda other: self._running[other])
+            if queue := deque(slot for slot in self._waiting.pop(after) if not slot.cancelled()):
+                self._running[after] += 1
+                queue.popleft().set_result(None)
+                if queue:
+                    self._waiting[after] = queue  # behind the others
+                return
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +70,7 @@ class Service:
     requests: Requests
     comparisons: Comparisons | None  # None: replicas draw, and none of them can be measured alone
     reload_models: Callable[[], Awaitable[None]] | None  # on SIGHUP; None: this process has no models of its own
-    body_drain: BodyDrain
+    bodies: Bodies
     keys: Keys | None = None  # None: no key is required
     upload_slots: UploadSlots = field(default_factory=UploadSlots)
 
@@ -32,12 +79,12 @@ class Service:
         return self.keys is None or self.keys.reload()
 
     def find(self, model: str | None) -> ServedModel:
-        """The loaded model with this name or alias (--alias); None means the default. Raises ModelNotFound."""
+        """The loaded model with this name or alias (--alias); None means the default. Raises ServiceError."""
         name = next(iter(self.requests.models)) if model is None else model
         if name not in self.requests.models:
             name = self.settings.aliases.get(name, name)
         if name not in self.requests.models:
-            raise ModelNotFound(name, self.requests.models)
+            raise model_not_found(name, self.requests.models)
         return self.requests.models[name]
 
     def instead_of(self, served: ServedModel, able: Callable[[ModelConfig], bool]) -> str | None:

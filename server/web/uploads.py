@@ -6,24 +6,23 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request, Response, UploadFile
+from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from ..errors import ClientLeft, DeadlinePassed, InvalidRequest, ServiceError, exhausted, shown
+from ..errors import ClientLeft, InvalidRequest, ServiceError, deadline_passed, exhausted, shown
 from ..pictures.uploads import Upload
 from .answers import Answer, while_connected
-from .middleware.bodies import Body
+from .middleware.bodies import Exchange
 from .request_schemas import FILES, FORM_FIELDS, FORM_LISTS, FORM_NUMBERS, UploadFields
 
 logger = logging.getLogger("linpix")
-Files = tuple[UploadFile, UploadFile | None]  # a picture, and its mask
 # While a form is read, memory holds up to 1 MiB of each file, and 4 bytes per character of a known field.
 MAX_FILES, MAX_FIELDS, FIELD_BYTES = 3, 64, 2**12
 NAME_CHARACTERS = 80  # kept of the name of an unknown field, for the warning about it
 
 
-class _Form(MultiPartParser):
+class Form(MultiPartParser):
     """Starlette's parser, but it keeps only the name of an unknown field, and notes whether the form has ended."""
 
     ended = False
@@ -46,66 +45,58 @@ class _Form(MultiPartParser):
         self.ended = True
 
 
-async def read_form(http: Request) -> None:
-    """Read a request's form, so that FastAPI finds it parsed. Raises ServiceError."""
-    parser = _Form(http.headers, http.stream(), max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=FIELD_BYTES)
-    try:
-        form = http._form = await parser.parse()  # where Request.form() keeps what it has parsed
-    except ServiceError:
-        raise
-    except (OSError, MemoryError, RuntimeError) as error:  # such as a full disk, or no more threads
-        logger.exception("an upload could not be read")
-        raise exhausted() from error
-    except Exception as error:  # whatever else it is, it is the client's mistake
-        why = error.message if isinstance(error, MultiPartException) else type(error).__name__
-        raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data with at most "
-                             f"{MAX_FILES} files and {MAX_FIELDS} fields of up to {FIELD_BYTES:,} bytes "
-                             "each") from error
-    if not parser.ended:
-        await form.close()
-        raise InvalidRequest("the form ends before its closing boundary; send the whole form")
-    for name, times in Counter(name for name, _ in form.multi_items()).items():
-        if times > 1 and name in FORM_FIELDS and name not in FORM_LISTS:
-            await form.close()
-            raise InvalidRequest(f"the form has {times} fields {name}; send one", param=name)
-    for name, value in form.multi_items():
-        if name in FORM_NUMBERS and isinstance(value, str) and "_" in value:  # pydantic would read 1_0 as 10
-            await form.close()
-            raise InvalidRequest(f"{name}: a number must not have underscores, got {shown(value)}", param=name)
-
-
 class FormRoute(APIRoute):
-    """A route of which `read_form` reads the form."""
+    """A route that reads its form before FastAPI does, within our limits."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
+        self._handle = super().get_route_handler()
+        return self.read
 
-        async def reading(http: Request) -> Response:
-            await read_form(http)
-            return await handle(http)
+    async def read(self, http: Request) -> Response:
+        """Read a request's form, and go on with the route. Raises ServiceError."""
+        parser = Form(http.headers, http.stream(), max_files=MAX_FILES, max_fields=MAX_FIELDS,
+                       max_part_size=FIELD_BYTES)
+        try:
+            form = http._form = await parser.parse()  # where Request.form() keeps what it has parsed
+        except ServiceError:
+            raise
+        except (OSError, MemoryError, RuntimeError) as error:  # such as a full disk, or no more threads
+            logger.exception("an upload could not be read")
+            raise exhausted() from error
+        except Exception as error:  # whatever else it is, it is the client's mistake
+            why = error.message if isinstance(error, MultiPartException) else type(error).__name__
+            raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data with at most "
+                                 f"{MAX_FILES} files and {MAX_FIELDS} fields of up to {FIELD_BYTES:,} bytes "
+                                 "each") from error
+        if not parser.ended:
+            await form.close()
+            raise InvalidRequest("the form ends before its closing boundary; send the whole form")
+        for name, times in Counter(name for name, _ in form.multi_items()).items():
+            if times > 1 and name in FORM_FIELDS and name not in FORM_LISTS:
+                await form.close()
+                raise InvalidRequest(f"the form has {times} fields {name}; send one", param=name)
+        for name, value in form.multi_items():
+            if name in FORM_NUMBERS and isinstance(value, str) and "_" in value:  # pydantic would read 1_0 as 10
+                await form.close()
+                raise InvalidRequest(f"{name}: a number must not have underscores, got {shown(value)}", param=name)
+        return await self._handle(http)
 
-        return reading
 
-
-def files_of(form: UploadFields) -> Files:
-    """The one picture, sent as image or as image[], and its mask. Raises InvalidRequest."""
-    sent = [upload for upload in [form.image, *(form.image_list or [])] if upload is not None]
-    if len(sent) != 1:
-        raise InvalidRequest(f"send exactly one picture as image or image[], got {len(sent)}", param="image")
-    return sent[0], form.mask
-
-
-async def decoded(answer: Answer, files: Files, read: Callable[[bytes, bytes | None], Upload]) -> Upload:
-    """The result of `read`, given a form's picture and mask. Closes the files.
+async def decoded(answer: Answer, form: UploadFields, read: Callable[..., Upload]) -> Upload:
+    """The result of `read`, given a form's picture, its mask and keep_rows. Closes the files.
 
     read is called in a thread, and so are the files read: waiting uploads stay in their files, and out of memory.
     The bytes that the result holds count from then on, in place of the upload's. Raises ServiceError, and what read
     raises.
     """
-    (picture, mask), http, service = files, answer.http, answer.service
+    http, service, mask = answer.http, answer.service, form.mask
+    sent = [upload for upload in [form.image, *(form.image_list or [])] if upload is not None]
+    if len(sent) != 1:
+        raise InvalidRequest(f"send exactly one picture as image or image[], got {len(sent)}", param="image")
 
     def work() -> Upload:
-        return read(picture.file.read(), None if mask is None else mask.file.read())
+        return read(sent[0].file.read(), answer.config, mask=None if mask is None else mask.file.read(),
+                    keep_rows=form.keep_rows)
 
     if refusal := service.requests.refusal(http.state.client, answer.job, answer.model):
         raise service.requests.metrics.refused(refusal)
@@ -116,13 +107,14 @@ async def decoded(answer: Answer, files: Files, read: Callable[[bytes, bytes | N
         if not limit.expired():
             raise
         service.requests.metrics.deadlines_passed.labels("reading").inc()
-        raise DeadlinePassed(answer.timeout_s) from None
+        raise deadline_passed(answer.timeout_s) from None
     except ClientLeft:
         raise
     except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread
         logger.exception("a picture could not be decoded")
         raise exhausted() from error
     await http.close()  # closes its files: they are not needed while it waits for a slot
-    body: Body = http.scope["linpix.body"]
-    body.hold(found.held)
+    exchange: Exchange = http.scope["linpix.exchange"]
+    over = found.overlay  # what else it needs is small
+    exchange.hold(0 if over is None else over.blank.nbytes + over.hidden.nbytes)
     return found

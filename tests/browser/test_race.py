@@ -7,7 +7,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from linpix.server.compare.paper import ENGINES
+from linpix.server.compare.report import ENGINES
 from tests.browser.conftest import ROOT, says
 from tests.server.conftest import eventually, serving
 

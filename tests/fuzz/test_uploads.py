@@ -1,4 +1,4 @@
-"""Any upload becomes sub-pixels, or a PictureError that names the field."""
+"""Any upload becomes sub-pixels, or an InvalidRequest that names the field."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from linpix.model.config import ModelConfig
-from linpix.server.pictures.pictures import PictureError
+from linpix.server.errors import InvalidRequest
 from linpix.server.pictures.uploads import read
 from tests.fuzz.harness import Target
 from tests.fuzz.pictures import pictures
@@ -41,7 +41,7 @@ class Upload:
 def decode(upload: Upload) -> None:
     try:
         found = read(upload.image, upload.config, mask=upload.mask, keep_rows=upload.keep_rows)
-    except PictureError as error:
+    except InvalidRequest as error:
         assert error.param in ("image", "mask", "keep_rows") and error.status in (400, 413, 415)
         assert str(error).startswith(error.param) or "it is not clear" in str(error)
         raise
@@ -53,7 +53,7 @@ def decode(upload: Upload) -> None:
 
 UPLOADS = Target("uploads", st.one_of(
     st.builds(Upload, pictures, st.none(), st.none() | st.integers(-1, 9), st.sampled_from(CONFIGS)),
-    st.builds(Upload, pictures, pictures, st.none(), st.sampled_from(CONFIGS))), decode, (PictureError,), KINDS)
+    st.builds(Upload, pictures, pictures, st.none(), st.sampled_from(CONFIGS))), decode, (InvalidRequest,), KINDS)
 
 
 def test_any_upload_is_decoded_or_refused_with_the_name_of_its_field(run):

@@ -1,12 +1,12 @@
 """Tests of server/: those of server/ROOM/FILE.py are in ROOM/test_FILE.py here.
 
 Files without a test of their own name, and where they are tested:
-  app, serve, web/service, web/routes/models, web/routes/operations               test_service.py, web/test_openapi.py
+  app, serve, web/routes/models, web/routes/operations                            test_service.py, web/test_openapi.py
   metrics                                                                         test_dashboard.py
   cluster/front, cluster/replica                                                  cluster/test_remote.py
   cluster/deployments, cluster/scaling                                            cluster/test_serve_deploy.py
-  compare/backends, compare/checkpoints, compare/measure, compare/results         compare/test_comparison.py
-  compare/chart, compare/paper                                                    compare/test_report.py
+  compare/backends, compare/checkpoints, compare/measure                          compare/test_comparison.py
+  compare/chart                                                                   compare/test_report.py
   engine/image, engine/decode/choice, engine/decode/compiled                      engine/decode/test_decoder.py
   pictures/likelihoods                                                            web/routes/test_likelihoods.py
   pictures/overlay                                                                pictures/test_prepare.py
@@ -19,7 +19,7 @@ Files without a test of their own name, and where they are tested:
 Tests that are not about one file:
   engine/test_conditional.py, engine/test_pixels.py         kinds of models in slots
   web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py,
-  web/test_forms.py
+  web/test_forms.py, web/test_images.py
                                                             what a request can ask for
   test_traces.py                                            what OpenTelemetry records
   web/test_openai.py, web/test_schemas.py                   stock clients; everything that /openapi.json says

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from linpix.server.origins import Hosts
+from linpix.server.origins import Origins
 from linpix.server.settings import Settings
 from tests.server.conftest import ROOT, serving
 from tests.server.web.routes.test_images import encode
@@ -244,7 +244,7 @@ def test_prometheus_asks_the_port_that_the_server_listens_on():
     assert job["job_name"] == "linpix"
     assert job["static_configs"] == [{"targets": [f"linpix:{variables(dict(LAST_STAGE)['ENV'])['LINPIX_PORT']}"]}]
     allowed = SERVICES["linpix"]["environment"]["LINPIX_ALLOWED_HOSTS"]
-    assert Hosts("0.0.0.0", allowed).accept(job["static_configs"][0]["targets"][0])
+    assert not Origins("0.0.0.0", allowed).refusal("GET", "/metrics", {"host": job["static_configs"][0]["targets"][0]})
 
 
 def test_grafana_finds_the_data_source_and_the_dashboards():

@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 
 from linpix.__main__ import main
 from linpix.server.app import create_app
-from linpix.server.errors import QueueFull, shown
+from linpix.server.errors import queue_full, shown
 from linpix.server.settings import Settings
 from tests.server.web.routes.test_images import PICTURE, encode
 
@@ -37,5 +37,5 @@ def test_a_long_value_is_shortened():
 
 
 def test_an_error_can_be_pickled_with_what_it_says_and_carries():
-    error = pickle.loads(pickle.dumps(QueueFull(7, 2, 8, 1.4)))
-    assert (type(error), str(error), error.retry_after_s) == (QueueFull, str(QueueFull(7, 2, 8, 1.4)), 1.4)
+    error = pickle.loads(pickle.dumps(queue_full(7, 2, 8, 1.4)))
+    assert (error.code, str(error), error.retry_after_s) == ("queue_full", str(queue_full(7, 2, 8, 1.4)), 1.4)

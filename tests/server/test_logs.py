@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from linpix.model import checkpoint
 from linpix.server import logs
-from linpix.server.app import create_app, release
+from linpix.server.app import create_app
 from linpix.server.settings import Settings
 from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.web.routes.test_images import occluded
@@ -130,8 +130,8 @@ def test_a_server_says_what_it_is_and_how_it_ends(slow):
             assert answer.result().status_code == 503
         server._reader.join(30)
     said = [line.split(" linpix ")[1] for line in server.printed if " INFO linpix " in line]
-    version, digest = release(), checkpoint.digest_of(next(slow.iterdir()))[:16]
-    assert said[0].startswith(f"LinPix {version}, kernel eager: slow (eager")
+    digest = checkpoint.digest_of(next(slow.iterdir()))[:16]
+    assert re.match(r"LinPix \d[\d.]+, kernel eager: slow \(eager", said[0])
     assert said[0].endswith(f", fp32, cpu, checkpoint {digest})\n")
     assert said[1] == "SIGTERM: draining, for up to 0.5 s; requests in progress: 1\n"
     assert re.fullmatch(r"drained in 0\.\d s; requests that were not finished: 1\n", said[2])

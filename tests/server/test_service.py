@@ -23,7 +23,7 @@ from linpix.server.app import create_app
 from linpix.server.compare.backends import BACKENDS
 from linpix.server.pictures import encode
 from linpix.server.settings import Settings
-from linpix.server.web import images
+from linpix.server.web.routes import images
 from tests.linpix.test_main import inside
 from tests.nets import saved
 from tests.server.conftest import EAGER, eventually, here, serving

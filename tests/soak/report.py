@@ -1,12 +1,13 @@
 """The results of a run as a Markdown table, with the machine and the commit that they are of."""
 
-import platform
+import os
 import subprocess
 from pathlib import Path
 
 import torch
 
 from linpix.model import ops
+from linpix.model.team import processor_name
 from tests.soak.loads import Plan, Result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,9 +50,7 @@ def number(value: float | None) -> str:
 
 
 def machine() -> str:
-    names = [text.partition(":")[2].strip() for text in Path("/proc/cpuinfo").read_text().splitlines()
-             if text.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.machine()
+    return f"{os.cpu_count()} x {processor_name()}"
 
 
 def commit() -> str:

@@ -25,7 +25,6 @@ import argparse
 import ctypes
 import json
 import os
-import platform
 import statistics
 import threading
 import time
@@ -41,6 +40,7 @@ from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.mixture import groups
 from linpix.model.packing import PRECISIONS
+from linpix.model.team import processor_name
 from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CompiledDecoder
@@ -218,12 +218,7 @@ def rounded(x: float) -> float:
 
 
 def machine() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.machine()
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    return f"{processor_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
 def markdown(circumstances: dict[str, Any], results: list[dict[str, Any]]) -> str:

@@ -102,7 +102,7 @@ class Host:
         self.kernels, self.thread, self.n, self.asked = Kernels(), EngineThread(), n, 0
         self.engine = Engine(instant(checkpoint, slots, kernels=self.kernels))
         self.engine._length = ImageRow(self.engine.decoder.stride)
-        metrics = Metrics([("preset", "linear")], ["linear"], version="0", kernel="none")
+        metrics = Metrics(["linear"], kernel="none")
         self.admission = Admission({"preset": self.engine}, metrics, self.thread, max_queue=2 * slots)
 
     def ask(self, images: int) -> None:

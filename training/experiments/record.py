@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from linpix.model import checkpoint
+from linpix.model.team import processor_name
 
 from ..run import stop_signals
 
@@ -161,12 +161,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def machine() -> dict[str, Any]:
     """The machine of this process: processor or GPU, torch version, and number of threads."""
-    name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass  # not Linux
+    name = processor_name()
     if torch.get_default_device().type == "cuda":
         name = f"{torch.cuda.get_device_name()}, {name}"
     return {"machine": f"{name}, {os.cpu_count()} cores", "torch": torch.__version__,

@@ -30,7 +30,7 @@ class Engine:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder, self.config = decoder, decoder.config
-        self.name, self.backend = decoder.checkpoint.name, decoder.checkpoint.net.attention.steps_as
+        self.name = decoder.checkpoint.name
         self.beat: Callable[[], None] = lambda: None  # called before each call of the decoder
         self.scheduler = Scheduler(decoder.slots, self.config.length)
         self._length = QuantumLength(decoder.stride)

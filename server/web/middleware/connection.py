@@ -7,6 +7,7 @@ import re
 import secrets
 import sys
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from httptools import HttpParserError
@@ -34,7 +35,7 @@ class Connection(HttpToolsProtocol):
     """
 
     app: Any  # uvicorn's ProxyHeadersMiddleware
-    _running: Any = None  # the request that is being answered; uvicorn's cycle is the last that has come
+    _cycles: Sequence[Any] = ()  # requests that were not yet answered when the last head came, and that one
     _unread = 0  # bytes since the last whole head or piece of a body
 
     def connection_made(self, transport: Any) -> None:
@@ -43,16 +44,12 @@ class Connection(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True  # uvicorn tells only the last of several requests
-            self._running.message_event.set()
+        for cycle in self._cycles:  # uvicorn tells only the last of several requests
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._running = cycle
-        cycle.scope["state"]["trusted"] = (self.client[0] if self.client else None) in self.app.trusted_hosts
-        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         cycle, body_bytes = self.cycle, len(self.cycle.body) if self.cycle else 0
@@ -75,7 +72,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
             raise HttpParserError(f"the head is too large; at most {HEAD_BYTES:,} bytes are allowed")
-        if [name for name, _ in self.headers].count(b"host") != 1 and self.parser.get_http_version() == "1.1":
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
             raise HttpParserError("send exactly one Host header")
         if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
             raise HttpParserError("Transfer-Encoding must be chunked")
@@ -86,12 +84,14 @@ class Connection(HttpToolsProtocol):
             self.url = whole[2] if whole[2].startswith(b"/") else b"/" + whole[2]
         elif not self.url.startswith((b"/", b"*")):
             raise HttpParserError("the target of a request must be a path")
+        self.scope["state"]["trusted"] = (self.client[0] if self.client else None) in self.app.trusted_hosts
         super().on_headers_complete()
+        self._cycles = [*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle]
         self.headers = deque(maxlen=0)  # type: ignore[assignment]  # headers after a body are thrown away
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be read; if an answer has already begun, end that one instead."""
-        running = self._running if self._running and not self._running.response_complete else None
+        running = next((cycle for cycle in self._cycles if not cycle.response_complete), None)
         if running:
             running.disconnected = True  # its answer can no longer be sent
         if running is None or not running.response_started:

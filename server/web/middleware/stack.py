@@ -7,21 +7,20 @@ import re
 import secrets
 import time
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...errors import ServiceError, foreign_host, foreign_origin, rate_limited, unauthorized, unexpected
+from ...errors import ServiceError, rate_limited, unauthorized, unexpected
 from ...logs import REQUEST_ID, access
 from ...metrics import ENDPOINTS
-from ...origins import Hosts, Origins
+from ...origins import Origins
 from ..error_handlers import response_of
 from ..keys import Keys
-from .bodies import Body, BodyBudget
+from .bodies import Bodies, Exchange
 from .headers import SECURITY_HEADERS
 
 logger = logging.getLogger("linpix")
@@ -36,16 +35,16 @@ class Gate:
     """Request ids, security headers, a 500 for unexpected exceptions, and a line of the log for every request.
 
     Refuses hosts that are not this service's, pages of origins that may not use it, requests under /v1/ without a key
-    if the server has any, and bodies that are too large or of another type. scope["linpix.body"] is the Body.
+    if the server has any, and bodies that are too large or of another type. scope["linpix.exchange"] is the Exchange.
     scope["state"]["client"] is the peer's address, or the name of its key once that is checked. Routes may set `model`
     and `images` in scope["state"], to be logged. X-Request-Id and traceparent of trusted proxies are kept. HEAD is
     answered as GET is; uvicorn sends no body then.
     """
 
-    def __init__(self, app: ASGIApp, *, hosts: Hosts, origins: Origins, bodies: BodyBudget, keys: Keys | None = None,
+    def __init__(self, app: ASGIApp, *, origins: Origins, bodies: Bodies, keys: Keys | None = None,
                  root_path: str = "") -> None:
         """root_path: under which a proxy serves all of this; the paths of requests may begin with it."""
-        self.app, self.hosts, self.origins, self.bodies, self.keys = app, hosts, origins, bodies, keys
+        self.app, self.origins, self.bodies, self.keys = app, origins, bodies, keys
         # a page that may use the service must be able to read its refusals
         self._checked: ASGIApp = self._check if not origins.allowed else CORSMiddleware(
             self._check, allow_origins=[*origins.allowed], allow_methods=["*"], allow_headers=["*"],
@@ -57,7 +56,6 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.monotonic(), 0
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
         if method == "HEAD":
             scope = {**scope, "method": "GET"}
@@ -65,66 +63,48 @@ class Gate:
         if self._root_path and path.startswith(f"{self._root_path}/"):
             scope["path"] = path.removeprefix(self._root_path)
         state, peer = scope.setdefault("state", {}), scope.get("client")
-        body = scope["linpix.body"] = Body(self.bodies, scope, receive, send)
-        given = body.headers if state.get("trusted") else {}
+        exchange = scope["linpix.exchange"] = Exchange(self.bodies, scope, receive, send)
+        given = exchange.headers if state.get("trusted") else {}
         request_id, trace = given.get("x-request-id", ""), given.get("traceparent", "")
         if not _ID.fullmatch(request_id) or request_id in self._ids:  # requests need different ones
             request_id = secrets.token_hex(8)
         self._ids.add(request_id)
         REQUEST_ID.set(request_id)
-        state.update(request_id=request_id, client=peer[0][:64] if peer else "unknown", began=began)
-        kept = [(b"x-request-id", request_id.encode())]
+        state.update(request_id=request_id, client=peer[0][:64] if peer else "unknown", began=exchange.began)
+        exchange.added = [(b"x-request-id", request_id.encode()), *_SECURITY_HEADERS]
         if _TRACE.fullmatch(trace):
             state["traceparent"] = trace
-            kept.append((b"traceparent", trace.encode()))
-
-        async def send_recorded(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                given = {name for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *kept,
-                                      *(header for header in _SECURITY_HEADERS if header[0] not in given)]
-                if self.bodies.drain.closed:  # so that no client sends a request to a process that ends
-                    MutableHeaders(scope=message)["connection"] = "close"
-            await body.send(message)
+            exchange.added.append((b"traceparent", trace.encode()))
 
         try:
-            if refusal := self._foreign(scope, body.headers):
-                await response_of(self.bodies.metrics.refused(refusal))(scope, receive, send_recorded)
+            if refusal := self.origins.refusal(scope["method"], scope["path"], exchange.headers):
+                await response_of(self.bodies.metrics.refused(refusal))(scope, receive, exchange.send)
             elif (scope["path"].endswith("/") and scope["path"].strip("/")) or path == self._root_path != "":
-                await _redirect(path, scope)(scope, receive, send_recorded)
+                await _redirect(path, scope)(scope, receive, exchange.send)
             else:
-                await self._checked(scope, body.receive, send_recorded)
+                await self._checked(scope, exchange.receive, exchange.send)
         except Exception:
-            if status:  # too late for another answer: the connection is closed in the middle of this one
+            if exchange.status:  # too late for another answer: the connection is closed in the middle of this one
                 raise
             if not state.get("counted") and (endpoint := path.rpartition("/")[2]) in ENDPOINTS:
                 self.bodies.metrics.requests.labels(endpoint, "failed").inc()  # a bug, counted nowhere else
             logger.exception("unexpected failure at %s %s", method, _route(scope))
-            await response_of(unexpected(request_id))(scope, receive, send_recorded)
+            await response_of(unexpected(request_id))(scope, receive, exchange.send)
         finally:
-            access(method=method, route=_route(scope), status=status,
-                   duration_s=round(time.monotonic() - began, 6), client=state["client"], model=state.get("model"),
-                   images=state.get("images"), traceparent=state.get("traceparent"))
-            body.hold(0)
+            access(method=method, route=_route(scope), status=exchange.status,
+                   duration_s=round(time.monotonic() - exchange.began, 6), client=state["client"],
+                   model=state.get("model"), images=state.get("images"), traceparent=state.get("traceparent"))
+            exchange.hold(0)
             self._ids.discard(request_id)
-
-    def _foreign(self, scope: Scope, headers: Mapping[str, str]) -> ServiceError | None:
-        for name, host in scope["headers"]:
-            if name == b"host" and not self.hosts.accept(host.decode("latin-1")):
-                return foreign_host(host.decode("latin-1"))
-        page = self.origins.foreign(scope["method"], scope["path"], headers)
-        return None if page is None else foreign_origin(page, headers.get("host", "this server"))
 
     async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check key and body, as far as the head shows them, and go on with the application."""
-        body: Body = scope["linpix.body"]
+        exchange: Exchange = scope["linpix.exchange"]
         state = scope["state"]
         try:
             if self.keys is not None and scope["path"].startswith("/v1/"):
-                state["client"] = self._client(self.keys, body.headers.get("authorization", ""))
-            state["timeout_s"] = body.check(state["client"], state["began"])
+                state["client"] = self._client(self.keys, exchange.headers.get("authorization", ""))
+            state["timeout_s"] = exchange.check(state["client"])
         except ServiceError as error:
             await response_of(error)(scope, receive, send)
         else:

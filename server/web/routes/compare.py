@@ -6,19 +6,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Header
 from fastapi.sse import EventSourceResponse, format_sse_event
 
+from ... import errors
 from ...compare.backends import BACKENDS
-from ...compare.checkpoints import not_compared
+from ...compare.checkpoints import check_comparable
 from ...compare.comparison import ComparisonPlan
 from ...compare.jobs import Comparisons, Run
-from ...errors import (
-    ComparisonNotFound,
-    Conflict,
-    InvalidRequest,
-    JustCancelled,
-    ModelNotFound,
-    ServiceError,
-    not_json,
-)
+from ...errors import InvalidRequest, ServiceError
 from ..openapi import BODY, LEAVING, error_responses, event_stream, ok_response
 from ..request_schemas import COMPARE, CompareBody
 from ..schemas import Comparison, ComparisonId
@@ -33,24 +26,20 @@ _EVENTS = event_stream("comparison.progress, and at the end comparison.completed
              responses=ok_response("the comparison has started", 202,
                                    links={"watch_comparison": {"id": "id"}, "cancel_comparison": {"id": "id"}})
              | error_responses(InvalidRequest("budget must be at most 120 seconds, got 600", param="budget"),
-                               ModelNotFound("mnist-large", ["mnist-small"]), Conflict("cmp-1"),
-                               JustCancelled("cmp-1", 0.8), not_json("text/plain"), *BODY, *LEAVING))
+                               errors.model_not_found("mnist-large", ["mnist-small"]), errors.still_running("cmp-1"),
+                               errors.just_cancelled("cmp-1", 0.8), errors.not_json("text/plain"), *BODY, *LEAVING))
 async def begin_comparison(body: Annotated[CompareBody, Body(openapi_examples=COMPARE)], service: ServiceDep
                            ) -> Run:
     """Compare attention backends on this machine, between live requests; one comparison at a time."""
-    served = service.find(body.model or _comparable(service))
+    comparable = (name for name, served in service.requests.models.items() if not served.config.packed)
+    served = service.find(body.model or next(comparable, None))  # the default model may not be comparable
     service.requests.check_open()
-    if obstacle := not_compared(served.checkpoint):
-        raise InvalidRequest(obstacle, param="model")
+    check_comparable(served.checkpoint)
     if body.budget > service.settings.compare_budget:
         raise InvalidRequest(f"budget must be at most {service.settings.compare_budget:g} seconds, "
                              f"got {body.budget:g}", param="budget")
-    try:
-        plan = ComparisonPlan(backends=tuple(body.backends or BACKENDS), batches=tuple(body.batch),
-                              budget_s=body.budget)
-    except ValueError as error:
-        raise InvalidRequest(str(error), param="backends") from error
-    return _comparisons(service).begin(served.name, plan)
+    plan = ComparisonPlan(backends=tuple(body.backends or BACKENDS), batches=tuple(body.batch), budget_s=body.budget)
+    return _comparisons(service).begin(served, plan)
 
 
 def _comparisons(service: Service) -> Comparisons:
@@ -61,15 +50,9 @@ def _comparisons(service: Service) -> Comparisons:
     return service.comparisons
 
 
-def _comparable(service: Service) -> str | None:
-    """The first model that can be compared, as the default one may not be; None if there is none."""
-    return next((served.name for served in service.requests.models.values()
-                 if not not_compared(served.checkpoint)), None)
-
-
 @router.get("/v1/compare/{id}", summary="Watch a comparison", response_model=Comparison,
             responses=ok_response("progress and results so far", content=_EVENTS)
-            | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
+            | error_responses(errors.comparison_not_found("cmp-2", ["cmp-1"])))
 async def watch_comparison(id: ComparisonId, service: ServiceDep,
                            accept: Annotated[str, Header(include_in_schema=False)] = "") -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
@@ -88,7 +71,7 @@ async def _events(comparisons: Comparisons, id: str) -> AsyncIterator[bytes]:
 
 @router.delete("/v1/compare/{id}", summary="Cancel a comparison", response_model=Comparison,
                responses=ok_response("the comparison after it was cancelled")
-               | error_responses(ComparisonNotFound("cmp-2", ["cmp-1"])))
+               | error_responses(errors.comparison_not_found("cmp-2", ["cmp-1"])))
 async def cancel_comparison(id: ComparisonId, service: ServiceDep) -> Run:
     """Stop a comparison, whichever client began it; what it has measured stays readable."""
     return _comparisons(service).cancel(id)

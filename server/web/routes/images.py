@@ -1,29 +1,52 @@
-"""POST /v1/images/generations and /v1/images/edits: drawing images, and completing a picture."""
+"""POST /v1/images/generations and /v1/images/edits: drawing images, and completing a picture. Answers are a picture, an
+array, JSON or server-sent events.
+"""
 
-from typing import Annotated
+import base64
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
+import numpy as np
 from fastapi import APIRouter, Body, File, Request, Response
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from numpy.typing import NDArray
 
-from ...errors import InvalidRequest, ModelNotFound, ServiceError, body_too_large, exhausted, not_json
-from ...pictures import uploads
-from ..images import Images
+from ... import logs
+from ...engine.attempts import best_of
+from ...engine.job import label_of, new_job
+from ...engine.request import Event
+from ...engine.request import Request as Admitted
+from ...errors import InvalidRequest, ServiceError, body_too_large, exhausted, model_not_found, not_json, shown
+from ...pictures import encode, uploads
+from ...pictures.overlay import Overlay
+from ..answers import Answer, as_json
+from ..error_handlers import envelope
 from ..openapi import image_responses
 from ..request_schemas import EDIT, GENERATE, TIMEOUT_PARAMETER, EditForm, GenerateBody
-from ..schemas import EditEvent, EditResponse, GenerationEvent, ImagesResponse
-from ..uploads import FormRoute, decoded, files_of
+from ..schemas import EditEvent, EditResponse, GenerationEvent, ImageData, ImagesResponse, Usage
+from ..uploads import FormRoute, decoded
 
 router = APIRouter(prefix="/v1/images", tags=["images"])
 forms = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
 _GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16, got 17", param="n"),
-                               ModelNotFound("mnist-large", ["mnist-small"]), not_json("text/plain"))
+                               model_not_found("mnist-large", ["mnist-small"]), not_json("text/plain"))
 _EDITS = image_responses(EditEvent,
                          InvalidRequest("it is not clear what to fill in: erase that part of the picture (save it "
                                         "as a PNG with transparent pixels), or use a mask or keep_rows",
                                         param="image"),
-                         ModelNotFound("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24), exhausted(),
+                         model_not_found("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24),
+                         exhausted(),
                          ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
                                       "b'hello'", 415, param="image"))
+
+PING_S = 15.0    # of silence before a stream sends a comment: proxies close connections that are silent for a minute
+ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
+READABLE = "+ ;:,.'()"  # characters that are not quoted in a header that is a sentence
 
 
 @router.post("/generations", response_model=ImagesResponse, operation_id="generate", responses=_GENERATIONS,
@@ -47,12 +70,204 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
 
     Choose `image/png` as the media type of the response to see the picture itself.
     """
-    images, files = Images(http, form, EditResponse, EditEvent), files_of(form)
-    images.check_edit(form)
-
-    def read(picture: bytes, mask: bytes | None) -> uploads.Upload:
-        return uploads.read(picture, images.config, mask=mask, keep_rows=form.keep_rows,
-                            preparation=form.prepare or "none", lay_back=bool(form.lay_back))
-
-    images.complete(await decoded(images, files, read), form.conditioning)
+    images = Images(http, form, EditResponse, EditEvent)
+    read = partial(uploads.read, preparation=form.prepare or "none", lay_back=bool(form.lay_back))
+    images.complete(await decoded(images, form, read), form.conditioning)
     return images
+
+
+class Images(Answer):
+    """Images of a job. For an edit, `complete` says what of them is known."""
+
+    def __init__(self, http: Request, fields: GenerateBody, form: type[ImagesResponse],
+                 event: type[GenerationEvent]) -> None:
+        """form, event: what answers as JSON and streams consist of."""
+        self.form, self.event = form, event
+        n = 1 if fields.n is None else fields.n
+        http.state.images = fields.candidates or n  # for the log, if the request is refused
+        super().__init__(http, fields)
+        service, bulk = self.service, fields.priority == "bulk"
+        max_n = service.max_images(self.model, bulk=bulk)
+        if not 1 <= n <= max_n:
+            raise InvalidRequest(f"n must be 1..{max_n}, got {shown(fields.n)}", param="n")
+        chooses = fields.candidates is not None or fields.attempts is not None
+        able = service.instead_of(self.model, lambda config: config.class_first) if chooses else None
+        self.stream = bool(fields.stream)
+        self.job = replace(new_job(
+            self.checkpoint, n, label=self.label, seed=fields.seed, temperature=fields.temperature,
+            candidates=fields.candidates, attempts=fields.attempts, limit=max_n, able=able),
+            bulk=bulk, stream=self.stream)
+        http.state.images = self.job.images
+        self.warnings += self.checkpoint.temperature_warnings(self.job.temperature)
+        usual = "url" if (fields.model or "").startswith("dall-e") else None  # tools made for DALL-E read url
+        self.as_url = (fields.response_format or usual) == "url" and not self.stream
+        if fields.response_format == "url" and self.stream:
+            self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
+        self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
+        self.format: encode.Format = self.sole_format or fields.output_format or "png"
+        self.kept: uploads.Upload | None = None  # what the answer keeps, if that is more than the model gets
+        self.overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
+        self.partial_images = 0 if self.job.candidates else fields.partial_images
+        self.facts: dict[str, Any] = {"candidates": fields.candidates}  # of all images
+        self._check(fields)
+
+    def _check(self, fields: GenerateBody) -> None:
+        """Raise InvalidRequest for fields that contradict each other, the accepted media type, or the
+        model.
+        """
+        n = self.job.answers
+        if (self.sole_format or self.array) and fields.output_format not in (None, self.sole_format):
+            raise InvalidRequest(f"output_format {fields.output_format} contradicts Accept: {self.accepted}; send one "
+                                 "of them", param="output_format")
+        if self.sole_format and (n != 1 or self.stream):
+            raise InvalidRequest(f"Accept: {self.accepted} returns one picture, so it needs n=1 and no stream, got "
+                                 f"n={n}, stream={str(self.stream).lower()}", param="n")
+        if self.array and self.stream:
+            raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
+                                 param="stream")
+        size = n * self.frame.height * self.frame.width * self.config.channels
+        if self.array and (n > ARRAY_IMAGES or size > ARRAY_BYTES):
+            raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {n} "
+                                 f"images of {self.frame.size} have {size:,} bytes. Request fewer or smaller "
+                                 "images", param="n")
+        if self.job.candidates and self.stream and fields.partial_images:
+            raise InvalidRequest("with candidates, a stream has no partial images, since the best are known only "
+                                 "when all are drawn; leave out partial_images, got "
+                                 f"{shown(fields.partial_images)}", param="partial_images")
+        if not isinstance(fields, EditForm):
+            return
+        if fields.lay_back and self.frame.width != self.config.width:
+            raise InvalidRequest("lay_back returns pictures of the upload's size; leave out size, got "
+                                 f"{shown(fields.size)}", param="size")
+        if fields.lay_back and self.partial_images:
+            raise InvalidRequest("with lay_back, a stream has no partial images; leave out partial_images, got "
+                                 f"{shown(self.partial_images)}", param="partial_images")
+        if fields.lay_back and self.array:
+            raise InvalidRequest(f"lay_back returns pictures of the upload's size, but Accept: {encode.NPY} "
+                                 "requests an array; send one of them", param="lay_back")
+        if fields.prepare == "mnist":
+            uploads.check_preparable(self.config)
+
+    def complete(self, upload: uploads.Upload, conditioning: Literal["prefix", "full"] | None) -> None:
+        """Have the hidden part of an upload drawn. conditioning: see EditForm. Raises InvalidRequest."""
+        self.warnings += uploads.warnings_of(upload, self.checkpoint)
+        prepared = None if upload.figure is None else {
+            "inverted": upload.inverted, "box": upload.figure, "b64_json": base64.b64encode(upload.seen()).decode()}
+        if conditioning == "prefix":
+            self.kept, upload = upload, upload.prefix_only()
+        self.facts |= upload.facts | {"crop": upload.crop, "prepared": prepared}
+        if self.facts["conditioning"] == "partial":
+            able = self.service.instead_of(self.model, lambda config: bool(config.patch))
+            if conditioning == "full":
+                raise InvalidRequest(f"{self.model.name} cannot use all {self.facts['known']} known sub-pixels, "
+                                     "since some come after hidden ones; choose "
+                                     f"{able or 'a model that is conditional'} (GET /v1/models), or leave out "
+                                     "conditioning", param="conditioning")
+            self.warnings.append(f"{self.model.name} does not use known pixels for what it draws before them; "
+                                 + (f"{able} uses all known pixels" if able else
+                                    "a model that is conditional would use all of them, but none is loaded here"))
+        if upload.overlay is not None:
+            self.overlay, self.partial_images, self.inline = upload.overlay, 0, False
+        self.job = replace(self.job, canvas=upload.canvas, known=upload.known)
+
+    async def in_one_piece(self, request: Admitted) -> Response:
+        """Each image is encoded as soon as it is done."""
+        found = {place: await self.made(request, self.encode, event)
+                 async for place, event in self.returned(request) if event is not None and event.done}
+        files, facts = zip(*(found[place] for place in sorted(found)), strict=True)
+        return await self.made(request, self._response, files, facts)
+
+    async def events(self, request: Admitted) -> AsyncIterator[bytes]:
+        # an image that is drawn again sends its partial images again, with the same numbers
+        shown = {rows: index for index, rows in enumerate(sorted(partial_rows(
+            self.partial_images, request.given, self.config.height)))}
+        release, kind, common = self.service.requests.release, self.event.kind, self._common()
+        try:
+            async for place, event in self.returned(request, PING_S):
+                if event is None:
+                    yield KEEPALIVE_COMMENT
+                    continue
+                if not (event.done or event.rows in shown):
+                    continue
+                own: dict[str, Any] = {"type": f"{kind}.completed", "usage": Usage()} if event.done else {
+                    "type": f"{kind}.partial_image", "partial_image_index": shown[event.rows], "rows": event.rows}
+                file, facts = await self.made(request, self.encode, event)
+                sent = self.event(**common, created_at=common["created"], image_index=place, **facts, **own,
+                                  b64_json=base64.b64encode(file).decode())
+                yield format_sse_event(event=sent.type, data_str=sent.model_dump_json(ensure_ascii=True))
+            release(request, "completed")
+        except ServiceError as error:
+            release(request, "failed")
+            yield format_sse_event(event="error", data_str=envelope(error).model_dump_json(ensure_ascii=True))
+
+    async def returned(self, request: Admitted, patience_s: float | None = None
+                       ) -> AsyncIterator[tuple[int, Event | None]]:
+        """The events of images in the answer, each with the image's place there; as Request.next_event gives them.
+
+        Of candidates, these are the best ones, once all are drawn.
+        """
+        job, done, candidates = request.job, 0, dict[int, Event]()
+        while done < job.images:
+            event = await request.next_event(patience_s)
+            done += event is not None and event.done
+            if event is None or not job.candidates:
+                yield event.image if event else 0, event
+            elif event.done:
+                candidates[event.image] = event
+        if candidates:
+            checked = [candidates[index].recognised for index in range(job.images)]
+            for place, index in enumerate(best_of([image for image in checked if image is not None], job.answers)):
+                yield place, candidates[index]
+
+    def encode(self, event: Event) -> tuple[bytes, dict[str, Any]]:
+        """An image in the requested format and size, and its facts. For an array, its sub-pixels. Unfinished rows are
+        black.
+        """
+        began, canvas = time.monotonic(), event.canvas
+        if self.kept is not None:
+            canvas = np.where(self.kept.known, self.kept.canvas, canvas)
+        picture = canvas.reshape(self.config.height, self.config.width, self.config.channels)
+        if self.overlay is not None:
+            file = self.overlay.encoded(picture, self.format)
+        else:
+            pixels: NDArray[np.uint8] = encode.framed(picture, self.frame, None if event.done else event.rows)
+            file = pixels.tobytes() if self.array else encode.encoded(pixels, self.format)
+        facts: dict[str, Any] = {"seed": self.job.seed + event.image}
+        if (recognised := event.recognised) is not None:
+            facts |= {"label": label_of(recognised.label, self.checkpoint), "confidence": recognised.confidence}
+            if self.job.attempts > 1:
+                facts["attempts"] = recognised.attempts
+        if logs.TRACED:
+            logs.spans(("encode", began, time.monotonic()))
+        return file, facts
+
+    def _response(self, files: tuple[bytes, ...], facts: tuple[dict[str, Any], ...]) -> Response:
+        """A picture or an array, with the facts in headers, where commas separate those of several images; or JSON."""
+        if self.sole_format or self.array:
+            headers = {name: quote(value, safe="+") for name, value in self.model.facts.items()}
+            headers |= {name: ",".join(quote(str(own[name]), safe="+") for own in facts) for name in facts[0]}
+            if self.warnings:
+                headers["warnings"] = quote("; ".join(self.warnings), safe=READABLE)
+            shape = self.frame.height, self.frame.width, self.config.channels
+            return Response(encode.npy([*files], shape) if self.array else files[0], media_type=self.accepted, headers={
+                f"x-linpix-{name.replace('_', '-')}": value for name, value in headers.items()})
+        texts = [base64.b64encode(file).decode() for file in files]
+        data = [ImageData(b64_json=None if self.as_url else text, revised_prompt=self.revised_prompt,
+                          url=f"data:image/{self.format};base64,{text}" if self.as_url else None, **own)
+                for text, own in zip(texts, facts, strict=True)]
+        return as_json(self.form(data=data, **self._common()))
+
+    def _common(self) -> dict[str, Any]:
+        """Fields that are the same for all images."""
+        return {"created": int(time.time()), **self.model.facts, "size": (self.overlay or self.frame).size,
+                "output_format": self.format, "warnings": self.warnings, **self.facts}
+
+
+def partial_rows(partial_images: int | None, given: int, height: int) -> set[int]:
+    """The numbers of finished image rows at which a stream shows a partial image: all, or so many, evenly spread.
+
+    given: image rows that were known from the start; only the following ones count.
+    """
+    if partial_images is None or partial_images >= height - given:
+        return set(range(given + 1, height + 1))
+    return {given + (height - given) * (index + 1) // (partial_images + 1) for index in range(partial_images)}

@@ -3,6 +3,7 @@
 import base64
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -13,14 +14,14 @@ from pydantic import BaseModel, Field
 
 from ...engine.job import Job
 from ...engine.request import Request as Admitted
-from ...errors import Impossible, InvalidRequest, ModelNotFound, ServiceError, body_too_large, exhausted
+from ...errors import InvalidRequest, ServiceError, body_too_large, exhausted, model_not_found
 from ...pictures import uploads
 from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers
 from ..answers import Answer, as_json
 from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
 from ..request_schemas import LIKELIHOOD, TIMEOUT_PARAMETER, LikelihoodForm
 from ..schemas import Conditioning, Digest, Name
-from ..uploads import FormRoute, decoded, files_of
+from ..uploads import FormRoute, decoded
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
@@ -82,8 +83,9 @@ _RESPONSES = _OK | error_responses(
     *BODY, *DRAWING,
     InvalidRequest("keep_rows hides nothing, so there is nothing to score: hide at least one pixel, or leave out "
                    "keep_rows to score the whole picture", param="keep_rows"),
-    Impossible("mnist"),
-    ModelNotFound("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24), exhausted(),
+    InvalidRequest("mnist considers the value of the first sub-pixel impossible: none of its training pictures starts "
+                   "with it; send another picture, or keep the first pixel with a mask", param="image"),
+    model_not_found("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24), exhausted(),
     ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'", 415, param="image"))
 
 
@@ -95,15 +97,7 @@ _RESPONSES = _OK | error_responses(
 async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
     scored = Scored(http, form)
-    files, every = files_of(form), form.labels == "all"
-    if every and not scored.checkpoint.class_names:
-        raise InvalidRequest(f"labels=all needs a model with classes, and {scored.model.name} has none; leave it out",
-                             param="labels")
-
-    def read(picture: bytes, mask: bytes | None) -> uploads.Upload:
-        return uploads.read(picture, scored.config, mask=mask, keep_rows=form.keep_rows, scored=True)
-
-    scored.score(await decoded(scored, files, read))
+    scored.score(await decoded(scored, form, partial(uploads.read, scored=True)))
     return scored
 
 
@@ -115,6 +109,9 @@ class Scored(Answer):
         http.state.images = 1  # for the log
         if form.response_format == "url":
             raise InvalidRequest("response_format must be b64_json here, or absent, got 'url'", param="response_format")
+        if form.labels == "all" and not self.checkpoint.class_names:
+            raise InvalidRequest(f"labels=all needs a model with classes, and {self.model.name} has none; leave it out",
+                                 param="labels")
         self.every, self.drawn = form.labels == "all", form.response_format is not None  # as JSON, with the map as PNG
         self.job = Job(model=self.model.name, scored=True)
         self.facts: dict[str, Any] = {}

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from ...engine.request import ServedModel
-from ...errors import ModelNotFound
+from ...errors import model_not_found
 from ...pictures import encode
 from ..openapi import error_responses, ok_response
 from ..schemas import Board, ModelCard, ModelList, Name
@@ -37,7 +37,7 @@ async def list_models(service: ServiceDep) -> ModelList:
 
 @router.get("/v1/models/{model}", summary="Describe a model",
             responses=ok_response("the model")
-            | error_responses(ModelNotFound("mnist-large", ["mnist-small"])))
+            | error_responses(model_not_found("mnist-large", ["mnist-small"])))
 async def describe_model(model: Name, service: ServiceDep) -> ModelCard:
     """One loaded model."""
     return card_of(service.find(model), service.settings.aliases)

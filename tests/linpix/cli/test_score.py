@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from PIL import Image
 
 from linpix.__main__ import main
 from linpix.model import checkpoint
+from linpix.model.config import PRESETS
 from linpix.training.evaluate import bits_of
+from tests.nets import saved
 from tests.server.web.routes.test_images import PICTURE, encode, occluded
 from tests.server.web.routes.test_likelihoods import ask, told
 
@@ -66,8 +69,10 @@ def test_the_map_is_the_services(linpix, tiny, server, tmp_path, picture):
 
 @pytest.mark.parametrize(("flags", "words"), [
     (("--label", "ten"), "label must be a class of tiny"), (("--keep-rows", "8"), "keep_rows hides nothing"),
-    (("--out", "map.gif"), "give NAME.png"), (("--out", "nowhere/map.png"), "in an existing folder")])
-def test_what_cannot_be_scored_is_one_line_that_says_why(linpix, tiny, picture, flags, words):
-    status, printed, said = linpix(picture, "--model", tiny, *flags)
+    (("--out", "map.gif"), "give NAME.png"), (("--out", "nowhere/map.png"), "in an existing folder"),
+    (("--model", "MADE"), "considers the value of the first sub-pixel impossible")])
+def test_what_cannot_be_scored_is_one_line_that_says_why(linpix, tiny, tmp_path, picture, flags, words):
+    made = saved(tmp_path / "made", replace(PRESETS["tiny"], classes=0, first_marginal=(1.0,) + (0.0,) * 255))
+    status, printed, said = linpix(picture, "--model", tiny, *(made if flag == "MADE" else flag for flag in flags))
     assert (status, printed) == (2, "")
     assert words in said and len(said.splitlines()) == 1

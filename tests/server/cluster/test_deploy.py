@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from linpix.server.origins import Hosts
+from linpix.server.origins import Origins
 from linpix.server.settings import Settings
 from tests.server.conftest import ROOT
 
@@ -64,11 +64,11 @@ def test_a_pod_has_the_settings_probes_and_time_that_the_server_needs():
 
 
 def test_a_pod_answers_to_every_name_of_its_service_in_its_own_namespace():
-    hosts = Hosts("0.0.0.0", environment(CONTAINER, "pictures")["LINPIX_ALLOWED_HOSTS"])
+    origins = Origins("0.0.0.0", environment(CONTAINER, "pictures")["LINPIX_ALLOWED_HOSTS"])
     for name in ("linpix", "linpix.pictures", "linpix.pictures.svc", "linpix.pictures.svc.cluster.local", "10.1.2.3"):
-        assert hosts.accept(f"{name}:80")
+        assert origins.refusal("GET", "/", {"host": f"{name}:80"}) is None
     for name in ("linpix.default", "other.pictures", "linpix.example"):
-        assert not hosts.accept(name)
+        assert origins.refusal("GET", "/", {"host": name})
 
 
 def kustomized(folder: str) -> dict[str, dict]:

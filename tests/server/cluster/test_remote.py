@@ -20,11 +20,11 @@ from linpix.server.cluster.front import front_server, models_of
 from linpix.server.cluster.remote import RUNS, Call, News, Remote, ReplicaLost
 from linpix.server.cluster.replica import Replica
 from linpix.server.compare.backends import BACKENDS
-from linpix.server.errors import Draining
+from linpix.server.errors import draining
 from linpix.server.metrics import Metrics
 from linpix.server.serve import LINGER_S
 from linpix.server.settings import Settings
-from linpix.server.web.middleware.bodies import BodyDrain
+from linpix.server.web.middleware.bodies import Bodies
 from linpix.server.web.service import Service
 from tests.server.test_listening import free_port
 from tests.server.web.routes.test_images import encode
@@ -67,9 +67,9 @@ class Front:
     def __init__(self, settings: Settings) -> None:
         self.near = Near(Replica(settings))
         _, kernel, described = self.near.replica.description
-        self.requests = Remote(models_of(described, settings), Metrics([("tiny", "linear")], BACKENDS, "1", kernel),
+        self.requests = Remote(models_of(described, settings), Metrics(BACKENDS, kernel),
                                self.near.run, request_timeout_s=settings.request_timeout)
-        app = application(Service(settings, self.requests, None, None, BodyDrain()))
+        app = application(Service(settings, self.requests, None, None, Bodies(settings, self.requests)))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30)
 
     @property
@@ -268,7 +268,7 @@ async def test_a_stream_that_a_draining_replica_ends_is_counted_once(tiny):
         requests = front.near.replica.requests
         while not front.near.events:
             await asyncio.sleep(0.01)
-        requests.fail_all(Draining())
+        requests.fail_all(draining())
         assert events((await asked).text)[-1]["error"]["code"] == "draining" and len(front.near.calls) == 1
         assert sum(each.metrics.values("linpix_requests_total")["linpix_requests_total", "generations", "failed"]
                    for each in (front.requests, requests)) == 1

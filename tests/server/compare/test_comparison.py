@@ -204,9 +204,8 @@ def test_time_between_units_does_not_count():
     comparison = Comparison(make(), (), plan(budget_s=20.0), **ticking(clock))
     for _ in comparison.run():
         clock.now += 1000.0
-    results = comparison.report["results"]
-    assert all(result["images_per_second"] and not result["estimated"] for result in results)
-    assert max(result["seconds_per_image"] for result in results) < 1.0
+    for result in comparison.report["results"]:
+        assert result["images_per_second"] and not result["estimated"] and result["seconds_per_image"] < 1.0
 
 
 def test_units_are_short():

@@ -18,7 +18,7 @@ from linpix.server.engine.admission import Admission
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.thread import EngineThread
-from linpix.server.errors import Conflict, JustCancelled
+from linpix.server.errors import ServiceError
 from linpix.server.metrics import Metrics
 from tests.server.compare.test_comparison import make
 from tests.server.conftest import eventually, here
@@ -40,12 +40,12 @@ async def beginning(family: Path) -> AsyncIterator[tuple[Comparisons, Callable[[
     """Comparisons of an engine thread that serves the model, and how one is begun."""
     checkpoint = checkpoints.read(family / "small")
     engine, thread = Engine(new_decoder(checkpoint, 1)), EngineThread()
-    metrics = Metrics([(engine.name, engine.backend)], BACKENDS, "1", "eager")
+    metrics = Metrics(BACKENDS, "eager")
     admission = Admission({"small": engine}, metrics, thread, max_queue=8)
     admission.start()
     under_way = Comparisons(admission, thread)
     try:
-        yield under_way, lambda plan: under_way.begin("small", plan)
+        yield under_way, lambda plan: under_way.begin(admission.models["small"], plan)
     finally:
         under_way.stop()
         await admission.stop()
@@ -95,7 +95,7 @@ async def test_what_is_cancelled_while_it_is_made_goes_no_further_and_no_other_i
         await until(lambda: reading["thread"] is not None)
         under_way.cancel(job.id)
         await asyncio.sleep(jobs.PAUSE_S + 0.1)
-        with pytest.raises(JustCancelled):
+        with pytest.raises(ServiceError, match="was just cancelled"):
             begin(LONG)
         reading["go on"].set()
         await until(under_way._making.done)
@@ -105,12 +105,12 @@ async def test_what_is_cancelled_while_it_is_made_goes_no_further_and_no_other_i
 async def test_a_cancelled_comparison_is_followed_by_a_pause(family):
     async with beginning(family) as (under_way, begin):
         first = begin(LONG)
-        with pytest.raises(Conflict, match="still running") as running:
+        with pytest.raises(ServiceError, match="still running") as running:
             begin(LONG)
         assert running.value.retry_after_s is None
         await until(lambda: first.report is not None)
         under_way.cancel(first.id)
-        with pytest.raises(JustCancelled, match="cmp-1 was just cancelled") as paused:
+        with pytest.raises(ServiceError, match="cmp-1 was just cancelled") as paused:
             begin(LONG)
         assert 0 < paused.value.retry_after_s <= jobs.PAUSE_S
         await asyncio.sleep(paused.value.retry_after_s + 0.05)

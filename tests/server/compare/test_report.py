@@ -6,9 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from linpix.server.compare.chart import svg
-from linpix.server.compare.paper import PAPER
-from linpix.server.compare.report import markdown, table, write
+from linpix.server.compare.chart import svg, write
+from linpix.server.compare.report import PAPER, markdown, table
 
 SVG = "{http://www.w3.org/2000/svg}"
 

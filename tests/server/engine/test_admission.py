@@ -15,14 +15,14 @@ from linpix.server.engine.job import Job
 from linpix.server.engine.model import Model
 from linpix.server.engine.request import Request
 from linpix.server.engine.thread import EngineThread
-from linpix.server.errors import ClientLimit, QueueFull
+from linpix.server.errors import ServiceError
 from linpix.server.metrics import Metrics
 
 
 @contextlib.asynccontextmanager
 async def serving(tiny, slots: int = 4, max_queue: int = 8, **limits: Any) -> AsyncIterator[Admission]:
     engine = Engine(new_decoder(checkpoint.read(tiny), slots, "eager"))
-    admission = Admission({"tiny": engine}, Metrics([("tiny", engine.backend)], [], "0", "eager"), EngineThread(),
+    admission = Admission({"tiny": engine}, Metrics([], "eager"), EngineThread(),
                           max_queue=max_queue, **limits)
     admission.start()
     try:
@@ -40,7 +40,7 @@ async def test_a_client_with_too_many_images_is_refused(tiny):
         model = admission.models["tiny"]
         with admission.admit(request("a", model, 4)):
             assert admission.refusal("somebody") is None
-            with pytest.raises(ClientLimit), admission.admit(request("b", model, 4)):
+            with pytest.raises(ServiceError, match="per client"), admission.admit(request("b", model, 4)):
                 pass
         assert not model.requests
 
@@ -63,7 +63,7 @@ async def test_room_that_is_held_by_likelihoods_alone_is_full_too(tiny):
         scored = request("scored", admission.models["tiny"], scored=True, canvas=np.zeros(64, np.uint8),
                          known=np.zeros(64, np.bool_))
         with admission.admit(scored):
-            assert isinstance(admission.refusal("somebody"), QueueFull)
+            assert admission.refusal("somebody").code == "queue_full"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,7 +10,7 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job, class_of, label_of, new_job
-from linpix.server.errors import OptionError
+from linpix.server.errors import InvalidRequest
 
 CLASS_FIRST = dataclasses.replace(PRESETS["tiny"], patch=4, following=((0, 1, 0),),
                                   look_ups=("previous", "row", "column", "class"))
@@ -67,7 +67,7 @@ def test_tokens_to_draw_and_rows_that_are_known():
     ({"source": FIRST, "temperature": 0.0, "attempts": 2}, "attempts", "all attempts are the same"),
 ])
 def test_what_cannot_be_asked_for_is_refused_by_name(asked, param, words):
-    with pytest.raises(OptionError, match=words) as refused:
+    with pytest.raises(InvalidRequest, match=words) as refused:
         job(**asked)
     assert refused.value.param == param
 
@@ -85,9 +85,9 @@ def test_seeds_of_numpy_do_not_overflow(seed):
 
 def test_a_class_is_given_by_number_or_name():
     assert [class_of(label, TINY) for label in (None, 1, "1", "one")] == [None, 1, 1, 1]
-    with pytest.raises(OptionError, match=r"a class of tiny: 0\.\.1 or one of zero, one; got 'two'"):
+    with pytest.raises(InvalidRequest, match=r"a class of tiny: 0\.\.1 or one of zero, one; got 'two'"):
         class_of("two", TINY)
-    with pytest.raises(OptionError, match="none: it has no classes"):
+    with pytest.raises(InvalidRequest, match="none: it has no classes"):
         class_of(0, dataclasses.replace(TINY, class_names=()))
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from linpix.model.config import ModelConfig
-from linpix.server.pictures.encode import encoded, enlarged, frame_of, framed, npy, png, sizes
+from linpix.server.pictures.encode import Frame, encoded, frame_of, framed, npy, png, sizes
 
 GREY, COLOUR = ModelConfig(), ModelConfig(height=32, width=32, channels=3)
 CANVAS = np.random.default_rng(0).integers(0, 256, 784, dtype=np.uint8)
@@ -21,13 +21,13 @@ def test_the_native_size_comes_first_and_the_largest_has_up_to_2048_pixels_a_sid
     listed = sizes(ModelConfig(height=8, width=8))
     assert (listed[0], listed[-1]) == ("8x8", "2048x2048")
     assert sizes(ModelConfig(height=2000, width=8)) == ["8x2000"]
-    assert frame_of("8x4000", ModelConfig(height=4000, width=8)) == enlarged(ModelConfig(height=4000, width=8))
+    assert frame_of("8x4000", ModelConfig(height=4000, width=8)) == Frame(1, 8, 4000)
 
 
 @pytest.mark.parametrize(("text", "factor"), [(None, 1), ("auto", 1), ("native", 1), ("28x28", 1), ("140x140", 5),
                                               ("2044x2044", 73)])
 def test_a_size_is_an_integer_multiple_of_the_native_one(text, factor):
-    assert frame_of(text, GREY) == enlarged(GREY, factor)
+    assert frame_of(text, GREY) == Frame(factor, 28 * factor, 28 * factor)
 
 
 @pytest.mark.parametrize(("width", "height", "inside"), [
@@ -48,7 +48,7 @@ def test_a_size_of_another_shape_has_the_largest_multiple_in_its_middle(width, h
 
 def test_a_multiple_needs_nothing_around_it():
     for side in (256, 512, 1024, 2048):
-        assert frame_of(f"{side}x{side}", COLOUR) == enlarged(COLOUR, side // 32)
+        assert frame_of(f"{side}x{side}", COLOUR) == Frame(side // 32, side, side)
 
 
 @pytest.mark.parametrize("text", ["", "28", "28x28x28", "axb", "²x²", "\uff19\uff19x\uff19\uff19", "9" * 50 + "x1",
@@ -61,7 +61,7 @@ def test_a_size_that_is_none_or_too_small_or_too_large_is_refused_with_what_is_a
 @pytest.mark.parametrize("config", [GREY, COLOUR])
 def test_png_and_webp_are_exact_and_jpeg_is_close(config):
     random = np.random.default_rng(1).integers(0, 256, config.subpixels, dtype=np.uint8)
-    pixels = framed(random.reshape(config.height, config.width, -1), enlarged(config, 8))
+    pixels = framed(random.reshape(config.height, config.width, -1), frame_of(8, config))
     for kind, name in (("png", "PNG"), ("webp", "WEBP"), ("jpeg", "JPEG")):
         picture = opened(encoded(pixels, kind))
         assert picture.format == name

@@ -1,4 +1,4 @@
-"""Uploads become sub-pixels by stated rules; bad ones raise only PictureError."""
+"""Uploads become sub-pixels by stated rules; bad ones raise only InvalidRequest."""
 
 import dataclasses
 import struct
@@ -11,8 +11,9 @@ from PIL import ExifTags, Image
 
 from linpix.model.config import ModelConfig
 from linpix.model.inputs import first_hole
+from linpix.server.errors import InvalidRequest
 from linpix.server.pictures import uploads
-from linpix.server.pictures.pictures import PictureError, opened
+from linpix.server.pictures.pictures import opened
 from linpix.server.pictures.uploads import Upload
 from tests.fuzz.pictures import chunk, encode, png_of
 
@@ -39,8 +40,8 @@ def prefix(upload: Upload) -> int:
 
 
 def refusal(image: bytes, config: ModelConfig = GREY, *, mask: bytes | None = None,
-            keep_rows: int | None = None) -> PictureError:
-    with pytest.raises(PictureError) as caught:
+            keep_rows: int | None = None) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
         read(image, config, mask=mask, keep_rows=keep_rows)
     return caught.value
 
@@ -94,7 +95,7 @@ def test_counts_are_in_subpixels(holes, expected):
     occluded = read(encode(with_alpha(noise(8, 8, 3), alpha.reshape(8, 8))), COLOUR)
     assert tuple(occluded.facts.values()) == expected
     told = read(encode(with_alpha(noise(8, 8, 3), alpha.reshape(8, 8))), dataclasses.replace(COLOUR, patch=4))
-    assert told.conditioning == expected[0].replace("partial", "full")
+    assert told.facts["conditioning"] == expected[0].replace("partial", "full")
 
 
 # What is a hole

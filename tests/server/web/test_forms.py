@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from fastapi import Request
 
-from linpix.server.pictures.upload_slots import SLOTS
 from linpix.server.web.request_schemas import FORM_FIELDS
-from linpix.server.web.uploads import FIELD_BYTES, MAX_FIELDS, read_form
+from linpix.server.web.service import UPLOAD_SLOTS
+from linpix.server.web.uploads import FIELD_BYTES, MAX_FIELDS, Form
 from tests.server.conftest import ROOT, eventually, here, serving
 from tests.server.web.routes.test_images import images_of, occluded
 from tests.server.web.test_admission import BOUNDARY, Raw, commented, error_of, part, rejected
@@ -127,8 +127,7 @@ def test_of_unknown_fields_little_is_kept():
 
     request = Request({"type": "http", "headers": [
         (b"content-type", f"multipart/form-data; boundary={BOUNDARY}".encode())]}, receive)
-    asyncio.run(read_form(request))
-    kept = asyncio.run(request._get_form()).multi_items()
+    kept = asyncio.run(Form(request.headers, request.stream(), max_fields=MAX_FIELDS).parse()).multi_items()
     assert len(kept) == MAX_FIELDS and sum(len(name) + len(value) for name, value in kept) < 100 * MAX_FIELDS
 
 
@@ -193,9 +192,9 @@ def test_an_upload_that_waits_to_be_decoded_ends_at_its_deadline_and_frees_what_
     others, body = threading.Event(), {"image": ("a.png", commented(8, 2 * 2**20))}
     with here(tiny.parent) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
         slots = client.app.state.service.upload_slots
-        for _ in range(SLOTS):  # uploads of others, which are being decoded
+        for _ in range(UPLOAD_SLOTS):  # uploads of others, which are being decoded
             client.portal.start_task_soon(slots.run, "others", others.wait)
-        assert eventually(lambda: slots._running.total() == SLOTS)
+        assert eventually(lambda: slots._running.total() == UPLOAD_SLOTS)
         before = files()
         try:
             for number, path in enumerate((EDIT, "/v1/images/likelihoods"), 1):

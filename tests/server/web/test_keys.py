@@ -116,7 +116,7 @@ def test_what_is_presented_is_compared_as_a_digest_with_every_key_whichever_fits
 
 @pytest.mark.parametrize(("rate", "size", "seconds"), [("10/s", 10, 1), ("600/min", 600, 60), ("2/h", 2, 3600)])
 def test_a_bucket_gives_its_size_at_once_and_then_as_many_as_its_rate(rate, size, seconds):
-    bucket, now = keys.bucket_of(rate), 1e6
+    bucket, now = keys.Key("a", b"", rate, *keys.bucket_of(rate)), 1e6
     assert [bucket.take(now) for _ in range(size)] == [0.0] * size
     wait = bucket.take(now)
     assert wait == pytest.approx(seconds / size)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import linpix
 from linpix.model import checkpoint, mixture
 from linpix.model.config import PRESETS
 from linpix.model.inputs import START
@@ -186,6 +187,8 @@ def test_a_picture_that_is_impossible_is_refused_and_is_the_clients_fault(others
     with others.client() as client:
         answer = ask(client, model="startless")
         assert answer.status_code == 400 and "sub-pixel impossible" in answer.json()["error"]["message"]
+        with pytest.raises(ValueError, match="sub-pixel impossible"):  # so commands say it in a line
+            linpix.score("startless", PICTURE, checkpoints=client.app.state.service.settings.checkpoints)
         assert told(client, encode(np.where(np.arange(64).reshape(8, 8) == 0, 0, PICTURE).astype(np.uint8)),
                     model="startless")["counted"] == 64
     assert others.metric(COUNTED % "failed") == failed

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from linpix.server.pictures.upload_slots import SLOTS, UploadSlots
+from linpix.server.web.service import UPLOAD_SLOTS, UploadSlots
 
 
 class Upload:
@@ -46,7 +46,7 @@ async def begun(count: int) -> list[str]:
 async def test_the_next_place_goes_to_a_client_that_has_none_however_many_uploads_another_sent_before():
     slots = UploadSlots()
     many = [Upload(slots, "many") for _ in range(20)]
-    assert await begun(SLOTS) == ["many"] * SLOTS
+    assert await begun(UPLOAD_SLOTS) == ["many"] * UPLOAD_SLOTS
     late = [Upload(slots, "one"), Upload(slots, "other"), Upload(slots, "one")]
     await asyncio.sleep(0)
     for upload in (*many[:2], late[0], many[2]):
@@ -59,16 +59,16 @@ async def test_the_next_place_goes_to_a_client_that_has_none_however_many_upload
 
 async def test_who_leaves_the_line_takes_no_place_and_who_leaves_while_it_is_decoded_keeps_it_until_the_end():
     slots = UploadSlots()
-    uploads = [Upload(slots, "a") for _ in range(SLOTS + 3)]
-    await begun(SLOTS)
+    uploads = [Upload(slots, "a") for _ in range(UPLOAD_SLOTS + 3)]
+    await begun(UPLOAD_SLOTS)
     uploads[0].task.cancel()     # being decoded
-    uploads[SLOTS].task.cancel()  # in line
+    uploads[UPLOAD_SLOTS].task.cancel()  # in line
     await asyncio.sleep(0.02)
-    assert len(Upload.begun) == SLOTS
+    assert len(Upload.begun) == UPLOAD_SLOTS
     uploads[0]._go.set()
-    await begun(SLOTS + 1)
+    await begun(UPLOAD_SLOTS + 1)
     for upload in uploads:
         upload._go.set()
     await asyncio.gather(*(upload.task for upload in uploads), return_exceptions=True)
-    assert len(Upload.begun) == SLOTS + 2
+    assert len(Upload.begun) == UPLOAD_SLOTS + 2
     await asyncio.gather(*(slots.run("b", lambda: None) for _ in range(5)))  # every place is there again
