@@ -20,8 +20,8 @@ def test_the_house_has_no_more_lines_than_before():
 
 @pytest.mark.skipif(not ops.compiled, reason="counted with the compiled engine, which needs a compiler")
 def test_the_way_of_a_request_is_no_longer_than_before():
-    """`python -m tests.way` lists it."""
-    told = subprocess.run([sys.executable, "-m", "tests.way", "--json"], capture_output=True, text=True, check=True)
+    """`python -m tools.way` lists it."""
+    told = subprocess.run([sys.executable, "-m", "tools.way", "--json"], capture_output=True, text=True, check=True)
     for request, way in json.loads(told.stdout).items():
         ours = {file: names for file, names in way.items() if file.startswith(("server/", "linpix/"))}
         functions, files = WAYS[request]

@@ -1,4 +1,4 @@
-"""The way of a request: `python -m tests.way` lists our functions that run for one image, and for one edit, by file.
+"""The way of a request: `python -m tools.way` lists our functions that run for one image, and for one edit, by file.
 
 It serves two shipped models in this process, and records all calls on all threads after two requests of a kind. So what
 runs once, at the start, is not counted; nor are comprehensions and lambdas. `--json` prints one object. It imports
