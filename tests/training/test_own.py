@@ -225,9 +225,15 @@ def put(folder, count, colour):
 def test_pictures_are_looked_at_and_made_one_size(tmp_path, colour, plain, preset, size, mode):
     put(tmp_path / "mine", 12, colour)
     (tmp_path / "mine" / "notes.txt").write_text("no picture")
+    (tmp_path / "mine" / "round" / "cut.png").write_bytes(b"\x89PNG")
+    Image.new("I;16", (30, 30)).save(tmp_path / "mine" / "round" / "deep.png")
     plan = automatic.plan(tmp_path / "mine", tmp_path / "made", plain=plain)
     assert ("in colour" in str(plan)) == colour
-    assert (plan.preset, plan.pictures, plan.left_out, plan.minutes) == (preset, 12, ["notes.txt"], 5)
+    assert (plan.preset, plan.pictures, plan.left_out, plan.minutes) == (preset, 12, {
+        "not the suffix of a picture that can be read": ["notes.txt"],
+        "not a complete picture, or a huge one": ["round/cut.png"],
+        "more than 8 bits a sample": ["round/deep.png"]}, 5)
+    assert "; round/cut.png (not a complete picture, or a huge one); round/deep.png (more than 8 bits" in str(plan)
     made = sorted((tmp_path / "made").rglob("*.png"))
     assert len(made) == 12 and {path.parent.name for path in made} == {"round", "square"}
     with Image.open(made[0]) as picture:
@@ -244,7 +250,8 @@ def test_what_a_training_has_written_among_the_pictures_is_left_out_and_named(tm
     for name in ("config.json", "SHA256SUMS"):
         (mine / "round" / "exported" / name).touch()
     plan = automatic.plan(mine, mine / "new.training")
-    assert plan.pictures == 24 and plan.left_out == ["exported", "run", "run.training", "run2", "run2.training"]
+    assert plan.pictures == 24 and plan.left_out == {
+        "written by LinPix": ["round/exported", "run", "run.training", "run2", "run2.training"]}
     images, _, classes = read_pictures(mine / "new.training", "train", (28, 28, 1))
     assert len(images) == 22 and classes == ("round", "square")
 
