@@ -196,8 +196,13 @@ _KNOWN = (_MNIST, _CIFAR10)
 
 
 def _find(home: Path, stem: str) -> Path | None:
-    """The file of that name, compressed or not. A broken link is found too: reading it raises a clear error."""
-    return next((path for end in _COMPRESSIONS if os.path.lexists(path := home / (stem + end))), None)
+    """The file of that name, compressed or not; it may be in a folder of its own name, as Kaggle unpacks it.
+
+    A broken link is found too: reading it raises a clear error.
+    """
+    paths = (home / (stem + end) for end in _COMPRESSIONS)
+    return next((path for path in (path / path.name if path.is_dir() else path for path in paths)
+                 if os.path.lexists(path)), None)
 
 
 def _is_batch(name: str) -> bool:
