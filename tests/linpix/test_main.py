@@ -69,6 +69,28 @@ def test_every_command_reports_a_misspelt_variable():
     assert told == "linpix doctor: LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?\n"
 
 
+def test_an_empty_variable_is_as_good_as_none(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    empty = dict.fromkeys((f"LINPIX_{name}" for name in ("CHECKPOINTS", "ENGINE", "PRECISION", "DEVICE", "STATE",
+                                                         "DEFER")), "")
+    assert inside("sample", "--model", "nothing", "--out", "x.png", **empty).stderr.count("mnist-small,") == 1
+    assert inside("sample", "--model", tiny, "--out", "x.png", **empty).returncode == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
+def test_a_name_that_the_output_cannot_encode_is_printed_with_escapes(encoding, tiny, tmp_path):
+    ended = linpix("sample", "--model", tiny, "--out", os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"),
+                   PYTHONIOENCODING=encoding)
+    assert ended.returncode == 0 and "caf\\udce9.png" in ended.stdout and not ended.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_the_shell_has_closed_costs_no_picture(closed, tiny, tmp_path):
+    ended = subprocess.run(["sh", "-c", f'"$0" -m linpix sample --model "$1" --out "$2" {closed}', sys.executable, tiny,
+                            tmp_path / "x.png"], capture_output=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"") and (tmp_path / "x.png").exists()
+
+
 def test_lists_of_a_flag_that_is_given_twice_add_up():
     """Each of the two is looked at: the wrong one is named, whichever comes first."""
     for words in (["--models", "nowhere,", "--models", "mnist-small"], ["--models", "mnist-small", "--models=nowhere"]):
@@ -90,6 +112,8 @@ def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
 @pytest.mark.parametrize(("arguments", "words"), [
     (["sample", "--model", "nothing", "--out", "OUT"], "there is no model 'nothing'"),
     (["sample", "--model", "TINY", "--out", "TINY/config.json"], "is a file"),
+    (["sample", "--model", "TINY", "--out", ""], "--out '' is not a path; give a folder"),
+    (["sample", "--model", "TINY", "--out", "-"], "--out '-' is not a path; give a folder"),
     (["sample", "--model", "TINY", "--out", "OUT/none/grid.png"], "its folder does not exist"),
     (["sample", "--model", "TINY", "--label", "cat", "--out", "OUT"], "0, 1, 2"),
     (["sample", "--model", "TINY", "--label", "10", "--out", "OUT"], "0, 1, 2"),
