@@ -47,6 +47,14 @@ def test_a_body_that_is_not_utf8_says_so(client):
     assert answer.status_code == 400 and "UTF-8" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("body", "words"), [
+    (b"", "a JSON object, such as {\"n\": 1}, got None"), (b"null", "a JSON object, such as"), (b"[]", "got []"),
+    (b'"x"', "got 'x'"), (b"[" * 100_000, "few levels")])
+def test_a_body_that_is_not_an_object_is_told_to_be_one(client, body, words):
+    error = client.post("/v1/images/generations", content=body, headers=JSON).json()["error"]
+    assert words in error["message"] and error["param"] is None
+
+
 @pytest.mark.parametrize(("accept", "expected"), [
     ("image/png", "image/png"), ("image/webp;q=0.5,image/png", "image/png"), ("image/png;q=0", ""),
     ("application/json, image/png", "application/json"), ("IMAGE/PNG ; q=0.9, text/html;q=x", "image/png"), ("", "")])
