@@ -66,3 +66,11 @@ def test_a_model_of_digits_warns_of_a_ground_that_it_does_not_know(client, pictu
     assert answer.status_code == 200, answer.text
     words = [warning for warning in answer.json()["warnings"] if "edge is not black" in warning]
     assert len(words) == warned and all("prepare=mnist" in warning for warning in words)
+
+
+@pytest.mark.parametrize(("mask", "warned"), [(np.full((28, 28, 4), 255, np.uint8), True),
+                                              (np.zeros((28, 28, 4), np.uint8), False)], ids=["opaque", "transparent"])
+def test_a_mask_that_hides_nothing_gets_a_warning(client, mask, warned):
+    answer = edit(client, grey(0), mask=encode(mask))
+    assert any("nothing is drawn" in warning for warning in answer.json()["warnings"]) == warned
+    assert (answer.json()["known"] == 28 * 28) == warned
