@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     state = out.with_name(out.name + ".training") / "state.pt"
     if state.exists() and not given.resume:
         raise ValueError(f"{out} already has a run; continue it with --resume, or give another --out")
-    if out.exists() and not state.exists():
+    if os.path.lexists(out) and not state.exists():  # a link to nowhere would be noticed by the first save
         raise ValueError(f"{out} exists, but {state}, which --resume needs, does not; give another --out, and start "
                          "with these weights by --init")
     with contextlib.nullcontext() if workers is None else workers.in_turn():

@@ -132,6 +132,7 @@ def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
     (["evaluate", "TINY", "--data", "TINY/config.json"], "config.json"),
     (["train", "tiny", "--data", "nowhere", "--out", "TINY"], "--init"),
     (["train", "tiny", "--data", "nowhere", "--out", "TINY", "--resume"], "--init"),
+    (["train", "tiny", "--data", "PICTURES", "--out", "LINK"], "link exists, but"),
     (["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--batch", "0"], "batch must be at least 1"),
     pytest.param(["evaluate", "TINY", "--data", "PICTURES", "--device", "cuda"], "finds no CUDA GPU",
                  marks=[pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"), pytest.mark.cuda]),
@@ -141,8 +142,9 @@ def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, c
     (tmp_path / "pictures").mkdir()
     for index in range(10):
         Image.fromarray(np.full((8, 8), index, np.uint8)).save(tmp_path / "pictures" / f"{index}.png")
-    places = {"TINY": tiny, "OUT": tmp_path / "out", "PICTURES": tmp_path / "pictures"}
-    filled = [re.sub("TINY|OUT|PICTURES", lambda found: str(places[found[0]]), word) for word in arguments]
+    (tmp_path / "link").symlink_to("/nowhere/run")
+    places = {"TINY": tiny, "OUT": tmp_path / "out", "PICTURES": tmp_path / "pictures", "LINK": tmp_path / "link"}
+    filled = [re.sub("|".join(places), lambda found: str(places[found[0]]), word) for word in arguments]
     assert main(filled) == 2
     printed = capsys.readouterr()
     assert words in printed.err
