@@ -256,6 +256,20 @@ def test_what_a_training_has_written_among_the_pictures_is_left_out_and_named(tm
     assert len(images) == 22 and classes == ("round", "square")
 
 
+@pytest.mark.parametrize(("ink", "ground"), [(255, 0), (0, 255), (120, 255)])
+def test_transparent_pictures_are_laid_on_a_ground_that_their_ink_is_seen_on(ink, ground, tmp_path):
+    for index in range(12):
+        values = np.full((28, 28, 4), ink, np.uint8)
+        values[..., 3] = np.arange(28) < index + 4
+        values[..., 3] *= 255
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        Image.fromarray(values).save(tmp_path / "mine" / f"{index}.png")
+    automatic.plan(tmp_path / "mine", tmp_path / "made")
+    for path in (tmp_path / "made").glob("*.png"):
+        with Image.open(path) as made:
+            assert made.getextrema() == (min(ink, ground), max(ink, ground))
+
+
 def test_nine_pictures_are_too_few(tmp_path):
     put(tmp_path / "nine", 9, False)
     with pytest.raises(ValueError, match="has 9 readable pictures"):

@@ -19,6 +19,7 @@ GREY, COLOUR = "mnist-conditional", "cifar10-conditional"
 PLAIN = {GREY: "mnist-small", COLOUR: "cifar10-small"}  # used with options that GREY and COLOUR do not have
 _LOOKED_AT = 64            # so many pictures, chosen at random, decide whether all are in colour
 _COLOURED = 12             # a picture is coloured if its channels differ by more on average, of 255
+_WHITE = 250               # a picture of lighter pixels alone would look empty on white
 _SHORT, _LONG = 5.0, 45.0  # minutes: for up to 300 pictures, and for 10,000 and more
 
 
@@ -61,9 +62,11 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
     preset = COLOUR if coloured else GREY
     preset = PLAIN[preset] if plain else preset
     config = PRESETS[preset]
+    lightest = [min(low for low, _ in picture.getextrema()) for picture in seen]
+    ground = "black" if np.mean([value >= _WHITE for value in lightest]) > 0.5 else "white"  # white ink on nothing
     shutil.rmtree(target, ignore_errors=True)
     for path, reason in tqdm(files, desc="reading", unit="picture", disable=not sys.stderr.isatty(), leave=False):
-        picture = _picture(path, reason)  # one at a time: all of them together may not fit into memory
+        picture = _picture(path, reason, ground)  # one at a time: all of them together may not fit into memory
         if isinstance(picture, str):
             left_out.setdefault(picture, []).append(path.relative_to(pictures).as_posix())
             continue
@@ -75,8 +78,8 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
     return Plan(preset, round(minutes), count, left_out)
 
 
-def _picture(path: Path, reason: str) -> Image.Image | str:
-    """Read a picture: upright, on white where transparent, at most 256 pixels wide and high.
+def _picture(path: Path, reason: str, ground: str = "white") -> Image.Image | str:
+    """Read a picture: upright, on the ground where transparent, at most 256 pixels wide and high.
 
     Or why it is not a complete picture of 8 bits per sample. reason: what walk says of its name.
     """
@@ -91,7 +94,7 @@ def _picture(path: Path, reason: str) -> Image.Image | str:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return reason or "not a complete picture, or a huge one"
     upright.thumbnail((256, 256))
-    whole = Image.new("RGBA", upright.size, "white")
+    whole = Image.new("RGBA", upright.size, ground)
     whole.alpha_composite(upright)
     return whole.convert("RGB")
 
