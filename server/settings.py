@@ -95,7 +95,7 @@ LIST = BeforeValidator(_joined)  # a flag of it may be given several times
 Seconds = Annotated[float, SECONDS]
 Bytes = Annotated[int, BYTES]
 Listed = Annotated[str, LIST]
-Address = Annotated[str, AfterValidator(lambda host: host.strip("[] "))]  # brackets are for URLs
+Address = Annotated[str, AfterValidator(lambda host: host.strip("[]"))]  # brackets are for URLs
 Level = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lambda level: str(level).lower())]
 HIDDEN: JsonDict = {"hidden": True}  # from --help
 
@@ -187,6 +187,7 @@ class Settings(BaseSettings):
     def _defaults(cls, given: dict[str, Any]) -> dict[str, Any]:
         from linpix.model import ops  # torch, which --help does not need
 
+        given = {name: value.strip() if isinstance(value, str) else value for name, value in given.items()}  # as \r\n
         given = {name: value for name, value in given.items() if name == "api_keys" or not (
             value == "" or (name in ("port", "metrics_port") and _of_kubernetes(value)))}  # left empty: as if unset
         here = given.get("device") == "cpu" or given.get("engine") == "eager" or given.get("precision") == "int8"

@@ -121,6 +121,16 @@ def test_an_empty_variable_counts_as_unset_except_the_one_of_the_keys(monkeypatc
         Settings()
 
 
+def test_spaces_around_a_value_are_no_part_of_it(monkeypatch):
+    """A file of variables that was written on Windows has a carriage return at the end of each."""
+    usual = Settings().slots
+    for name, value in (("HOST", "::1"), ("LOG_LEVEL", "debug"), ("CHECKPOINTS", "/x"), ("PORT", "81"), ("SLOTS", "")):
+        monkeypatch.setenv(f"LINPIX_{name}", f" {value}\r")
+    found = Settings()
+    assert (found.host, found.log_level, str(found.checkpoints), found.port) == ("::1", "debug", "/x", 81)
+    assert found.slots == usual
+
+
 def test_a_setting_that_needs_another_one_says_so():
     assert Settings(fronts=3, metrics_targets="x", metrics_host="::").idle() == [
         "--fronts has no effect without --replicas", "--metrics-targets has no effect without --replicas",
