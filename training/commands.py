@@ -19,7 +19,7 @@ from linpix.model.packing import PRECISIONS, Packed, choose, pack
 
 from .batches import Batches
 from .calibrate import MAX_IMAGES, MIN_IMAGES
-from .datasets import Dataset, load
+from .datasets import Dataset, check_classes, load
 from .evaluate import evaluate as evaluate_net
 from .evaluate import evaluate_classes
 from .experiments import conduct, study
@@ -135,6 +135,8 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     if "betas" in changes:
         changes["betas"] = tuple(changes["betas"])
     if state.exists():
+        if (out / "config.json").exists() and len(data.classes) == (had := checkpoints.read(out)).net.config.classes:
+            check_classes(data, had.class_names, had.name)
         run = Run.resumed(state, config, changes, layers=given.layers, head=given.head)
     else:
         run = Run(config, TrainConfig(**changes))
@@ -188,6 +190,8 @@ def evaluate(given: argparse.Namespace) -> None:
     if given.labels and not (known and len(data.classes) == known):
         raise ValueError(f"--labels all: {found.name} has {known} classes, but the test images have "
                          f"{len(data.classes)}; leave it out, or give the data that the model was trained on")
+    if given.labels or given.classes:
+        check_classes(data, found.class_names, found.name)
     chosen = choose(found.net.config, "auto" if given.classes else given.engine, given.precision)
     packed = pack(found.net, PRECISIONS[chosen.precision]) if chosen.engine == "compiled" else None
     if given.classes:

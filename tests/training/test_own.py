@@ -154,6 +154,21 @@ def test_an_error_names_only_what_differs(tiny, tmp_path):
         run.start_from(checkpoint.read(tiny))
 
 
+def test_a_run_does_not_go_on_with_classes_of_other_names(tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(10):
+            Image.fromarray(np.full((8, 8), index, np.uint8)).save(tmp_path / "data" / name / f"{index}.png")
+    asked = ["train", "tiny", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--no-compile",
+             "--processes", "1", "--max-images", "16"]
+    assert main(asked) == 0
+    (tmp_path / "data/a").rename(tmp_path / "data/c")  # b would now be the first class
+    assert main([*asked, "--resume"]) == 2
+    assert "data has the classes c, where run has a: give the data that the model was" in capsys.readouterr().err
+    (tmp_path / "data/c").rename(tmp_path / "data/a")
+    assert main([*asked, "--resume"]) == 0
+
+
 def test_a_run_goes_on_with_the_layers_the_head_and_the_background_that_it_began_with(tmp_path):
     config = dataclasses.replace(CONDITIONAL, background=0, background_dim=16, layers=3)
     Run(config, TrainConfig(compile=False)).save(tmp_path / "state.pt")
@@ -472,6 +487,10 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
     greys = f"{told['look']['greys']:g} (in test images {told['real_look']['greys']:g})"
     assert f"| different greys in an image | {greys} |" in text
     assert "need --classes" in evaluate("--data", folder, "--write")[2]
+    for split in ("train", "test"):
+        (folder / split / "bright").rename(folder / split / "light")  # would now be the second class
+    for asked in (["--classes", 20], ["--labels", "all"]):
+        assert "pictures has the classes light, where mine has bright: " in evaluate("--data", folder, *asked)[2]
     assert "does not exist" in evaluate("--data", tmp_path / "typo")[2] and not (tmp_path / "typo").exists()
 
 
