@@ -62,8 +62,8 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
     preset = COLOUR if coloured else GREY
     preset = PLAIN[preset] if plain else preset
     config = PRESETS[preset]
-    lightest = [min(low for low, _ in picture.getextrema()) for picture in seen]
-    ground = "black" if np.mean([value >= _WHITE for value in lightest]) > 0.5 else "white"  # white ink on nothing
+    empty = np.mean([np.asarray(picture).min() >= _WHITE for picture in seen])  # perhaps white ink on nothing
+    ground = "black" if empty > 0.5 else "white"
     shutil.rmtree(target, ignore_errors=True)
     for path, reason in tqdm(files, desc="reading", unit="picture", disable=not sys.stderr.isatty(), leave=False):
         picture = _picture(path, reason, ground)  # one at a time: all of them together may not fit into memory
