@@ -97,7 +97,9 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
     if isinstance(failure.__cause__, (UnicodeDecodeError, RecursionError)):
         message = "the body is not JSON: it must be text in UTF-8, with few levels"
     elif failure.status_code == 404:
-        message = f"there is no route {http.url.path[:80]}; /docs lists the routes"
+        path = http.url.path[:80]  # a base address that lacks /v1, or has it twice, is a usual mistake
+        near = [route for route in http.app.openapi()["paths"] if f"/v1{path}" == route or path == f"/v1{route}"]
+        message = f"there is no route {path}; {f'use {near[0]}' if near else '/docs lists the routes'}"
     return ServiceError(message, failure.status_code)
 
 

@@ -47,6 +47,14 @@ def test_a_body_that_is_not_utf8_says_so(client):
     assert answer.status_code == 400 and "UTF-8" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("path", "words"), [
+    ("/images/generations", "use /v1/images/generations"), ("/v1/v1/images/edits", "use /v1/images/edits"),
+    ("/chat", "/docs lists the routes")])
+def test_a_base_address_without_v1_or_with_two_is_told_the_route(client, path, words):
+    message = client.post(path, json={}).json()["error"]["message"]
+    assert message == f"there is no route {path}; {words}"
+
+
 @pytest.mark.parametrize(("body", "words"), [
     (b"", "a JSON object, such as {\"n\": 1}, got None"), (b"null", "a JSON object, such as"), (b"[]", "got []"),
     (b'"x"', "got 'x'"), (b"[" * 100_000, "few levels")])
