@@ -150,7 +150,7 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
                         f"(data_batch_1.bin, ...){'; it has ' if out else ''}{out}", cure(left))
     if out:
         _log.warning("%s: left out %s", written(str(path)), written(out))
-    class_of, classes = _arrange(found, path, split)
+    class_of, classes = arrange(found, path, split)
     images = np.empty((len(class_of), math.prod(shape)), np.uint8)
     for row, name in zip(images, class_of, strict=True):
         source, where = found[name], f"{path}/{name}"
@@ -160,7 +160,7 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
     return images, labels, classes
 
 
-def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str, str], tuple[str, ...]]:
+def arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str, str], tuple[str, ...]]:
     """The sub-folder of each picture in the split, in order, and the class names (none if all pictures are flat).
 
     Classes are those of both splits, so that a label means the same in each. Without folders for the splits, the last

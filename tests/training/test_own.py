@@ -285,6 +285,14 @@ def test_transparent_pictures_are_laid_on_a_ground_that_their_ink_is_seen_on(ink
             assert made.getextrema() == (min(ink, ground), max(ink, ground))
 
 
+def test_pictures_beside_classes_are_refused_where_they_lie(tmp_path):
+    put(tmp_path / "mine", 12, False)
+    Image.new("L", (30, 30)).save(tmp_path / "mine" / "stray.png")
+    with pytest.raises(ValueError, match=r"mine has pictures next to sub-folders of pictures \(stray\.png\)"):
+        automatic.plan(tmp_path / "mine", tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
 def test_nine_pictures_are_too_few(tmp_path):
     put(tmp_path / "nine", 9, False)
     with pytest.raises(ValueError, match="has 9 readable pictures"):

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from linpix.model.config import PRESETS
 
-from ..folders import cure, reasons, walk
+from ..folders import arrange, cure, reasons, walk
 from ..readers import PICTURE_FORMATS, written
 
 GREY, COLOUR = "mnist-conditional", "cifar10-conditional"
@@ -42,7 +42,8 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
     """Choose for a folder of pictures of any size, and write them into `target` at the preset's size.
 
     plain: choose a preset that supports all options. Sub-folders, which are classes, are kept. Raises ValueError if
-    there are fewer than ten readable pictures.
+    there are fewer than ten readable pictures, or they cannot be sorted into classes: the copies are not the place to
+    sort them.
     """
     if not pictures.is_dir():
         raise ValueError(f"{pictures} is not a folder; give the folder with your pictures, with one sub-folder per "
@@ -58,6 +59,7 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
         out = f"; left out: {written(reasons(left_out))}" if left_out else ""
         raise ValueError(f"{pictures} has {len(seen)} readable pictures, and at least ten are needed, better some "
                          f"hundred per class{out}; {'add pictures' if seen else cure(left_out)}")
+    arrange([path.relative_to(pictures).as_posix() for path, reason in files if not reason], pictures, "train")
     coloured = np.mean([_is_coloured(picture) for picture in seen]) > 0.5
     preset = COLOUR if coloured else GREY
     preset = PLAIN[preset] if plain else preset
