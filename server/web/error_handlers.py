@@ -98,8 +98,11 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
         message = "the body is not JSON: it must be text in UTF-8, with few levels"
     elif failure.status_code == 404:
         path = http.url.path[:80]  # a base address that lacks /v1, or has it twice, is a usual mistake
-        near = [route for route in http.app.openapi()["paths"] if f"/v1{path}" == route or path == f"/v1{route}"]
-        message = f"there is no route {path}; {f'use {near[0]}' if near else '/docs lists the routes'}"
+        routes = http.app.openapi()["paths"]
+        near = [f"use {route}" for route in routes if route == f"/v1{path}" or path == f"/v1{route}"]
+        if path in ("/metrics", "/healthz", "/readyz"):
+            near = ["it is on the port of --metrics-port"]
+        message = f"there is no route {path}; {near[0] if near else '/docs lists the routes'}"
     return ServiceError(message, failure.status_code)
 
 

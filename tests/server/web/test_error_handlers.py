@@ -55,6 +55,13 @@ def test_a_base_address_without_v1_or_with_two_is_told_the_route(client, path, w
     assert message == f"there is no route {path}; {words}"
 
 
+def test_a_probe_of_the_wrong_port_is_told_the_right_one(tiny):
+    with here(tiny.parent, metrics_port=0) as asked, asked.client() as client:
+        for path in ("/healthz", "/readyz", "/metrics"):
+            message = client.get(path).json()["error"]["message"]
+            assert message == f"there is no route {path}; it is on the port of --metrics-port"
+
+
 @pytest.mark.parametrize(("body", "words"), [
     (b"", "a JSON object, such as {\"n\": 1}, got None"), (b"null", "a JSON object, such as"), (b"[]", "got []"),
     (b'"x"', "got 'x'"), (b"[" * 100_000, "few levels")])
