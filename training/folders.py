@@ -151,6 +151,10 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
     if out:
         _log.warning("%s: left out %s", written(str(path)), written(out))
     class_of, classes = arrange(found, path, split)
+    tables = [name for names in left.values() for name in names if name.lower().endswith((".csv", ".tsv"))]
+    if tables and not classes:
+        _log.warning("%s: pictures have no classes, since %s is not read; for classes, move the pictures into a folder "
+                     "for each", *map(written, (str(path), _listed(tables))))
     images = np.empty((len(class_of), math.prod(shape)), np.uint8)
     for row, name in zip(images, class_of, strict=True):
         source, where = found[name], f"{path}/{name}"

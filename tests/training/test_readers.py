@@ -281,6 +281,14 @@ def test_a_folder_for_testing_without_the_classes_of_train_is_left_out_and_named
         f"{tmp_path}: left out test, which has no class of train"}
 
 
+def test_a_table_of_labels_beside_pictures_without_classes_is_said_not_to_be_read(tmp_path, caplog):
+    fill(tmp_path, *(f"train/{i}.png" for i in range(3)), *(f"test/{i}.png" for i in range(2)))
+    (tmp_path / "train.csv").write_text("id,label\n0,cat\n")
+    assert read_pictures(tmp_path, "train", GREY)[2] == ()
+    assert caplog.messages[-1] == (f"{tmp_path}: pictures have no classes, since train.csv is not read; for classes, "
+                                   "move the pictures into a folder for each")
+
+
 def test_classes_without_pictures_to_train_on_are_named(tmp_path, caplog):
     fill(tmp_path, *(f"train/a/{i}.png" for i in range(3)), "test/a/0.png", "test/b/0.png")
     assert read_pictures(tmp_path, "train", GREY)[2] == ("a", "b")
