@@ -84,12 +84,19 @@ def warn(command: str, sentences: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """For calls from a program with settings of its own: float32 by default, and torch's random numbers stay."""
+    """For calls from a program with settings of its own: float32 on a CPU by default, no autocast, and torch's random
+    numbers stay.
+    """
     limit_threads()
     theirs = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            for kind in ("cpu", "cuda"):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.get_default_device().type != "cpu":  # else it would only cost time in each operator
+                stack.enter_context(torch.device("cpu"))
             yield
     finally:
         torch.set_default_dtype(theirs)

@@ -166,6 +166,19 @@ def test_settings_of_torch_are_left_alone_and_do_not_matter(tiny):
     assert torch.rand(1) == number
 
 
+@pytest.mark.parametrize("setting", [lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.device("meta"),
+                                     torch.inference_mode], ids=["autocast", "device", "inference"])
+def test_a_context_of_torch_around_a_call_changes_nothing(setting, class_first):
+    def results():
+        drawn = linpix.complete(str(class_first), PICTURE, KNOWN, 2, seed=7)
+        return drawn, linpix.score(str(class_first), PICTURE).bits_per_dim, linpix.load(class_first).head.weight.device
+
+    expected = results()
+    with setting():
+        found = results()
+    assert np.array_equal(found[0], expected[0]) and found[1:] == expected[1:]
+
+
 def _draw_in_a_fork(folder: str, answers: "multiprocessing.Queue[np.ndarray]") -> None:
     answers.put(linpix.sample(folder, 2, seed=7))
 
