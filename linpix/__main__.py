@@ -5,6 +5,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import io
 import os
 import shlex
 import signal
@@ -34,6 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
         if hasattr(signal, "SIGHUP"):  # pending until the server handles it: else it would end the process
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    if alone:  # a stream that a shell has closed (>&-) is None; a file's name may not be in the locale's encoding
+        sys.stdout, sys.stderr = (
+            stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")
     try:
         given = _parser(words[:1]).parse_args(words)
         given.command_line = shlex.join(["linpix", *words])
@@ -179,7 +185,7 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
              {"choices": ("fp32", "fp16")}),
             ("defer", "1", "number of tokens that a GPU adds to the state at once", {"type": number(int, 1, 64)})):
         variable = f"LINPIX_{name.upper()}"
-        parser.add_argument(f"--{name}", default=os.environ.get(variable, default), help=f"{text} (or {variable})",
+        parser.add_argument(f"--{name}", default=os.environ.get(variable) or default, help=f"{text} (or {variable})",
                             **limits)
     parser.add_argument("--out", required=True, help="a folder for one PNG per image; X.png for one grid of "
                         "all images, or for a single image; or X.gif or X.webp for an animation of the grid while it "

@@ -210,7 +210,7 @@ def serve(settings: Settings) -> None:
     """Run the service until a signal ends it. Raises OSError or ValueError with the cure."""
     sys.setswitchinterval(0.0005)  # the engine thread takes the GIL back between quanta; by default it may wait 5 ms
     logs.configure(settings.log_format, settings.log_level)
-    for sentence in misspelt(os.environ):
+    for sentence in misspelt(os.environ) + settings.idle():
         logger.warning("%s", sentence)
     # both before the weights are read: a second server with the same port fails at once
     sockets = listen(settings.host, settings.port)

@@ -75,11 +75,11 @@ def _in_units(kind: str, units: dict[str, float]) -> BeforeValidator:
 
 
 def _joined(value: object) -> object:
-    """A comma-separated list, from one or more of them, without spaces and empty parts."""
+    """A comma-separated list, from one or more of them, without spaces, empty and repeated parts."""
     given: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in given):
         return value
-    return ",".join(part.strip() for part in ",".join(given).split(",") if part.strip())
+    return ",".join(dict.fromkeys(part.strip() for part in ",".join(given).split(",") if part.strip()))
 
 
 def _path(path: str) -> str:
@@ -95,7 +95,7 @@ LIST = BeforeValidator(_joined)  # a flag of it may be given several times
 Seconds = Annotated[float, SECONDS]
 Bytes = Annotated[int, BYTES]
 Listed = Annotated[str, LIST]
-Address = Annotated[str, AfterValidator(lambda host: host.strip("[] "))]  # brackets are for URLs
+Address = Annotated[str, AfterValidator(lambda host: host.strip("[]"))]  # brackets are for URLs
 Level = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lambda level: str(level).lower())]
 HIDDEN: JsonDict = {"hidden": True}  # from --help
 
@@ -187,8 +187,9 @@ class Settings(BaseSettings):
     def _defaults(cls, given: dict[str, Any]) -> dict[str, Any]:
         from linpix.model import ops  # torch, which --help does not need
 
-        given = {name: value for name, value in given.items() if name not in ("checkpoints", "port", "metrics_port")
-                 or not (value == "" or _of_kubernetes(value))}
+        given = {name: value.strip() if isinstance(value, str) else value for name, value in given.items()}  # as \r\n
+        given = {name: value for name, value in given.items() if name == "api_keys" or not (
+            value == "" or (name in ("port", "metrics_port") and _of_kubernetes(value)))}  # left empty: as if unset
         here = given.get("device") == "cpu" or given.get("engine") == "eager" or given.get("precision") == "int8"
         return (ON_GPU if ops.gpu and not here else {}) | given
 
@@ -208,6 +209,14 @@ class Settings(BaseSettings):
             "faults": lambda rules: rules and parse(rules)}
         checks[info.field_name](text)
         return text
+
+    def idle(self) -> list[str]:
+        """A sentence about each setting that has no effect without another one."""
+        needs = {"fronts": "replicas", "replica_threads": "replicas", "metrics_targets": "replicas",
+                 "metrics_host": "metrics_port"}
+        given = {name for name, field in Settings.model_fields.items() if getattr(self, name) != field.default}
+        return [f"--{name} has no effect without --{other}".replace("_", "-") for name, other in needs.items()
+                if name in given and other not in given]
 
     @property
     def aliases(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from linpix.model.packing import PRECISIONS, Packed, choose, pack
 
 from .batches import Batches
 from .calibrate import MAX_IMAGES, MIN_IMAGES
-from .datasets import Dataset, load
+from .datasets import Dataset, check_classes, load
 from .evaluate import evaluate as evaluate_net
 from .evaluate import evaluate_classes
 from .experiments import conduct, study
@@ -99,7 +100,7 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     state = out.with_name(out.name + ".training") / "state.pt"
     if state.exists() and not given.resume:
         raise ValueError(f"{out} already has a run; continue it with --resume, or give another --out")
-    if out.exists() and not state.exists():
+    if os.path.lexists(out) and not state.exists():  # a link to nowhere would be noticed by the first save
         raise ValueError(f"{out} exists, but {state}, which --resume needs, does not; give another --out, and start "
                          "with these weights by --init")
     with contextlib.nullcontext() if workers is None else workers.in_turn():
@@ -134,6 +135,8 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     if "betas" in changes:
         changes["betas"] = tuple(changes["betas"])
     if state.exists():
+        if (out / "config.json").exists() and len(data.classes) == (had := checkpoints.read(out)).net.config.classes:
+            check_classes(data, had.class_names, had.name)
         run = Run.resumed(state, config, changes, layers=given.layers, head=given.head)
     else:
         run = Run(config, TrainConfig(**changes))
@@ -187,6 +190,8 @@ def evaluate(given: argparse.Namespace) -> None:
     if given.labels and not (known and len(data.classes) == known):
         raise ValueError(f"--labels all: {found.name} has {known} classes, but the test images have "
                          f"{len(data.classes)}; leave it out, or give the data that the model was trained on")
+    if given.labels or given.classes:
+        check_classes(data, found.class_names, found.name)
     chosen = choose(found.net.config, "auto" if given.classes else given.engine, given.precision)
     packed = pack(found.net, PRECISIONS[chosen.precision]) if chosen.engine == "compiled" else None
     if given.classes:

@@ -95,6 +95,15 @@ def load(folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[s
     return Dataset(known.name, images, labels, known.classes)
 
 
+def check_classes(data: Dataset, names: tuple[str, ...], model: str) -> None:
+    """Raise DataError if as many classes as a model has have other names: a label is a place in the order of these."""
+    if len(data.classes) == len(names) and data.classes != names:
+        ours, theirs = (", ".join(name for name in these if name not in those) or "the same in another order"
+                        for these, those in ((names, data.classes), (data.classes, names)))
+        raise DataError(data.name, f"has the classes {theirs}, where {model} has {ours}",
+                        "give the data that the model was trained on, or give the folders the names of its classes")
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """A data set that is recognised by the names of its files."""
@@ -196,8 +205,13 @@ _KNOWN = (_MNIST, _CIFAR10)
 
 
 def _find(home: Path, stem: str) -> Path | None:
-    """The file of that name, compressed or not. A broken link is found too: reading it raises a clear error."""
-    return next((path for end in _COMPRESSIONS if os.path.lexists(path := home / (stem + end))), None)
+    """The file of that name, compressed or not; it may be in a folder of its own name, as Kaggle unpacks it.
+
+    A broken link is found too: reading it raises a clear error.
+    """
+    paths = (home / (stem + end) for end in _COMPRESSIONS)
+    return next((path for path in (path / path.name if path.is_dir() else path for path in paths)
+                 if os.path.lexists(path)), None)
 
 
 def _is_batch(name: str) -> bool:

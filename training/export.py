@@ -136,7 +136,7 @@ attention that predicts each {config.tokens} from {whom}, {predicted}.
 | d_model, d_ff | {config.d_model}, {config.d_ff} |
 | residuals, norm, activation | {config.residual}, {config.norm}, {config.activation} |
 {facts}| look-ups; neighbours (dy, dx, dc) | {', '.join(config.look_ups)}; {context} |
-| classes | {', '.join(source['class_names']) if config.classes else 'none'} |
+| classes | {_cell(', '.join(source['class_names'])) if config.classes else 'none'} |
 {memory}| training images seen | {seen} |
 {figures}
 
@@ -163,8 +163,13 @@ def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
                           ("specks", "share of images with specks")):
             rows[row] = f"{source['look'][name]:g} (in test images {source['real_look'][name]:g})"
     if source.get("limits"):
-        rows["limits"] = source["limits"]
+        rows["limits"] = _cell(source["limits"])
     return rows
+
+
+def _cell(text: str) -> str:
+    """A text in a table of Markdown: folders, which are classes, may have any name."""
+    return " ".join(text.split()).replace("|", r"\|")
 
 
 def with_rows(card: str, rows: dict[str, str]) -> str:

@@ -41,7 +41,7 @@ def model_flags(parser: argparse.ArgumentParser, *, positional: bool = False) ->
 
 
 def checkpoints_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoints", type=Path, default=os.environ.get("LINPIX_CHECKPOINTS"),
+    parser.add_argument("--checkpoints", type=Path, default=os.environ.get("LINPIX_CHECKPOINTS") or None,
                         help="folder of checkpoints (or LINPIX_CHECKPOINTS); default: checkpoints/ in the source tree")
 
 

@@ -29,6 +29,9 @@ _STARTS = re.compile(rb"\x89PNG|\xff\xd8\xff|BM|GIF8|RIFF....WEBP|II\*\0|MM\0\*|
 _SPLIT = re.compile(r"(?<![^\W\d_])(?:(?P<train>train|training)|(?P<test>tests?|testing)|"
                     r"(?P<validation>val|valid|validation|dev|eval))"
                     r"(?=(?:set|data|images|pictures)?(?![^\W\d_]))", re.IGNORECASE)
+_ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
+_ARRAYS = (".csv", ".tsv", ".npz", ".npy", ".parquet", ".arrow", ".feather", ".pkl", ".pickle", ".mat", ".h5", ".hdf5",
+           ".tfrecord", ".pt", ".json", ".jsonl", ".bin")
 _Parts = dict[str, tuple[str, ...]]  # the folders of each picture below the split, and its file name, by its path
 
 
@@ -140,14 +143,18 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
             left.setdefault(reason, []).append(name)
         else:
             found[name] = source  # broken links too: reading one raises a clear error
-    out = "; ".join(f"{_listed(names)} ({reason})" for reason, names in left.items())
+    out = reasons(left)
     if not found:
         raise DataError(path, f"has no pictures ({', '.join(PICTURE_SUFFIXES)}), and no files with the names of MNIST "
-                        "(train-images-idx3-ubyte.gz, ...) or of CIFAR-10's binary version (data_batch_1.bin, "
-                        f"...){'; it has ' if out else ''}{out}", "check the path, or put such files there")
+                        "(train-images-idx3-ubyte.gz, ...) or of CIFAR-10's binary version, not the one for Python "
+                        f"(data_batch_1.bin, ...){'; it has ' if out else ''}{out}", cure(left))
     if out:
         _log.warning("%s: left out %s", written(str(path)), written(out))
-    class_of, classes = _arrange(found, path, split)
+    class_of, classes = arrange(found, path, split)
+    tables = [name for names in left.values() for name in names if name.lower().endswith((".csv", ".tsv"))]
+    if tables and not classes:
+        _log.warning("%s: pictures have no classes, since %s is not read; for classes, move the pictures into a folder "
+                     "for each", *map(written, (str(path), _listed(tables))))
     images = np.empty((len(class_of), math.prod(shape)), np.uint8)
     for row, name in zip(images, class_of, strict=True):
         source, where = found[name], f"{path}/{name}"
@@ -157,7 +164,7 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
     return images, labels, classes
 
 
-def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str, str], tuple[str, ...]]:
+def arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str, str], tuple[str, ...]]:
     """The sub-folder of each picture in the split, in order, and the class names (none if all pictures are flat).
 
     Classes are those of both splits, so that a label means the same in each. Without folders for the splits, the last
@@ -179,9 +186,17 @@ def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str,
             beside = " and ".join(splits.values())
             _log.warning("%s: left out %s, beside %s", *map(written, (str(where), _listed(others), beside)))
         within = {kind: _below(folder, inner) for kind, folder in splits.items()}
-        chosen = set(within.get(split, ()))
-        inner = {name: parts for pictures in within.values() for name, parts in pictures.items()}
-    else:
+        inner, chosen = within.get("train", {}), set(within.get(split, ()))
+        if inner and not _alike(inner, within["test"]):
+            _log.warning("%s: left out %s, which has no class of %s", *map(written, (
+                str(where), splits["test"], splits["train"])))
+            splits = {}
+        else:
+            if unseen := sorted(_classes(within["test"]) - _classes(inner)) if inner else []:
+                _log.warning("%s: has no pictures in %s for %s", *map(written, (
+                    str(where), splits["train"], _listed(unseen))))
+            inner = inner | within["test"]
+    if not splits:
         order = sorted(inner, key=lambda name: hashlib.md5(
             "/".join(inner[name]).encode("utf-8", "surrogateescape"), usedforsecurity=False).digest())
         tenth = set(order[-max(1, len(order) // 10):])
@@ -189,6 +204,10 @@ def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str,
     if not chosen:
         raise DataError(where, f"has no pictures for the {split} split, out of {len(inner)} in all",
                         "add pictures, or sort them into train/ and test/")
+    deeper = sorted({parts[:-1] for parts in inner.values() if len(parts) > 2})
+    if len(deeper) > len({folders[0] for folders in deeper}):  # more than one folder in a class
+        _log.warning("%s: all below a folder is one class, so %s are not classes; name the folders of splits train and "
+                     "test", *map(written, (str(where), _listed(["/".join(folders) for folders in deeper]))))
     flat = sorted(name for name, parts in inner.items() if len(parts) == 1)
     if flat and len(flat) < len(inner):
         raise DataError(where, f"has pictures next to sub-folders of pictures ({flat[0]})",
@@ -202,7 +221,8 @@ def _arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str,
 def _splits(inner: _Parts) -> dict[Split, str]:
     """The folders of the splits: two whose letters differ only in the word for the split, or one of that word alone.
 
-    So train/ and test/ are splits, as are seg_train/ and seg_test/, but a class may be called train.
+    So train/ and test/ are splits, as are seg_train/ and seg_test/, but a class may be called train. A folder
+    for testing without the classes of train/, as competitions have it, is chosen only if no other fits.
     """
     folders = sorted({parts[0] for parts in inner.values() if len(parts) > 1})
     alike: dict[str, dict[str, str]] = {}  # by the rest of the name
@@ -213,11 +233,23 @@ def _splits(inner: _Parts) -> dict[Split, str]:
             alike.setdefault(rest, {}).setdefault(str(word.lastgroup), folder)
     for kinds in alike.values():
         if "train" in kinds and len(kinds) > 1:
-            return {"train": kinds["train"], "test": kinds.get("test") or kinds["validation"]}
+            train, tests = kinds.pop("train"), [kinds[kind] for kind in ("test", "validation") if kind in kinds]
+            fit = (test for test in tests if _alike(_below(train, inner), _below(test, inner)))
+            return {"train": train, "test": next(fit, tests[0])}
     if len(folders) == 1 and len(inner) == sum(len(parts) > 1 for parts in inner.values()):
         for kind, folder in alike.get("", {}).items():
             return {"train" if kind == "train" else "test": folder}
     return {}
+
+
+def _classes(pictures: _Parts) -> set[str]:
+    """The folders of the classes of a split."""
+    return {unicodedata.normalize("NFC", parts[0]) for parts in pictures.values() if len(parts) > 1}
+
+
+def _alike(train: _Parts, test: _Parts) -> bool:
+    """Whether two splits have a class in common, or neither has classes: pictures of others can test nothing."""
+    return bool(_classes(train) & _classes(test)) or not (_classes(train) or _classes(test))
 
 
 def _below(folder: str, inner: _Parts) -> _Parts:
@@ -226,6 +258,22 @@ def _below(folder: str, inner: _Parts) -> _Parts:
     while all(parts[0] == folder and len(parts) > 1 for parts in found.values()):
         found = {name: parts[1:] for name, parts in found.items()}
     return found
+
+
+def reasons(left: dict[str, list[str]]) -> str:
+    """What is left out, for a message. left: names, by the reason."""
+    return "; ".join(f"{_listed(names)} ({reason})" for reason, names in left.items())
+
+
+def cure(left: dict[str, list[str]]) -> str:
+    """What to do with a folder that has only such files, and no pictures."""
+    suffixes = {PurePosixPath(name).suffix.lower() for names in left.values() for name in names}
+    if suffixes.intersection(_ARRAYS):  # as Kaggle and Hugging Face have them
+        return ("save each picture in it as a PNG file, in a folder for its class, such as 7/0001.png; in Python, "
+                "PIL.Image.fromarray(pixels.reshape(28, 28).astype('uint8')).save(path) saves one")
+    if suffixes.intersection(_ARCHIVES) and not any("ubyte" in name for names in left.values() for name in names):
+        return "unpack the archive, and give the folder with its pictures"
+    return "give the folder that holds such files or pictures itself"
 
 
 def _listed(names: list[str]) -> str:

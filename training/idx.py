@@ -1,6 +1,7 @@
 """IDX files of other data than MNIST: Fashion-MNIST's and KMNIST's have its names, EMNIST's begin with the part."""
 
 import logging
+import os
 import re
 import string
 from pathlib import Path
@@ -26,7 +27,8 @@ def found(home: Path) -> dict[str, _Files]:
     """The IDX files in a folder, by what their names begin with ("" for MNIST's names), split and kind."""
     sets: dict[str, _Files] = {}
     for path in sorted(home.iterdir()) if home.is_dir() else ():
-        if name := _NAME.fullmatch(path.name):
+        path = path / path.name if path.is_dir() else path  # Kaggle unpacks each into a folder of its name
+        if (name := _NAME.fullmatch(path.name)) and not path.is_dir() and os.path.lexists(path):
             split: Split = "train" if name["split"] == "train" else "test"
             sets.setdefault(name["data"], {}).setdefault((split, name["kind"]), path)
     return sets

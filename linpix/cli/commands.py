@@ -38,9 +38,8 @@ from .output import Output, check_output, kind_of, scale_of
 
 
 def serve(given: argparse.Namespace) -> None:
-    flags: dict[str, Any] = {
-        name: ",".join(value) if isinstance(value, list) else value for name in Settings.model_fields
-        if (value := getattr(given, name)) is not None}
+    flags: dict[str, Any] = {name: value for name in Settings.model_fields
+                             if (value := getattr(given, name)) is not None}
     try:
         settings = Settings(**flags)
     except ValidationError as invalid:

@@ -84,12 +84,19 @@ def warn(command: str, sentences: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """For calls from a program with settings of its own: float32 by default, and torch's random numbers stay."""
+    """For calls from a program with settings of its own: float32 on a CPU by default, no autocast, and torch's random
+    numbers stay.
+    """
     limit_threads()
     theirs = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            for kind in ("cpu", "cuda"):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.get_default_device().type != "cpu":  # else it would only cost time in each operator
+                stack.enter_context(torch.device("cpu"))
             yield
     finally:
         torch.set_default_dtype(theirs)
@@ -100,10 +107,13 @@ def draw(model: str | Path, count: int, given: tuple[object, object] | None, pre
          label: int | str | None, batch: int, checkpoints: str | Path | None, progress: bool | None, **options: Any
          ) -> Images:
     """`linpix.sample`, `linpix.complete`. given: an image to complete, and what of it is known · options: new_job's."""
-    for name, value in {"count": count, "batch": batch, **options}.items():
+    options = {name: int(value) if isinstance(value, numbers.Integral) else value  # numpy's have no bit_length
+               for name, value in {"count": count, "batch": batch, **options}.items()}
+    for name, value in options.items():
         kind = numbers.Real if name == "temperature" else numbers.Integral
         if value is not None and not isinstance(value, kind) and name != "attempts":  # which new_job checks
             raise ValueError(f"{name} must be {'a' if kind is numbers.Real else 'a whole'} number, got {value!r}")
+    count, batch = options.pop("count"), options.pop("batch")
     for name, value in (("count", count), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")

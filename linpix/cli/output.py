@@ -37,8 +37,9 @@ def check_output(out: str) -> Kind | None:
         if kind not in Image.SAVE_ALL:
             raise ValueError(f"--out {out}: this Pillow was built without {kind}; give NAME.gif, or install another "
                              "Pillow")
-    elif path.is_file():
-        raise ValueError(f"--out {out} is a file; give a folder for one PNG per image, or {possible}")
+    elif path.is_file() or out in ("", "-"):  # "-" often means standard output
+        raise ValueError(f"--out {out!r} is {'a file' if path.is_file() else 'not a path'}; give a folder for one PNG "
+                         f"per image, or {possible}")
     elif path.suffix[1:2].isalpha() and not path.is_dir() and not out.endswith("/"):
         raise ValueError(f"--out {out}: the format {path.suffix} is not supported; give {possible}, or a folder, "
                          f"{out}/, for one PNG per image")

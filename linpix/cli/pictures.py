@@ -48,7 +48,8 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
 
     def grid(self, columns: int | None = None, scale: int | None = None) -> Image.Image:
         """A PIL image of all images side by side, of `columns` and enlarged `scale` times; None: to fit a screen."""
-        if self._model is None or self._model.image_shape not in (self.shape, self.shape[1:]) or self.dtype != np.uint8:
+        if self._model is None or self.dtype != np.uint8 or not self.size or self._model.image_shape not in (
+                self.shape, self.shape[1:]):
             raise ValueError(f"grid needs images as they were drawn, got {self.dtype} of shape {self.shape}")
         sheet = animation.grid(np.asarray(self).reshape(-1, self._model.subpixels), self._model, columns=columns or 0)
         scale = scale or max(1, animation.WIDEST // sheet.shape[1])
@@ -110,8 +111,9 @@ def _picture_of(given: object) -> Image.Image | Path:
     values = np.asarray(given)
     if values.dtype != np.uint8 or values.ndim not in (2, 3) or not values.size or values.shape[2:] not in (
             (), (1,), (3,), (4,)):
+        cure = "; if its values are from 0 to 1, give (255 * image).astype('uint8')" if values.dtype.kind == "f" else ""
         raise ValueError("image must be a path, a PIL image, or an array that is uint8 of shape (height, width) or "
-                         f"(height, width, 3), got {values.dtype} of shape {values.shape}")
+                         f"(height, width, 3), got {values.dtype} of shape {values.shape}{cure}")
     return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
 
 

@@ -157,6 +157,9 @@ def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[st
         found.append(f"{max(1, round(100 * upload.missed))} % of the hidden pixels are outside the part of the picture "
                      "that the model sees, so they are not used; crop the picture to the part that you need, closer to "
                      "the model's aspect ratio")
+    elif upload.known.all():
+        found.append("no pixel of the model's picture is hidden, so nothing is drawn; a mask hides where it is "
+                     "transparent, whatever its colours are")
     if upload.overlay is not None and upload.overlay.profile and not upload.overlay.fits:
         found.append("the picture's colour profile is not one of RGB, so it is left out, and known pixels may look "
                      "different; convert the picture to sRGB first")

@@ -71,12 +71,14 @@ def _of_fields(http: Request, failure: RequestValidationError) -> ServiceError:
         return errors.not_json(http.headers.get("content-type", "none"))
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}")
+    if first["loc"] == ("body",):
+        return InvalidRequest(f'the body must be a JSON object, such as {{"n": 1}}, got {shown(first["input"])}')
     # a field of several types, such as label, has an error for each, whose place ends with the type
     param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "int", "str")) or None
     wanted = " or ".join(other["msg"].removeprefix("Input should be ") if index else other["msg"]
                          for index, other in enumerate(failure.errors()) if other["loc"][:-1] == first["loc"][:-1]
                          and (not index or other["loc"][-1] in ("int", "str")))
-    return InvalidRequest(f"{param or 'the body'}: {wanted[:1].lower()}{wanted[1:]}, got {shown(first.get('input'))}",
+    return InvalidRequest(f"{param}: {wanted[:1].lower()}{wanted[1:]}, got {shown(first.get('input'))}",
                           param=param)
 
 
@@ -92,10 +94,15 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
             return ClientLeft("the client disconnected before its upload was complete")
         cause = cause.__cause__
     message = str(failure.detail)
-    if isinstance(failure.__cause__, UnicodeDecodeError):
-        message = "the body is not JSON: it must be text in UTF-8"
+    if isinstance(failure.__cause__, (UnicodeDecodeError, RecursionError)):
+        message = "the body is not JSON: it must be text in UTF-8, with few levels"
     elif failure.status_code == 404:
-        message = f"there is no route {http.url.path[:80]}; /docs lists the routes"
+        path = http.url.path[:80]  # a base address that lacks /v1, or has it twice, is a usual mistake
+        routes = http.app.openapi()["paths"]
+        near = [f"use {route}" for route in routes if route == f"/v1{path}" or path == f"/v1{route}"]
+        if path in ("/metrics", "/healthz", "/readyz"):
+            near = ["it is on the port of --metrics-port"]
+        message = f"there is no route {path}; {near[0] if near else '/docs lists the routes'}"
     return ServiceError(message, failure.status_code)
 
 

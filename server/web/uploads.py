@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,6 +20,7 @@ from .request_schemas import FILES, FORM_FIELDS, FORM_LISTS, FORM_NUMBERS, Uploa
 logger = logging.getLogger("linpix")
 # While a form is read, memory holds up to 1 MiB of each file, and 4 bytes per character of a known field.
 MAX_FILES, MAX_FIELDS, FIELD_BYTES = 3, 64, 2**12
+LISTS = re.compile(r"(image|mask)\[\d*\]")  # as some clients name a file of which there may be several
 NAME_CHARACTERS = 80  # kept of the name of an unknown field, for the warning about it
 
 
@@ -29,6 +31,8 @@ class Form(MultiPartParser):
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
+        if found := LISTS.fullmatch(self._current_part.field_name):
+            self._current_part.field_name = "mask" if found[1] == "mask" else "image[]"
         if self._current_part.field_name not in FORM_FIELDS:
             self._current_part.field_name = self._current_part.field_name[:NAME_CHARACTERS]
 

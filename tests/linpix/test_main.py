@@ -69,6 +69,28 @@ def test_every_command_reports_a_misspelt_variable():
     assert told == "linpix doctor: LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?\n"
 
 
+def test_an_empty_variable_is_as_good_as_none(tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    empty = dict.fromkeys((f"LINPIX_{name}" for name in ("CHECKPOINTS", "ENGINE", "PRECISION", "DEVICE", "STATE",
+                                                         "DEFER")), "")
+    assert inside("sample", "--model", "nothing", "--out", "x.png", **empty).stderr.count("mnist-small,") == 1
+    assert inside("sample", "--model", tiny, "--out", "x.png", **empty).returncode == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
+def test_a_name_that_the_output_cannot_encode_is_printed_with_escapes(encoding, tiny, tmp_path):
+    ended = linpix("sample", "--model", tiny, "--out", os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"),
+                   PYTHONIOENCODING=encoding)
+    assert ended.returncode == 0 and "caf\\udce9.png" in ended.stdout and not ended.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_the_shell_has_closed_costs_no_picture(closed, tiny, tmp_path):
+    ended = subprocess.run(["sh", "-c", f'"$0" -m linpix sample --model "$1" --out "$2" {closed}', sys.executable, tiny,
+                            tmp_path / "x.png"], capture_output=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"") and (tmp_path / "x.png").exists()
+
+
 def test_lists_of_a_flag_that_is_given_twice_add_up():
     """Each of the two is looked at: the wrong one is named, whichever comes first."""
     for words in (["--models", "nowhere,", "--models", "mnist-small"], ["--models", "mnist-small", "--models=nowhere"]):
@@ -90,6 +112,8 @@ def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
 @pytest.mark.parametrize(("arguments", "words"), [
     (["sample", "--model", "nothing", "--out", "OUT"], "there is no model 'nothing'"),
     (["sample", "--model", "TINY", "--out", "TINY/config.json"], "is a file"),
+    (["sample", "--model", "TINY", "--out", ""], "--out '' is not a path; give a folder"),
+    (["sample", "--model", "TINY", "--out", "-"], "--out '-' is not a path; give a folder"),
     (["sample", "--model", "TINY", "--out", "OUT/none/grid.png"], "its folder does not exist"),
     (["sample", "--model", "TINY", "--label", "cat", "--out", "OUT"], "0, 1, 2"),
     (["sample", "--model", "TINY", "--label", "10", "--out", "OUT"], "0, 1, 2"),
@@ -108,6 +132,7 @@ def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
     (["evaluate", "TINY", "--data", "TINY/config.json"], "config.json"),
     (["train", "tiny", "--data", "nowhere", "--out", "TINY"], "--init"),
     (["train", "tiny", "--data", "nowhere", "--out", "TINY", "--resume"], "--init"),
+    (["train", "tiny", "--data", "PICTURES", "--out", "LINK"], "link exists, but"),
     (["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--batch", "0"], "batch must be at least 1"),
     pytest.param(["evaluate", "TINY", "--data", "PICTURES", "--device", "cuda"], "finds no CUDA GPU",
                  marks=[pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"), pytest.mark.cuda]),
@@ -117,8 +142,9 @@ def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, c
     (tmp_path / "pictures").mkdir()
     for index in range(10):
         Image.fromarray(np.full((8, 8), index, np.uint8)).save(tmp_path / "pictures" / f"{index}.png")
-    places = {"TINY": tiny, "OUT": tmp_path / "out", "PICTURES": tmp_path / "pictures"}
-    filled = [re.sub("TINY|OUT|PICTURES", lambda found: str(places[found[0]]), word) for word in arguments]
+    (tmp_path / "link").symlink_to("/nowhere/run")
+    places = {"TINY": tiny, "OUT": tmp_path / "out", "PICTURES": tmp_path / "pictures", "LINK": tmp_path / "link"}
+    filled = [re.sub("|".join(places), lambda found: str(places[found[0]]), word) for word in arguments]
     assert main(filled) == 2
     printed = capsys.readouterr()
     assert words in printed.err

@@ -119,6 +119,18 @@ def test_images_say_of_each_its_seed_its_class_and_how_sure_the_model_is(tiny, c
         assert np.array_equal(again[0], image) and again.labels == [name] and again.confidences == [sure]
 
 
+def test_numbers_may_be_those_of_numpy(tiny, class_first):
+    drawn = linpix.sample(str(tiny), np.int64(2), batch=np.uint8(1), seed=np.uint64(7), temperature=np.float32(1))
+    assert np.array_equal(drawn, linpix.sample(str(tiny), 2, seed=7, temperature=1))
+    found = linpix.sample(str(class_first), seed=7, candidates=np.int16(3), attempts=np.int8(1))
+    assert np.array_equal(found, linpix.sample(str(class_first), seed=7, candidates=3, attempts=1))
+
+
+def test_a_grid_of_no_images_is_refused(tiny):
+    with pytest.raises(ValueError, match=r"grid needs images as they were drawn, got uint8 of shape \(0, 8, 8\)"):
+        linpix.sample(str(tiny), 2)[:0].grid()
+
+
 def test_candidates_are_at_least_as_many_as_the_images_returned(class_first):
     with pytest.raises(ValueError, match="candidates must be at least 2, got 1; the best 2 are returned"):
         linpix.complete(str(class_first), PICTURE, KNOWN, 2, candidates=1)
@@ -152,6 +164,19 @@ def test_settings_of_torch_are_left_alone_and_do_not_matter(tiny):
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.rand(1) == number
+
+
+@pytest.mark.parametrize("setting", [lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.device("meta"),
+                                     torch.inference_mode], ids=["autocast", "device", "inference"])
+def test_a_context_of_torch_around_a_call_changes_nothing(setting, class_first):
+    def results():
+        drawn = linpix.complete(str(class_first), PICTURE, KNOWN, 2, seed=7)
+        return drawn, linpix.score(str(class_first), PICTURE).bits_per_dim, linpix.load(class_first).head.weight.device
+
+    expected = results()
+    with setting():
+        found = results()
+    assert np.array_equal(found[0], expected[0]) and found[1:] == expected[1:]
 
 
 def _draw_in_a_fork(folder: str, answers: "multiprocessing.Queue[np.ndarray]") -> None:
@@ -193,7 +218,7 @@ def test_what_cannot_be_drawn_is_a_value_error_that_says_why(tiny, options, word
     (np.zeros((8, 8), np.uint8), 9, "known must be from 0 to 8, the height of the model's image, got 9"),
     (np.zeros((8, 8), np.uint8), None, "not clear what to fill in: .* or known"),
     ("no file.png", None, "No such file"), (Image.new("F", (8, 8)), 3, "got float32"),
-    (np.zeros((8, 8)), np.ones((8, 8), bool), "got float64"),
+    (np.zeros((8, 8)), np.ones((8, 8), bool), r"got float64 .* give \(255 \* image\)\.astype\('uint8'\)"),
     (np.zeros((8, 8), np.uint8), np.ones((8, 8)), "known must be bool of shape")])
 def test_arrays_of_another_shape_or_kind_are_refused(tiny, image, known, words):
     with pytest.raises((ValueError, FileNotFoundError), match=words):

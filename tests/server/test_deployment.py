@@ -206,6 +206,12 @@ def test_systemd_gives_the_server_time_to_drain_and_the_temporary_files_that_upl
     assert lines["Restart"] == "on-failure", "status 70 is a failure, 0 after SIGTERM is none"
 
 
+def test_systemd_does_not_repeat_a_start_with_a_wrong_setting():
+    wrong = subprocess.run([sys.executable, "-m", "linpix", "serve", "--log-level", "loud"], capture_output=True,
+                           check=False)
+    assert re.search(r"(?m)^RestartPreventExitStatus=(\d+)$", UNIT)[1] == str(wrong.returncode)
+
+
 # --- docker-compose.yml and deploy/ ---
 
 def test_every_port_is_published_on_this_machine_only():

@@ -81,7 +81,7 @@ def test_the_brackets_of_an_address_are_for_urls():
     assert (settings.host, settings.metrics_host) == ("::", "::1")
 
 
-@pytest.mark.parametrize("given", ["a,b,c", " a, b,,c ,", ["a", "b,c"], ["a,", ",b", "c"]])
+@pytest.mark.parametrize("given", ["a,b,c", "a,b,c,b", " a, b,,c ,", ["a", "b,c"], ["a,", ",b", "c"]])
 def test_a_list_has_no_empty_parts_and_adds_up(given):
     assert Settings(models=given).models == "a,b,c"
 
@@ -112,13 +112,30 @@ def test_proxies_are_addresses_and_networks(value):
 
 
 def test_an_empty_variable_counts_as_unset_except_the_one_of_the_keys(monkeypatch):
-    for name in ("LINPIX_METRICS_PORT", "LINPIX_CHECKPOINTS", "LINPIX_MODELS"):
-        monkeypatch.setenv(name, "")
-    settings = Settings()
-    assert (settings.metrics_port, settings.checkpoints, settings.models) == (None, None, "")
+    usual = Settings().model_dump()
+    for name in usual.keys() - {"api_keys"}:
+        monkeypatch.setenv(f"LINPIX_{name.upper()}", "")
+    assert Settings().model_dump() == usual
     monkeypatch.setenv("LINPIX_API_KEYS", "")
     with pytest.raises(ValueError, match="give a file of keys; or leave the setting out"):
         Settings()
+
+
+def test_spaces_around_a_value_are_no_part_of_it(monkeypatch):
+    """A file of variables that was written on Windows has a carriage return at the end of each."""
+    usual = Settings().slots
+    for name, value in (("HOST", "::1"), ("LOG_LEVEL", "debug"), ("CHECKPOINTS", "/x"), ("PORT", "81"), ("SLOTS", "")):
+        monkeypatch.setenv(f"LINPIX_{name}", f" {value}\r")
+    found = Settings()
+    assert (found.host, found.log_level, str(found.checkpoints), found.port) == ("::1", "debug", "/x", 81)
+    assert found.slots == usual
+
+
+def test_a_setting_that_needs_another_one_says_so():
+    assert Settings(fronts=3, metrics_targets="x", metrics_host="::").idle() == [
+        "--fronts has no effect without --replicas", "--metrics-targets has no effect without --replicas",
+        "--metrics-host has no effect without --metrics-port"]
+    assert not Settings(fronts=3, replicas=2, metrics_host="::", metrics_port=0).idle()
 
 
 @pytest.mark.slow

@@ -123,6 +123,17 @@ def test_mnist_may_be_compressed_and_lie_deeper(home, end, mnist, tmp_path):
     assert load(tmp_path, "test", MNIST).labels.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_idx_files_may_lie_in_folders_of_their_names_as_kaggle_unpacks_them(twice, mnist, tmp_path):
+    for folder, files in (("mnist", mnist), ("fashion", of_others())):
+        for name, raw in files.items():
+            put(tmp_path / folder / name, {name: raw})
+        if twice:  # Kaggle has both
+            put(tmp_path / folder, {name.replace("-idx", ".idx"): raw for name, raw in files.items()})
+        found = load(tmp_path / folder, "train", MNIST, mirrors=())
+        assert (found.name, found.labels.tolist()) == (folder, [0, 1, 2])
+
+
 def test_mnist_with_another_sum_is_refused_with_both_sums_and_the_cure(mnist, tmp_path):
     name = "train-images-idx3-ubyte"
     changed = mnist[name][:-1] + bytes([mnist[name][-1] ^ 1])

@@ -154,6 +154,21 @@ def test_an_error_names_only_what_differs(tiny, tmp_path):
         run.start_from(checkpoint.read(tiny))
 
 
+def test_a_run_does_not_go_on_with_classes_of_other_names(tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(10):
+            Image.fromarray(np.full((8, 8), index, np.uint8)).save(tmp_path / "data" / name / f"{index}.png")
+    asked = ["train", "tiny", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--no-compile",
+             "--processes", "1", "--max-images", "16"]
+    assert main(asked) == 0
+    (tmp_path / "data/a").rename(tmp_path / "data/c")  # b would now be the first class
+    assert main([*asked, "--resume"]) == 2
+    assert "data has the classes c, where run has a: give the data that the model was" in capsys.readouterr().err
+    (tmp_path / "data/c").rename(tmp_path / "data/a")
+    assert main([*asked, "--resume"]) == 0
+
+
 def test_a_run_goes_on_with_the_layers_the_head_and_the_background_that_it_began_with(tmp_path):
     config = dataclasses.replace(CONDITIONAL, background=0, background_dim=16, layers=3)
     Run(config, TrainConfig(compile=False)).save(tmp_path / "state.pt")
@@ -225,9 +240,15 @@ def put(folder, count, colour):
 def test_pictures_are_looked_at_and_made_one_size(tmp_path, colour, plain, preset, size, mode):
     put(tmp_path / "mine", 12, colour)
     (tmp_path / "mine" / "notes.txt").write_text("no picture")
+    (tmp_path / "mine" / "round" / "cut.png").write_bytes(b"\x89PNG")
+    Image.new("I;16", (30, 30)).save(tmp_path / "mine" / "round" / "deep.png")
     plan = automatic.plan(tmp_path / "mine", tmp_path / "made", plain=plain)
     assert ("in colour" in str(plan)) == colour
-    assert (plan.preset, plan.pictures, plan.left_out, plan.minutes) == (preset, 12, ["notes.txt"], 5)
+    assert (plan.preset, plan.pictures, plan.left_out, plan.minutes) == (preset, 12, {
+        "not the suffix of a picture that can be read": ["notes.txt"],
+        "not a complete picture, or a huge one": ["round/cut.png"],
+        "more than 8 bits a sample": ["round/deep.png"]}, 5)
+    assert "; round/cut.png (not a complete picture, or a huge one); round/deep.png (more than 8 bits" in str(plan)
     made = sorted((tmp_path / "made").rglob("*.png"))
     assert len(made) == 12 and {path.parent.name for path in made} == {"round", "square"}
     with Image.open(made[0]) as picture:
@@ -244,9 +265,32 @@ def test_what_a_training_has_written_among_the_pictures_is_left_out_and_named(tm
     for name in ("config.json", "SHA256SUMS"):
         (mine / "round" / "exported" / name).touch()
     plan = automatic.plan(mine, mine / "new.training")
-    assert plan.pictures == 24 and plan.left_out == ["exported", "run", "run.training", "run2", "run2.training"]
+    assert plan.pictures == 24 and plan.left_out == {
+        "written by LinPix": ["round/exported", "run", "run.training", "run2", "run2.training"]}
     images, _, classes = read_pictures(mine / "new.training", "train", (28, 28, 1))
     assert len(images) == 22 and classes == ("round", "square")
+
+
+@pytest.mark.parametrize(("ink", "ground"), [(255, 0), (0, 255), (120, 255)])
+def test_transparent_pictures_are_laid_on_a_ground_that_their_ink_is_seen_on(ink, ground, tmp_path):
+    for index in range(12):
+        values = np.full((28, 28, 4), ink, np.uint8)
+        values[..., 3] = np.arange(28) < index + 4
+        values[..., 3] *= 255
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        Image.fromarray(values).save(tmp_path / "mine" / f"{index}.png")
+    automatic.plan(tmp_path / "mine", tmp_path / "made")
+    for path in (tmp_path / "made").glob("*.png"):
+        with Image.open(path) as made:
+            assert made.getextrema() == (min(ink, ground), max(ink, ground))
+
+
+def test_pictures_beside_classes_are_refused_where_they_lie(tmp_path):
+    put(tmp_path / "mine", 12, False)
+    Image.new("L", (30, 30)).save(tmp_path / "mine" / "stray.png")
+    with pytest.raises(ValueError, match=r"mine has pictures next to sub-folders of pictures \(stray\.png\)"):
+        automatic.plan(tmp_path / "mine", tmp_path / "made")
+    assert not (tmp_path / "made").exists()
 
 
 def test_nine_pictures_are_too_few(tmp_path):
@@ -451,6 +495,10 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
     greys = f"{told['look']['greys']:g} (in test images {told['real_look']['greys']:g})"
     assert f"| different greys in an image | {greys} |" in text
     assert "need --classes" in evaluate("--data", folder, "--write")[2]
+    for split in ("train", "test"):
+        (folder / split / "bright").rename(folder / split / "light")  # would now be the second class
+    for asked in (["--classes", 20], ["--labels", "all"]):
+        assert "pictures has the classes light, where mine has bright: " in evaluate("--data", folder, *asked)[2]
     assert "does not exist" in evaluate("--data", tmp_path / "typo")[2] and not (tmp_path / "typo").exists()
 
 

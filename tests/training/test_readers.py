@@ -17,6 +17,7 @@ from PIL import Image
 
 from linpix.training import readers
 from linpix.training.folders import read_pictures
+from linpix.training.own.automatic import plan
 from linpix.training.readers import (
     CIFAR10_RECORD,
     DataError,
@@ -265,6 +266,45 @@ def test_each_class_may_have_its_splits(tmp_path):
     assert (values(tmp_path, "train"), values(tmp_path, "test")) == ([0, 1, 4, 5], [2, 3, 6, 7])
 
 
+@pytest.mark.parametrize(("test", "validation", "kept"), [
+    ("test/{i}.png", None, ""), ("test/images/{i}.png", None, ""), ("test/test/{i}.png", "val/b/{i}.png", "val"),
+    ("test/c/{i}.png", "valid/a/{i}.png", "valid"), ("test/B/{i}.png", None, "")])
+def test_a_folder_for_testing_without_the_classes_of_train_is_left_out_and_named(test, validation, kept, tmp_path,
+                                                                                caplog):
+    fill(tmp_path, *(f"train/{name}/{i}.png" for name in "ab" for i in range(10)),
+         *(form.format(i=i) for form in (test, validation) if form for i in range(3)))
+    train, tested = values(tmp_path, "train"), values(tmp_path, "test")
+    assert len(tested) == (3 if kept else 2) and len(train) == (20 if kept else 18)
+    assert read_pictures(tmp_path, "test", GREY)[2] == ("a", "b")
+    assert {record.getMessage() for record in caplog.records} == {
+        f"{tmp_path}: left out test, beside train and {kept}" if kept else
+        f"{tmp_path}: left out test, which has no class of train"}
+
+
+def test_a_table_of_labels_beside_pictures_without_classes_is_said_not_to_be_read(tmp_path, caplog):
+    fill(tmp_path, *(f"train/{i}.png" for i in range(3)), *(f"test/{i}.png" for i in range(2)))
+    (tmp_path / "train.csv").write_text("id,label\n0,cat\n")
+    assert read_pictures(tmp_path, "train", GREY)[2] == ()
+    assert caplog.messages[-1] == (f"{tmp_path}: pictures have no classes, since train.csv is not read; for classes, "
+                                   "move the pictures into a folder for each")
+
+
+def test_classes_without_pictures_to_train_on_are_named(tmp_path, caplog):
+    fill(tmp_path, *(f"train/a/{i}.png" for i in range(3)), "test/a/0.png", "test/b/0.png")
+    assert read_pictures(tmp_path, "train", GREY)[2] == ("a", "b")
+    assert caplog.messages == [f"{tmp_path}: has no pictures in train for b"]
+
+
+def test_folders_below_a_class_that_may_be_meant_as_classes_are_named(tmp_path, caplog):
+    fill(tmp_path, *(f"{split}/{name}/{i}.png" for split in ("train", "holdout") for name in "ab" for i in range(5)))
+    assert read_pictures(tmp_path, "train", GREY)[2] == ("holdout", "train")
+    [message] = caplog.messages
+    assert "so holdout/a, train/a, holdout/b, train/b are not classes; name the folders of splits" in message
+    caplog.clear()
+    fill(tmp_path / "imagenet", *(f"{name}/images/{i}.png" for name in "ab" for i in range(5)))
+    assert read_pictures(tmp_path / "imagenet", "train", GREY)[2] == ("a", "b") and not caplog.messages
+
+
 @pytest.mark.parametrize("names", [("bullet train", "test tube"), ("plane", "training"), ("restraint", "contest")])
 def test_classes_may_have_the_word_for_a_split_in_their_names(names, tmp_path):
     fill(tmp_path, *(f"{name}/{i}.png" for name in names for i in range(10)))
@@ -293,6 +333,20 @@ def test_an_archive_reads_as_the_folder_that_was_packed(tmp_path):
 def test_a_folder_that_says_no_clear_thing_is_refused(names, words, tmp_path):
     with refused(str(tmp_path), *words):
         read_pictures(fill(tmp_path, *names), "train", GREY)
+
+
+@pytest.mark.parametrize(("name", "remedy"), [
+    ("train.csv", "save each picture in it as a PNG file"), ("mnist.npz", "save each picture in it as a PNG file"),
+    ("train-00000-of-00001.parquet", "save each picture in it as a PNG file"), ("photos.zip", "unpack the archive"),
+    ("photos.tar.gz", "unpack the archive"), ("raw/train-images-idx3-ubyte.gz", "give the folder that holds"),
+    ("cifar-10-batches-py/data_batch_1", "give the folder that holds")])
+def test_a_folder_of_other_data_gets_a_cure_for_these(name, remedy, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"\x80\x02}")
+    for read in (lambda: read_pictures(tmp_path, "train", GREY), lambda: plan(tmp_path, tmp_path / "made")):
+        with pytest.raises(ValueError, match=remedy) as error:
+            read()
+        assert name in str(error.value)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])

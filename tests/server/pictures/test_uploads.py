@@ -66,3 +66,21 @@ def test_a_model_of_digits_warns_of_a_ground_that_it_does_not_know(client, pictu
     assert answer.status_code == 200, answer.text
     words = [warning for warning in answer.json()["warnings"] if "edge is not black" in warning]
     assert len(words) == warned and all("prepare=mnist" in warning for warning in words)
+
+
+@pytest.mark.parametrize(("mask", "warned"), [(np.full((28, 28, 4), 255, np.uint8), True),
+                                              (np.zeros((28, 28, 4), np.uint8), False)], ids=["opaque", "transparent"])
+def test_a_mask_that_hides_nothing_gets_a_warning(client, mask, warned):
+    answer = edit(client, grey(0), mask=encode(mask))
+    assert any("nothing is drawn" in warning for warning in answer.json()["warnings"]) == warned
+    assert (answer.json()["known"] == 28 * 28) == warned
+
+
+@pytest.mark.parametrize(("image", "mask"), [("image[]", "mask[]"), ("image[0]", "mask[0]"), ("image", "mask[]")])
+def test_files_that_a_client_names_as_lists_are_the_picture_and_its_mask(client, image, mask):
+    half = np.full((28, 28, 4), 255, np.uint8)
+    half[14:, :, 3] = 0
+    answer = client.post("/v1/images/edits", files=[(image, ("a.png", grey(0))), (mask, ("b.png", encode(half)))])
+    assert answer.status_code == 200 and answer.json()["known"] == 14 * 28 and not answer.json()["warnings"]
+    several = client.post("/v1/images/edits", files=[(f"image[{index}]", ("a.png", grey(0))) for index in range(2)])
+    assert "send exactly one picture as image or image[], got 2" in several.json()["error"]["message"]

@@ -47,6 +47,29 @@ def test_a_body_that_is_not_utf8_says_so(client):
     assert answer.status_code == 400 and "UTF-8" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("path", "words"), [
+    ("/images/generations", "use /v1/images/generations"), ("/v1/v1/images/edits", "use /v1/images/edits"),
+    ("/chat", "/docs lists the routes")])
+def test_a_base_address_without_v1_or_with_two_is_told_the_route(client, path, words):
+    message = client.post(path, json={}).json()["error"]["message"]
+    assert message == f"there is no route {path}; {words}"
+
+
+def test_a_probe_of_the_wrong_port_is_told_the_right_one(tiny):
+    with here(tiny.parent, metrics_port=0) as asked, asked.client() as client:
+        for path in ("/healthz", "/readyz", "/metrics"):
+            message = client.get(path).json()["error"]["message"]
+            assert message == f"there is no route {path}; it is on the port of --metrics-port"
+
+
+@pytest.mark.parametrize(("body", "words"), [
+    (b"", "a JSON object, such as {\"n\": 1}, got None"), (b"null", "a JSON object, such as"), (b"[]", "got []"),
+    (b'"x"', "got 'x'"), (b"[" * 100_000, "few levels")])
+def test_a_body_that_is_not_an_object_is_told_to_be_one(client, body, words):
+    error = client.post("/v1/images/generations", content=body, headers=JSON).json()["error"]
+    assert words in error["message"] and error["param"] is None
+
+
 @pytest.mark.parametrize(("accept", "expected"), [
     ("image/png", "image/png"), ("image/webp;q=0.5,image/png", "image/png"), ("image/png;q=0", ""),
     ("application/json, image/png", "application/json"), ("IMAGE/PNG ; q=0.9, text/html;q=x", "image/png"), ("", "")])
