@@ -36,8 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(signal, "SIGHUP"):  # pending until the server handles it: else it would end the process
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     if alone:  # a stream that a shell has closed (>&-) is None; a file's name may not be in the locale's encoding
-        sys.stdout, sys.stderr = (
-            stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+        sys.stdout, sys.stderr = (one or open(os.devnull, "w") for one in (sys.stdout, sys.stderr))  # noqa: SIM115
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")
     try:

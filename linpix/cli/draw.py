@@ -84,19 +84,14 @@ def warn(command: str, sentences: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """For calls from a program with settings of its own: float32 on a CPU by default, no autocast, and torch's random
-    numbers stay.
-    """
+    """For calls from a program with settings of its own: float32, no autocast, and torch's random numbers stay."""
     limit_threads()
     theirs = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            for kind in ("cpu", "cuda"):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            if torch.get_default_device().type != "cpu":  # else it would only cost time in each operator
-                stack.enter_context(torch.device("cpu"))
+        elsewhere = torch.get_default_device().type != "cpu"  # a mode of torch costs time in each operator
+        with (torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False),
+              torch.autocast("cuda", enabled=False), torch.device("cpu") if elsewhere else contextlib.nullcontext()):
             yield
     finally:
         torch.set_default_dtype(theirs)
@@ -113,10 +108,9 @@ def draw(model: str | Path, count: int, given: tuple[object, object] | None, pre
         kind = numbers.Real if name == "temperature" else numbers.Integral
         if value is not None and not isinstance(value, kind) and name != "attempts":  # which new_job checks
             raise ValueError(f"{name} must be {'a' if kind is numbers.Real else 'a whole'} number, got {value!r}")
-    count, batch = options.pop("count"), options.pop("batch")
-    for name, value in (("count", count), ("batch", batch)):
-        if value < 1:
+        if name in ("count", "batch") and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    count, batch = options.pop("count"), options.pop("batch")
     if prepare not in get_args(Preparation):
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
     checkpoint = read(find(model, None if checkpoints is None else Path(checkpoints)))

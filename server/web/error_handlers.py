@@ -97,12 +97,12 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
     if isinstance(failure.__cause__, (UnicodeDecodeError, RecursionError)):
         message = "the body is not JSON: it must be text in UTF-8, with few levels"
     elif failure.status_code == 404:
-        path = http.url.path[:80]  # a base address that lacks /v1, or has it twice, is a usual mistake
-        routes = http.app.openapi()["paths"]
-        near = [f"use {route}" for route in routes if route == f"/v1{path}" or path == f"/v1{route}"]
+        path, routes = http.url.path[:80], http.app.openapi()["paths"]
+        cure = next((f"use {near}" for near in (f"/v1{path}", path.removeprefix("/v1")) if near in routes),
+                    "/docs lists the routes")
         if path in ("/metrics", "/healthz", "/readyz"):
-            near = ["it is on the port of --metrics-port"]
-        message = f"there is no route {path}; {near[0] if near else '/docs lists the routes'}"
+            cure = "it is on the port of --metrics-port"
+        message = f"there is no route {path}; {cure}"
     return ServiceError(message, failure.status_code)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
-from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
+from pydantic.json_schema import WithJsonSchema
 
 from linpix.model.attempts import MAX_ATTEMPTS
 from linpix.model.philox import MAX_SEED
@@ -101,8 +101,6 @@ class UploadFields(BaseModel):
     image: Annotated[UploadFile | None, _FILE] = Field(None, examples=["seven.png"], description="PNG, JPEG or WebP, "
         "not smaller than the model's size; without mask and keep_rows, its transparent parts are hidden; some clients "
         "name it image[]")
-    # not in the OpenAPI: clients that are generated from it would have two fields named image
-    image_list: SkipJsonSchema[list[UploadFile] | None] = Field(None, alias="image[]")
     mask: Annotated[UploadFile | None, _FILE] = Field(None, examples=["mask.png"], description="picture whose "
         "transparent parts say what is hidden, instead of the transparent parts of image")
     keep_rows: int | None = Field(None, examples=[14], description="image rows of the model's size "
@@ -150,10 +148,7 @@ class CompareBody(BaseModel):
         "measurement, in seconds; up to compare_budget of /v1/status")
 
 
-FORM_LISTS = ("image[]",)  # fields of forms that may be sent more than once
-FILES = ("image", "image[]", "mask")
-FORM_FIELDS = frozenset(field.alias or name for form in (EditForm, LikelihoodForm)  # of any form; a route ignores
-                        for name, field in form.model_fields.items())               # the fields of others
+FORM_FIELDS = EditForm.model_fields.keys() | LikelihoodForm.model_fields.keys()  # a route ignores the fields of others
 FORM_NUMBERS = frozenset(name for form in (EditForm, LikelihoodForm) for name, field in form.model_fields.items()
                          if field.annotation in (int | None, float | None))
 

@@ -15,12 +15,12 @@ from ..errors import ClientLeft, InvalidRequest, ServiceError, deadline_passed, 
 from ..pictures.uploads import Upload
 from .answers import Answer, while_connected
 from .middleware.bodies import Exchange
-from .request_schemas import FILES, FORM_FIELDS, FORM_LISTS, FORM_NUMBERS, UploadFields
+from .request_schemas import FORM_FIELDS, FORM_NUMBERS, UploadFields
 
 logger = logging.getLogger("linpix")
 # While a form is read, memory holds up to 1 MiB of each file, and 4 bytes per character of a known field.
 MAX_FILES, MAX_FIELDS, FIELD_BYTES = 3, 64, 2**12
-LISTS = re.compile(r"(image|mask)\[\d*\]")  # as some clients name a file of which there may be several
+FILES = re.compile(r"(image|mask)(\[\d*\])?")  # some clients name a file like one of several
 NAME_CHARACTERS = 80  # kept of the name of an unknown field, for the warning about it
 
 
@@ -31,14 +31,14 @@ class Form(MultiPartParser):
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
-        if found := LISTS.fullmatch(self._current_part.field_name):
-            self._current_part.field_name = "mask" if found[1] == "mask" else "image[]"
-        if self._current_part.field_name not in FORM_FIELDS:
-            self._current_part.field_name = self._current_part.field_name[:NAME_CHARACTERS]
+        part, found = self._current_part, FILES.fullmatch(self._current_part.field_name)
+        part.field_name = found[1] if found and part.file is not None else part.field_name
+        if part.field_name not in FORM_FIELDS:
+            part.field_name = part.field_name[:NAME_CHARACTERS]
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         name = self._current_part.field_name
-        if name in FILES and self._current_part.file is None and start < end:
+        if self._current_part.file is None and start < end and FILES.fullmatch(name):
             raise InvalidRequest(f"{name} must be a file, so its part needs a filename; with curl, -F "
                                  f"{name}=@picture.png sends one. A picture as text, such as base64, is not read",
                                  param=name)
@@ -76,7 +76,7 @@ class FormRoute(APIRoute):
             await form.close()
             raise InvalidRequest("the form ends before its closing boundary; send the whole form")
         for name, times in Counter(name for name, _ in form.multi_items()).items():
-            if times > 1 and name in FORM_FIELDS and name not in FORM_LISTS:
+            if times > 1 and name in FORM_FIELDS:
                 await form.close()
                 raise InvalidRequest(f"the form has {times} fields {name}; send one", param=name)
         for name, value in form.multi_items():
@@ -94,12 +94,11 @@ async def decoded(answer: Answer, form: UploadFields, read: Callable[..., Upload
     raises.
     """
     http, service, mask = answer.http, answer.service, form.mask
-    sent = [upload for upload in [form.image, *(form.image_list or [])] if upload is not None]
-    if len(sent) != 1:
-        raise InvalidRequest(f"send exactly one picture as image or image[], got {len(sent)}", param="image")
+    if (image := form.image) is None:
+        raise InvalidRequest("send exactly one picture as image or image[], got 0", param="image")
 
     def work() -> Upload:
-        return read(sent[0].file.read(), answer.config, mask=None if mask is None else mask.file.read(),
+        return read(image.file.read(), answer.config, mask=None if mask is None else mask.file.read(),
                     keep_rows=form.keep_rows)
 
     if refusal := service.requests.refusal(http.state.client, answer.job, answer.model):

@@ -83,4 +83,4 @@ def test_files_that_a_client_names_as_lists_are_the_picture_and_its_mask(client,
     answer = client.post("/v1/images/edits", files=[(image, ("a.png", grey(0))), (mask, ("b.png", encode(half)))])
     assert answer.status_code == 200 and answer.json()["known"] == 14 * 28 and not answer.json()["warnings"]
     several = client.post("/v1/images/edits", files=[(f"image[{index}]", ("a.png", grey(0))) for index in range(2)])
-    assert "send exactly one picture as image or image[], got 2" in several.json()["error"]["message"]
+    assert "the form has 2 fields image; send one" in several.json()["error"]["message"]
