@@ -19,17 +19,21 @@ to its pixels, and a Report is what one quantum did (engine/image.py). Beside th
 HTTP knows of a request, and an Event tells the answer what happened to one image.
 
 To follow one request, read these files in this order:
+  web/middleware/            stack.py, behind serve.py, app.py and connection.py: the request gets its id, and its host,
+                             origin and key are checked; bodies.py holds its body
   web/routes/images.py       its fields are checked: types and ranges by web/request_schemas.py, what decides pixels by
                              engine/job.py; web/uploads.py decodes an upload. The result is an Answer, with its Job
   web/answers.py             FastAPI sends the Answer: it then admits the request, waits for its images, which
-                             web/routes/images.py encodes, sends them, and releases the request
+                             web/routes/images.py encodes, releases the request, and sends them
+  engine/request.py          how every request begins and ends, here or in a front; engine/image.py, what is in it
   engine/admission.py        gives the request room if engine/model.py has some, hands its Images to the engine thread,
                              and turns each Report into events of requests; engine/attempts.py says which images are
                              drawn again, and which are returned
   engine/thread.py           the engine thread: runs the quanta of all models, and background work between them
-  engine/decode/engine.py    one quantum of one model; scheduler.py beside it says which images are in it
-  engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp, or for a GPU model/cuda.py; decoder.py
-                             beside it does the same in torch, and choice.py selects one
+  engine/decode/engine.py    one quantum of one model; scheduler.py beside it says which images are in it, prefill.py
+                             reads what they know
+  engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp, or for a GPU model/cuda.py; its base,
+                             decoder.py, does the same in torch, and choice.py selects one
 The event loop owns admission, requests and comparisons; the engine thread owns scheduler, slots and decoders. Calls for
 the thread go through its inbox, and its reports are calls on the event loop. Images change on the thread, and the loop
 only reads them until they are done.

@@ -48,8 +48,7 @@ def service_of(settings: Settings, *, share: bool = False) -> tuple[Service, str
         for name, engine in engines.items()))
     metrics = Metrics(BACKENDS, kernel)
     thread = EngineThread(settings.watchdog_timeout)
-    admission = Admission(engines, metrics, thread, max_queue=settings.max_queue,
-                          request_timeout_s=settings.request_timeout, client_images=settings.client_images)
+    admission = Admission(engines, metrics, thread, max_queue=settings.max_queue, client_images=settings.client_images)
     return Service(settings, admission, Comparisons(admission, thread), partial(catalogue.reload, admission),
                    Bodies(settings, admission), keys), kernel
 

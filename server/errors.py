@@ -1,4 +1,4 @@
-"""Every way in which a request can end without its images, with its HTTP status and OpenAI's error fields."""
+"""Errors for clients, with their HTTP status and OpenAI's fields. Those of a field are made where it is checked."""
 
 from collections.abc import Iterable
 

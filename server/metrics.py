@@ -61,8 +61,8 @@ class Metrics:
                                 ("endpoint", "outcome"))
         self.requests_rejected = counter("linpix_requests_rejected", "Requests that were refused, by reason.",
                                          ("reason",))
-        self.requests_running = gauge("linpix_requests_running", "Requests with an image in a slot.")
-        self.requests_waiting = gauge("linpix_requests_waiting", "Requests with no image in a slot yet.")
+        self.requests_running = gauge("linpix_requests_running", "Requests of which an image has had a slot.")
+        self.requests_waiting = gauge("linpix_requests_waiting", "Requests of which no image has had a slot yet.")
         self.images_waiting = gauge("linpix_images_waiting", "Images with no slot yet; a likelihood counts as one "
                                     "image until it is done.", ("model", "priority"))
         self.bodies_reading = gauge("linpix_request_bodies_reading", "Requests whose body is being read, or whose "

@@ -76,7 +76,7 @@ def _drawn(engine: Engine, job: Job, shards: Sequence[range], bar: "tqdm[Any]") 
     finished: dict[int, Image] = {}  # by number
     for number in (number for shard in shards for number in shard):
         while number not in finished:
-            while parts and (not engine.busy if eager else sum(1 for _ in engine.scheduler.waiting) < slots):
+            while parts and (not engine.busy if eager else len(engine.scheduler.interactive) < slots):
                 part = parts.popleft()
                 engine.submit(images_of(replace(job, seed=job.seed + part[0], images=len(part)), str(part[0])))
             _, done = quantum_of(engine)

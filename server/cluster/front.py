@@ -71,8 +71,7 @@ class FrontServer(Server):
 
     def __init__(self, settings: Settings, kernel: str, described: Described,
                  run: Callable[[Call], AsyncIterator[News]]) -> None:
-        requests = Remote(models_of(described, settings), Metrics(BACKENDS, kernel), run,
-                          request_timeout_s=settings.request_timeout)
+        requests = Remote(models_of(described, settings), Metrics(BACKENDS, kernel), run)
         keys = Keys(settings.api_keys) if settings.api_keys else None
         service = Service(settings, requests, None, None, Bodies(settings, requests), keys)
         self._listening = listen(settings.host, settings.port, shared=True)

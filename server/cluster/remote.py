@@ -40,10 +40,10 @@ class ReplicaLost(Exception):
 class Remote(Requests):
     """A front counts requests that it refuses itself, or that died with their replica; replicas count all others."""
 
-    def __init__(self, models: Mapping[str, ServedModel], metrics: Metrics, run: Callable[[Call], AsyncIterator[News]],
-                 *, request_timeout_s: float) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], metrics: Metrics,
+                 run: Callable[[Call], AsyncIterator[News]]) -> None:
         """run: news of a call from some replica, first an empty list when a stream is admitted. Raises ReplicaLost."""
-        super().__init__(metrics, request_timeout_s=request_timeout_s)
+        super().__init__(metrics)
         self.models, self._run_call = models, run
         for model in models.values():
             metrics.add_model(model.name, model.backend)
@@ -60,8 +60,7 @@ class Remote(Requests):
     async def answering(self, request: Request) -> None:
         """Wait until a replica has admitted a stream, since its answer begins then. Raises the replica's error."""
         if (admitted := self._admitted.get(request.id)) is not None:
-            async with request.in_time():
-                await admitted
+            await admitted
 
     def _end(self, request: Request) -> None:
         if (call := self._calls.pop(request.id, None)) is not None:

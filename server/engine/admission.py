@@ -6,7 +6,6 @@ only.
 
 import asyncio
 import logging
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -37,10 +36,10 @@ class Admission(Requests):
     models: dict[str, Model]
 
     def __init__(self, engines: dict[str, Engine], metrics: Metrics, thread: EngineThread, *, max_queue: int,
-                 request_timeout_s: float = math.inf, client_images: int = 0) -> None:
+                 client_images: int = 0) -> None:
         """engines: by name, the default one first · max_queue: images of one model that may wait · client_images: that
         one client may have; 0: any number."""
-        super().__init__(metrics, request_timeout_s=request_timeout_s)
+        super().__init__(metrics)
         self.models = {}
         self._thread, self._max_queue, self._client_images = thread, max_queue, client_images
         self._all: dict[Engine, Model] = {}  # of `models`, and those that are decoded until their last request ends
@@ -121,9 +120,10 @@ class Admission(Requests):
 
     def _check_client(self, client: str, images: int) -> None:
         """Raise client_limit, with the time until there is room, if so many more images are too many for one client."""
-        here = sum(request.undone for request in self.in_progress.values() if request.client == client)
-        if self._client_images and (excess := here + images - self._client_images) > 0:
-            theirs = {request.id for request in self.in_progress.values() if request.client == client}
+        if not self._client_images:
+            return
+        theirs = {request.id: request.undone for request in self.in_progress.values() if request.client == client}
+        if (excess := (here := sum(theirs.values())) + images - self._client_images) > 0:
             until = sorted(end for model in self._all.values() for end, id in model.ends() if id in theirs)
             raise client_limit(here, images, self._client_images, until[min(excess, len(until)) - 1] if until else 0.0)
 
@@ -244,7 +244,7 @@ class Admission(Requests):
         if error is not None and (request := self.in_progress.get(id)) is not None:
             self._failed(request, error, "try again, or with another model")
 
-    def batch_lost(self, engine: Engine | None, requests: Sequence[str], error: ServiceError) -> None:
+    def batch_lost(self, requests: Sequence[str], error: ServiceError) -> None:
         self.metrics.engine_restarts.inc()
         for id in requests:
             if (request := self.in_progress.get(id)) is not None:

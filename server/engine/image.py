@@ -17,7 +17,7 @@ class State(Enum):
     DRAWING = "in a slot: takes steps"
     CHECKING = "in a slot, drawn: the model reads it to see whether it recognises the class"
     DONE = "has left its slot"
-    CANCELLED = "was cancelled, and has no slot any more"
+    CANCELLED = "was cancelled in its slot, which it has left"
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""A request: a job in progress, from its admission to its last byte. Used on the event loop only."""
+"""A request: a job in progress, from its admission until all of its answer is known. Used on the event loop only."""
 
 import asyncio
 import contextlib
@@ -119,8 +119,8 @@ class Requests:
 
     models: Mapping[str, ServedModel]  # which requests may ask for, by name; the default one is first
 
-    def __init__(self, metrics: Metrics, *, request_timeout_s: float) -> None:
-        self.metrics, self.request_timeout_s = metrics, request_timeout_s
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
         self.in_progress: dict[str, Request] = {}  # admitted ones, by id
         self.draining = False
         self.gone = ""                        # why this process no longer decodes; empty while it does

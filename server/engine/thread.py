@@ -36,7 +36,7 @@ class Reports(Protocol):
 
     def quantum_done(self, engine: Engine, report: Report) -> None: ...
 
-    def batch_lost(self, engine: Engine | None, requests: Sequence[str], error: ServiceError) -> None:
+    def batch_lost(self, requests: Sequence[str], error: ServiceError) -> None:
         """A round raised, and its batch is lost: these requests lost an image."""
 
     def work_done(self, id: str, error: Exception | None) -> None:
@@ -53,7 +53,7 @@ class Work:
     id: str
     client: str              # clients take turns
     pieces: Iterator[None]
-    rest: float = 1.0        # while images are drawn, it rests so many times as long as its last piece took
+    rest: float = 0.0        # while images are drawn, it rests so many times as long as its last piece took
     rests_until: float = 0.0  # by perf_counter
 
 
@@ -155,27 +155,33 @@ class EngineThread:
             return True
 
     def _round(self) -> None:
-        """Run a quantum of each busy model, and a piece of background work. Keeps no reference to any model."""
-        drawing = False
+        """Run a quantum of each busy model, and background work: one piece, or beside images that are drawn as many as
+        take no longer than the quanta took. Keeps no reference to any model.
+        """
+        began, drawing = time.perf_counter(), False
         for engine in self._engines:
             if engine.busy:
                 drawing, self._current = True, engine
                 self._watchdog.beat()
                 self.report(self._reports.quantum_done, engine, engine.run_quantum())
                 self._current = None
-        if self._background:
-            self._work(drawing=drawing)
+        now = time.perf_counter()
+        left_s = now - began if drawing and now >= self._rests_until else 0.0
+        if self._background and not drawing:
+            self._work(drawing=False)
+        while self._background and left_s > 0 and (piece_s := self._work(drawing=True)):
+            left_s -= piece_s
+        if left_s < 0:
+            self._rests_until = time.perf_counter() - left_s  # what was too much is paid back
 
-    def _work(self, *, drawing: bool) -> None:
-        """Run a piece of background work. Clients take turns; each finishes one piece of work before it begins another.
-
-        drawing: images are being drawn. They then have at least half of the time, as pieces may be far longer than
-        quanta.
+    def _work(self, *, drawing: bool) -> float:
+        """Run a piece of background work, if one is due; returns its seconds. Clients take turns; each finishes one
+        piece of work before it begins another. drawing: images are being drawn.
         """
         began, error, ended = time.perf_counter(), None, False
-        ready = [work for work in self._background if not drawing or began >= max(self._rests_until, work.rests_until)]
+        ready = [work for work in self._background if not drawing or began >= work.rests_until]
         if not ready:
-            return
+            return 0.0
         work = ready[0]
         self._watchdog.beat(PATIENCE)
         try:
@@ -186,12 +192,13 @@ class EngineThread:
             logger.exception("background work failed", extra=logs.of(work.id))
             ended, error = True, raised
         now = time.perf_counter()
-        self._rests_until, work.rests_until = now + (now - began), now + work.rest * (now - began)
+        work.rests_until = now + work.rest * (now - began)
         others = [other for other in self._background if other is not work]
         self._background = [*(other for other in others if other.client != work.client), *([] if ended else [work]),
                             *(other for other in others if other.client == work.client)]
         if ended:
             self.report(self._reports.work_done, work.id, error)
+        return now - began
 
     def _cancel(self, id: str, engine: Engine | None) -> None:
         if engine is not None:
@@ -207,7 +214,7 @@ class EngineThread:
         """Empty the slots of the model whose quantum raised; everything else is as it was."""
         engine, self._current = self._current, None
         lost = [] if engine is None else engine.abandon()
-        self.report(self._reports.batch_lost, engine, lost, batch_failed(type(failure).__name__))
+        self.report(self._reports.batch_lost, lost, batch_failed(type(failure).__name__))
 
     def report(self, call: Callable[..., None], *about: object) -> None:
         """Make a call on the event loop."""

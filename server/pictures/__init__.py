@@ -1,1 +1,1 @@
-"""Uploads in, PNG out."""
+"""Uploads in, picture files out."""

@@ -28,8 +28,8 @@ logger = logging.getLogger("linpix")
 
 
 class Answer(Response):
-    """Its route makes it, which checks the fields, and sets its job. FastAPI then sends it: the request is admitted,
-    and ends with the last byte. Errors before the first byte reach the error handlers, as those of a route do.
+    """Its route makes it, which checks the fields, and sets its job. FastAPI sends it: the request is admitted, and
+    released once all of its answer is known. Errors before the first byte reach the error handlers, as a route's do.
     """
 
     job: Job
@@ -109,7 +109,7 @@ class Answer(Response):
         raise NotImplementedError
 
     def events(self, request: Request) -> AsyncIterator[bytes]:
-        """Server-sent events. Releases the request before the last one."""
+        """Server-sent events. Releases the request with the last one."""
         raise NotImplementedError
 
     async def made(self, request: Request, make: Callable[..., T], *arguments: object) -> T:

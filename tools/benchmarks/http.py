@@ -86,7 +86,7 @@ def bare(engine: Engine, batch: int, seconds: float) -> Result:
     """The engine alone with so many images always in flight."""
     began, used, subpixels, asked = time.perf_counter(), time.process_time(), 0, 0
     while (passed := time.perf_counter() - began) < seconds:
-        running = len(engine.scheduler.running) + sum(1 for _ in engine.scheduler.waiting)
+        running = len(engine.scheduler.running) + len(engine.scheduler.interactive)
         for _ in range(batch - running):
             engine.submit(images_of(Job(seed=asked), str(asked)))
             asked += 1

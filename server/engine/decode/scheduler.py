@@ -5,9 +5,8 @@ kept in arrays: thousands of images may be decoded at once.
 """
 
 import heapq
-import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +42,6 @@ class Scheduler:
         self.left = np.zeros(slots + 1, np.int64)      # tokens still to be drawn; 0 in free slots
         self.takes_steps = np.zeros(slots + 1, np.bool_)  # whether the image is DRAWING
         self.free = [*range(1, slots + 1)]    # a heap
-
-    @property
-    def waiting(self) -> Iterator[Image]:
-        return itertools.chain(self.interactive, self.bulk)
 
     def enqueue(self, images: Iterable[Image]) -> None:
         """Append images; further attempts at images that have had a slot come before all others."""

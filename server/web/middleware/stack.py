@@ -50,7 +50,7 @@ class Gate:
             self._check, allow_origins=[*origins.allowed], allow_methods=["*"], allow_headers=["*"],
             expose_headers=["*"], allow_private_network=True)
         self._root_path = root_path
-        self._ids = set[str]()  # that callers have given, of requests in progress
+        self._ids = set[str]()  # of requests in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -97,7 +97,6 @@ class Images(Answer):
             self.checkpoint, n, label=self.label, seed=fields.seed, temperature=fields.temperature,
             candidates=fields.candidates, attempts=fields.attempts, limit=max_n, able=able),
             bulk=bulk, stream=self.stream)
-        http.state.images = self.job.images
         self.warnings += self.checkpoint.temperature_warnings(self.job.temperature)
         usual = "url" if (fields.model or "").startswith("dall-e") else None  # tools made for DALL-E read url
         self.as_url = (fields.response_format or usual) == "url" and not self.stream

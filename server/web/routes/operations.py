@@ -15,7 +15,7 @@ from ..service import ServiceDep
 router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a separate port, if --metrics-port is set
 _TEXT = {"text/plain": {"schema": {"type": "string"}, "example":
-         "# HELP linpix_requests_running Requests with an image in a slot.\n"
+         "# HELP linpix_requests_running Requests of which an image has had a slot.\n"
                         "# TYPE linpix_requests_running gauge\nlinpix_requests_running 1.0\n"}}
 
 # what /v1/status takes from the metrics
@@ -61,8 +61,8 @@ class Status(BaseModel):
     torch: str = Field(description="version of torch", examples=["2.13.0"])
     kernel: str = Field(description="instruction set of the compiled kernels, cuda, or eager", examples=["avx512bf16"])
     uptime: float = Field(description="seconds since the start", examples=[22.15])
-    requests_running: int = Field(description="requests with an image in a slot", examples=[1])
-    requests_waiting: int = Field(description="requests without an image in a slot yet", examples=[0])
+    requests_running: int = Field(description="requests of which an image has had a slot", examples=[1])
+    requests_waiting: int = Field(description="requests of which no image has had a slot yet", examples=[0])
     requests_rejected: dict[str, int] = Field(description="refused requests, by "
                                                           "reason", examples=[{"queue_full": 0, "invalid": 2}])
     rows_sum: int = Field(description="sum, over all quanta, of the number of images", examples=[690])

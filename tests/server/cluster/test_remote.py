@@ -68,7 +68,7 @@ class Front:
         self.near = Near(Replica(settings))
         _, kernel, described = self.near.replica.description
         self.requests = Remote(models_of(described, settings), Metrics(BACKENDS, kernel),
-                               self.near.run, request_timeout_s=settings.request_timeout)
+                               self.near.run)
         app = application(Service(settings, self.requests, None, None, Bodies(settings, self.requests)))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30)
 
@@ -282,7 +282,8 @@ async def test_without_a_replica_requests_wait_until_their_deadline(tiny):
             late = await client.post("/v1/images/generations", json=body)
             assert late.status_code == 504 and late.json()["error"]["code"] == "deadline_passed"
         values = front.requests.metrics.values("linpix_requests_total", "linpix_deadlines_passed_total")
-        assert values["linpix_requests_total", "generations", "failed"] >= 1, "no replica has counted it"
+        assert values["linpix_requests_total", "generations", "failed"] == 2, "no replica has counted them"
+        assert values["linpix_deadlines_passed_total", "waiting"] == 2
         waiting = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
         await asyncio.sleep(0.1)
         assert not waiting.done()

@@ -36,7 +36,7 @@ def test_forecasts_come_true_when_no_other_request_arrives(crowd, slots):
         turn(s, 1)
     join(s)
     foretold = forecast(s)
-    images = [*s.running.values(), *s.waiting]
+    images = [*s.running.values(), *s.interactive, *s.bulk]
     bound = s.length + s.length * len(images) / slots  # as admission computes it
     steps, found = 0, []
     while s.running:

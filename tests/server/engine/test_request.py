@@ -27,7 +27,7 @@ class Held(Requests):
     """Room for one request; notes what begins and ends."""
 
     def __init__(self, fails: Exception | None = None) -> None:
-        super().__init__(Metrics([], "eager"), request_timeout_s=60.0)
+        super().__init__(Metrics([], "eager"))
         self.models, self.log, self.fails = {"tiny": MODEL}, [], fails
 
     def _admit(self, request: Request) -> None:

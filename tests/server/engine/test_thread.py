@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -85,3 +86,16 @@ def test_beside_images_that_are_drawn_it_rests_as_many_times_as_long_as_a_piece_
     run(reports, Work("a1", "a", pieces("a1", 5, log, seconds=0.02), rest=rest), engines=(drawing,))
     assert time.perf_counter() - began >= 5 * 0.02 + 4 * 0.02 * factor
     assert len(log) == 5
+
+
+def test_beside_images_that_are_drawn_it_has_as_much_time_as_they_and_pays_back_what_is_more(reports, log):
+    quanta: list[int] = []  # pieces that were done before each
+
+    def quantum() -> None:
+        quanta.append(len(log))
+        time.sleep(0.05)
+
+    drawing = SimpleNamespace(busy=True, run_quantum=quantum, beat=None)
+    run(reports, Work("a1", "a", pieces("a1", 8, log, seconds=0.02)), engines=(drawing,))
+    assert quanta[:2] == [0, 3] and len(quanta) <= 4
+    assert all(after - before <= 3 for before, after in pairwise(quanta))

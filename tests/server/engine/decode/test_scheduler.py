@@ -27,7 +27,7 @@ def left(s, image):
 
 
 def waiting(s):
-    return len([*s.waiting])
+    return len(s.interactive) + len(s.bulk)
 
 
 def join(s):
@@ -191,7 +191,7 @@ def test_no_class_starves_and_each_is_served_in_its_order(crowd, slots, quantum)
             number, (_, images, position, bulk) = pending.pop(0)
             arrived[bulk] += [(f"r{number}", index) for index in range(images)]
             arrive(s, f"r{number}", images, position, bulk)
-        behind = {bulk: sum(row.job.bulk == bulk for row in s.waiting) for bulk in (False, True)}
+        behind = {False: len(s.interactive), True: len(s.bulk)}
         joined = join(s)
         for row in joined:
             other = not row.job.bulk
