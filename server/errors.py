@@ -49,7 +49,7 @@ class ClientLeft(ServiceError):
         super().__init__(message, 499)
 
 
-# --- errors that differ from each other only in what they say; the OpenAPI shows them ---
+# --- errors that nothing tells apart but their status and code ---
 
 def model_not_found(model: str, loaded: Iterable[str]) -> ServiceError:
     return ServiceError(f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}. linpix serve --alias gives "

@@ -24,6 +24,7 @@ from .memory import collect
 from .origins import Origins, is_loopback
 from .settings import Settings, misspelt
 from .web import error_handlers
+from .web.middleware.bodies import Bodies
 from .web.middleware.connection import Connection
 from .web.middleware.stack import Gate
 from .web.routes import operations
@@ -51,7 +52,8 @@ async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterato
     app = FastAPI(openapi_url=None, exception_handlers=error_handlers.HANDLERS)
     app.state.service = service
     app.include_router(operations.probes)
-    app.add_middleware(Gate, origins=Origins(settings.metrics_host, settings.allowed_hosts), bodies=service.bodies)
+    app.add_middleware(Gate, origins=Origins(settings.metrics_host, settings.allowed_hosts),
+                       bodies=Bodies(settings, service.requests))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
                                     **UVICORN | {"timeout_keep_alive": settings.head_timeout}))
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]  # the service does

@@ -106,11 +106,11 @@ def read(file: Path, package: str) -> Style | str:
 def installed(packages: Sequence[str], root: Path) -> tuple[list[Style], dict[str, str]]:
     """The styles in packages, and the reasons for font files that are left out. Raises ValueError."""
     styles: dict[str, Style] = {}
-    left: dict[str, str] = {}
     absent = [name for name in packages if not (root / f"var/lib/dpkg/info/{name}.list").exists()]
     if 2 * len(absent) > len(packages):
         raise ValueError(f"{len(absent)} of {len(packages)} packages of fonts are not installed; run: apt-get install "
                          f"{' '.join(absent)}")
+    left = dict.fromkeys(absent, "it is not installed")
     for package in (name for name in packages if name not in absent):
         if b"open font licen" not in (root / f"usr/share/doc/{package}/copyright").read_bytes().lower():
             raise ValueError(f"{package} is not under the SIL Open Font License; leave it out")

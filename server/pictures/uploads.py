@@ -158,8 +158,8 @@ def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[st
                      "that the model sees, so they are not used; crop the picture to the part that you need, closer to "
                      "the model's aspect ratio")
     elif upload.known.all():
-        found.append("no pixel of the model's picture is hidden, so nothing is drawn; a mask hides where it is "
-                     "transparent, whatever its colours are")
+        found.append("no pixel of the model's picture is hidden, so nothing is drawn; hide some where the picture or a "
+                     "mask is transparent, whatever its colours are, or with a smaller keep_rows")
     if upload.overlay is not None and upload.overlay.profile and not upload.overlay.fits:
         found.append("the picture's colour profile is not one of RGB, so it is left out, and known pixels may look "
                      "different; convert the picture to sRGB first")

@@ -72,7 +72,7 @@ def _of_fields(http: Request, failure: RequestValidationError) -> ServiceError:
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}")
     if first["loc"] == ("body",):
-        return InvalidRequest(f'the body must be a JSON object, such as {{"n": 1}}, got {shown(first["input"])}')
+        return InvalidRequest(f'the body must be a JSON object, such as {{}}, got {shown(first["input"])}')
     # a field of several types, such as label, has an error for each, whose place ends with the type
     param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "int", "str")) or None
     wanted = " or ".join(other["msg"].removeprefix("Input should be ") if index else other["msg"]
@@ -94,8 +94,10 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
             return ClientLeft("the client disconnected before its upload was complete")
         cause = cause.__cause__
     message = str(failure.detail)
-    if isinstance(failure.__cause__, (UnicodeDecodeError, RecursionError)):
-        message = "the body is not JSON: it must be text in UTF-8, with few levels"
+    if isinstance(failure.__cause__, UnicodeDecodeError):
+        message = "the body is not JSON: it must be text in UTF-8"
+    elif isinstance(failure.__cause__, RecursionError):
+        message = "the body is not JSON that can be read: it has too many levels"
     elif failure.status_code == 404:
         path, routes = http.url.path[:80], http.app.openapi()["paths"]
         cure = next((f"use {near}" for near in (f"/v1{path}", path.removeprefix("/v1")) if near in routes),

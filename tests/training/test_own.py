@@ -271,15 +271,15 @@ def test_what_a_training_has_written_among_the_pictures_is_left_out_and_named(tm
     assert len(images) == 22 and classes == ("round", "square")
 
 
-@pytest.mark.parametrize(("ink", "ground"), [(255, 0), (0, 255), (120, 255)])
-def test_transparent_pictures_are_laid_on_a_ground_that_their_ink_is_seen_on(ink, ground, tmp_path):
+@pytest.mark.parametrize(("ink", "ground", "suffix"), [(255, 0, "png"), (0, 255, "dat"), (120, 255, "png")])
+def test_transparent_pictures_are_laid_on_a_ground_that_their_ink_is_seen_on(ink, ground, suffix, tmp_path):
     for index in range(12):
         values = np.full((28, 28, 4), ink, np.uint8)
         values[..., 3] = np.arange(28) < index + 4
         values[..., 3] *= 255
         (tmp_path / "mine").mkdir(exist_ok=True)
-        Image.fromarray(values).save(tmp_path / "mine" / f"{index}.png")
-    automatic.plan(tmp_path / "mine", tmp_path / "made")
+        Image.fromarray(values).save(tmp_path / "mine" / f"{index}.{suffix}", "PNG")
+    assert automatic.plan(tmp_path / "mine", tmp_path / "made").pictures == 12
     for path in (tmp_path / "made").glob("*.png"):
         with Image.open(path) as made:
             assert made.getextrema() == (min(ink, ground), max(ink, ground))

@@ -59,7 +59,8 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
         out = f"; left out: {written(reasons(left_out))}" if left_out else ""
         raise ValueError(f"{pictures} has {len(seen)} readable pictures, and at least ten are needed, better some "
                          f"hundred per class{out}; {'add pictures' if seen else cure(left_out)}")
-    arrange([path.relative_to(pictures).as_posix() for path, reason in files if not reason], pictures, "train")
+    if named := [path.relative_to(pictures).as_posix() for path, reason in files if not reason]:
+        arrange(named, pictures, "train")
     coloured = np.mean([_is_coloured(picture) for picture in seen]) > 0.5
     preset = COLOUR if coloured else GREY
     preset = PLAIN[preset] if plain else preset
