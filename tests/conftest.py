@@ -21,7 +21,7 @@ os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])  # `python -
 import pytest
 import torch
 
-from linpix.model import checkpoint
+from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from tests.nets import net_of, saved
 from tests.server.conftest import Process, serving
@@ -37,6 +37,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
     return True
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What needs a GPU, or its compiler, is left out where there is none."""
+    if item.get_closest_marker("cuda") and not ops.gpu:
+        pytest.skip(ops.why_no_gpu())
+    if item.get_closest_marker("nvcc") and shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not on the PATH")
 
 
 def _shared(variable: str, default: str, what: str) -> Path:

@@ -1,13 +1,19 @@
 """Models with random weights, and checkpoints of them."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from linpix.model import checkpoint
-from linpix.model.config import ModelConfig
+from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.transformer import Transformer
+
+# a small model that uses all that is known, draws the class first, and skips the layers amid background
+CONDITIONAL = dataclasses.replace(PRESETS["tiny"], background=0, background_dim=16, patch=4,
+                                  following=((0, 1, 0), (1, 0, 0)), look_ups=("previous", "row", "column", "class"))
+CLASS_FIRST = dataclasses.replace(CONDITIONAL, background=None)
 
 
 def net_of(config: ModelConfig, *, seed: int = 0, spread: float = 0.0) -> Transformer:

@@ -107,8 +107,6 @@ def test_an_example_sends_the_key_and_fails_when_it_is_refused(client, tmp_path)
     assert "401" in ended.stderr
 
 
-# --- what a client may ask for ---
-
 # --- the quickstart ---
 
 def panels(grid: np.ndarray) -> list[np.ndarray]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from linpix.model import ops
+from tests.server.conftest import eventually
 from tools.benchmarks.cuda import kernel_of
 from tools.gpu_check import OLDER, ROOT, Check, Step, calls, examine, report
 from tools.results import Results
@@ -61,11 +62,7 @@ def test_a_step_that_hangs_is_ended_with_what_it_started_and_the_next_one_runs(t
     assert not check.run(Step("hangs", [sys.executable, "-c", hangs], 3))
     ended, child = steps(check)["hangs"]
     assert ended == "ran out of time, 3 s"
-    for _ in range(200):
-        if not running(int(child)):
-            break
-        time.sleep(0.05)
-    assert not running(int(child))
+    assert eventually(lambda: not running(int(child)))
     assert check.run(Step("next", WELL, 60))
     check.until = time.monotonic()
     assert not check.run(Step("late", WELL, 60)) and steps(check)["late"] == ("no time was left for it", "")

@@ -1,7 +1,6 @@
 """Completion: the example, real strokes, own models, photographs; uploads by file, paste and drop."""
 
 import base64
-import io
 import re
 
 import httpx
@@ -14,6 +13,8 @@ from linpix.model import checkpoint
 from linpix.model.transformer import Transformer
 from linpix.training.own.inherit import inverted, negative
 from tests.browser.conftest import Visit, says, written
+from tests.browser.test_samples import asked, rgb
+from tests.fuzz.pictures import encode as png
 from tests.server.conftest import ROOT, serving
 
 pytestmark = pytest.mark.slow
@@ -63,16 +64,8 @@ def sent(page: Page, results: str = "#alternatives .picture") -> np.ndarray:
     return np.array(picture)
 
 
-def digit(url: str, label: int, seed: int = 3) -> np.ndarray:
-    body = {"label": label, "seed": seed, "temperature": 0.7}
-    answer = httpx.post(f"{url}/v1/images/generations", json=body, timeout=60)
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"]))).convert("L"))
-
-
-def png(pixels: np.ndarray) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG")
-    return out.getvalue()
+def digit(url: str, label: int) -> np.ndarray:
+    return asked(url, label=label, seed=3, temperature=0.7)[..., 0]
 
 
 def begin(visit, server, *, model: str = "", live: bool = False, **options) -> tuple[Visit, Page]:
@@ -321,7 +314,7 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
             picture[np.arange(784).reshape(28, 28) >= 230] = 0
         answer = httpx.post(f"{shipped.url}/v1/images/edits", files={"image": png(picture)}, timeout=60,
                             data={"model": model, "seed": seeds[-1]}).json()["data"][0]
-        alone = np.asarray(Image.open(io.BytesIO(base64.b64decode(answer["b64_json"]))).convert("RGB"))
+        alone = rgb(base64.b64decode(answer["b64_json"]))
         np.testing.assert_array_equal(shown[2 * at][~known], alone[~known], "in the hole, what the model draws alone")
     assert seeds[0] == seeds[1]
     page.locator("#strip-prefix .picture").first.click()

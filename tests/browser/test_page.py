@@ -1,6 +1,5 @@
 """The page as a whole: its size, its layout at two widths, light and dark, and accessibility."""
 
-import hashlib
 import re
 from pathlib import Path
 
@@ -11,8 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import DESKTOP, PHONE, Visit, says
 from tests.browser.test_completion import TOP_OF_SEVEN, complete, stroke
 
-HERE = Path(__file__).parent
-AXE = (HERE / "axe.min.js").read_text()
+AXE = Path(__file__).with_name("axe.min.js").read_text()
 SOURCES, SENT = 160_000, 55_000  # bytes of the page's files in all, and of what a browser is sent of them: compressed
 
 
@@ -23,13 +21,6 @@ def findings(page: Page) -> list[str]:
     assert len(result["passes"]) > 15
     return [f"{one['impact']}: {one['id']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
             for one in result["violations"]]
-
-
-def test_the_vendored_files_are_those_of_the_list():
-    listed = dict(re.findall(r"^\| `([^`]+)` \| [^|]+ \| `([0-9a-f]{64})` \|$", (HERE / "VENDORED.md").read_text(),
-                             re.MULTILINE))
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in HERE.glob("axe*")}
-    assert found == listed
 
 
 def test_the_page_weighs_little_and_comes_from_here(shipped, visit):

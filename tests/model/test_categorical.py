@@ -14,6 +14,7 @@ from linpix.model.inputs import START
 from linpix.model.packing import pack
 from linpix.model.philox import uniforms
 from linpix.model.transformer import Transformer
+from tests.nets import net_of
 
 DRAWS = 40_000
 GROUND = 3
@@ -31,14 +32,14 @@ def logits_of(name: str) -> Tensor:
 SORTS = ("smooth", "spikes", "ground", "impossible", "no ground")
 
 
-def distribution(logits: Tensor, temperature: float) -> np.ndarray:
+def distribution(logits: Tensor, temperature: float, ground: int = GROUND) -> np.ndarray:
     """The probabilities that draws should have, in float64, written apart from the code under test."""
     p = np.exp(logits.numpy() - logits.numpy().max())
     p /= p.sum()
-    others = np.where(np.arange(256) == GROUND, 0, p)
+    others = np.where(np.arange(256) == ground, 0, p)
     others = (others / others.max()) ** (1 / temperature)
-    sharpened = (1 - p[GROUND]) * others / others.sum()
-    sharpened[GROUND] = p[GROUND]
+    sharpened = (1 - p[ground]) * others / others.sum()
+    sharpened[ground] = p[ground]
     return sharpened
 
 
@@ -99,10 +100,7 @@ OTHER_GROUND = dataclasses.replace(BACKGROUND, background=200)
 def one_step(config: ModelConfig, rows: int, temperature: float, *, forced: Tensor | None = None
              ) -> tuple[Transformer, Tensor, Tensor]:
     """The network, the first sub-pixels that the compiled engine draws for seeds 0, 1, ..., and their nats."""
-    torch.manual_seed(0)
-    net = Transformer(config).eval().requires_grad_(False)
-    for parameter in net.parameters():
-        parameter.add_(0.3 * torch.randn_like(parameter))
+    net = net_of(config, spread=0.3).requires_grad_(False)
     if net.background is not None:
         net.background.head.bias[config.ground] = 0.5
     state = RecurrentState(config, rows)
@@ -122,14 +120,10 @@ def one_step(config: ModelConfig, rows: int, temperature: float, *, forced: Tens
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("config", [TINY, BACKGROUND, OTHER_GROUND], ids=["layers", "background", "another ground"])
 def test_the_compiled_engine_s_draws_have_the_probabilities(config, temperature):
-    rows = 40_000
-    net, drawn, _ = one_step(config, rows, temperature)
+    net, drawn, _ = one_step(config, DRAWS, temperature)
     logits = net(torch.zeros(1, config.subpixels, dtype=torch.uint8))[0, 0].double()
-    p = logits.softmax(0).numpy()
-    ground = config.ground
-    others = np.where(np.arange(256) == ground, 0, p) ** (1 / temperature)
-    p = np.where(np.arange(256) == ground, p[ground], (1 - p[ground]) * others / others.sum())
-    assert abs(chi_square(np.bincount(drawn, minlength=256), rows * p)) < 5
+    expected = DRAWS * distribution(logits, temperature, config.ground)
+    assert abs(chi_square(np.bincount(drawn, minlength=256), expected)) < 5
 
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())

@@ -8,7 +8,6 @@ import gzip
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -47,34 +46,24 @@ CUDA = ROOT / "csrc/cuda"
 TORCH = Path(torch.__file__).parent
 
 TINY = PRESETS["tiny"]
-WIDER = dataclasses.replace(TINY, d_model=48, d_ff=80, heads=3, key_dim=16, value_dim=16, layers=3)
-SHAPES = {
-    "tiny": TINY,
-    "wider": WIDER,
-    "post-norm": dataclasses.replace(WIDER, norm="post"),
-    "relu": dataclasses.replace(WIDER, activation="relu"),
+# the ones that a processor decodes, but for heads whose keys are as long as their values
+SAME = {name: dataclasses.replace(config, value_dim=config.key_dim) for name, config in test_packing.SHAPES.items()
+        if name in ("tiny", "wider", "post-norm", "relu", "position", "colour", "no classes", "no start token",
+                    "published scale", "class", "conditional", "logits")}
+WIDER = SAME["wider"]
+SHAPES = SAME | {
     "heads of 32": dataclasses.replace(TINY, d_model=64, d_ff=96, heads=2, key_dim=32, value_dim=32),
     "odd widths": dataclasses.replace(TINY, d_model=40, d_ff=37, heads=1, key_dim=32, value_dim=32),
     "many mixtures": dataclasses.replace(TINY, mixtures=40),
-    "position": dataclasses.replace(WIDER, look_ups=("previous", "position"), neighbours=()),
-    "colour": dataclasses.replace(WIDER, channels=3, look_ups=("previous", "row", "column", "channel"),
-                                  neighbours=((-1, 0, 0), (0, -1, 0), (0, 0, -2))),
-    "no classes": dataclasses.replace(TINY, classes=0),
-    "no start token": dataclasses.replace(TINY, classes=0, first_marginal=tuple([0.25, 0.5, 0.25] + [0.0] * 253)),
-    "published scale": dataclasses.replace(TINY, scale_transform="elu"),
-    "class": dataclasses.replace(TINY, look_ups=("previous", "row", "class", "column")),
     "background": dataclasses.replace(WIDER, background=0, background_dim=20, norm="post"),
     "background, pre-norm": dataclasses.replace(TINY, background=0, background_dim=70, mixtures=40),
     "patches": dataclasses.replace(TINY, patch=4, following=((0, 1, 0), (1, 0, 0))),
-    "conditional": test_packing.SHAPES["conditional"],
     "pixels": dataclasses.replace(WIDER, channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
                                   neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)), mixtures=40),
     "pixels, conditional": dataclasses.replace(TINY, channels=3, tokens="pixel", look_ups=("previous", "row", "class"),
                                                neighbours=((-1, 0, 1),), following=((0, 1, 0), (1, 0, 2)), patch=4),
-    "logits": dataclasses.replace(TINY, head="categorical"),
-    "logits, conditional": dataclasses.replace(
-        WIDER, head="categorical", background=200, background_dim=20, norm="post", patch=4,
-        look_ups=("previous", "row", "column", "class"), following=((0, 1, 0), (1, 0, 0))),
+    "logits, conditional": dataclasses.replace(test_packing.SHAPES["logits, conditional"], value_dim=16,
+                                               background_dim=20),
 }
 # in heads of 32, whose float16 state the matrix units take (csrc/cuda/recall.h)
 RECALLED = {f"{name}, heads of 32": dataclasses.replace(SHAPES[name], key_dim=32, value_dim=32)
@@ -94,8 +83,6 @@ def place(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Where to decode: arguments for GpuPool."""
     if request.param == "emulated":
         return {"device": "cpu", "operators": request.getfixturevalue("emulated").operators}
-    if not ops.gpu:
-        pytest.skip(ops.why_no_gpu())
     return {}
 
 
@@ -104,17 +91,22 @@ def decode(pool: GpuPool, slots: list[int], positions: list[int], steps: list[in
     return pool.decode(slots, positions, steps, [start] * len(slots), seeds, [temperature] * len(slots))[0]
 
 
-def log_probs(pool: GpuPool, images: Tensor, slots: list[int]) -> tuple[Tensor, Tensor]:
-    """What the operator says of whole images whose every sub-pixel is known."""
-    known, steps = torch.ones(pool.config.subpixels, dtype=torch.bool), pool.config.length
-    for slot, image in zip(slots, images, strict=True):
-        pool.put([slot], image, known)
-    at = torch.tensor(slots, device=pool.device)
+def said(pool: GpuPool, slots: list[int], *, conditioned: bool = False, asked: bool = True) -> tuple[Tensor, Tensor]:
+    """Log-probabilities, if asked for, of whole images by the operator itself, and which of the images are finite."""
+    at, steps = torch.tensor(slots, device=pool.device), pool.config.length
     found, finite, *_ = pool._operators.decode_quantum(
         pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, pool.last, pool.tokens,
-        None, at, at * 0, at * 0 + steps, at * 0 + START, at, torch.ones(len(slots), device=pool.device),
-        pool._packed.weights, pool._packed.sizes, pool._packed.eps, steps, steps, 1, math.inf, True)
+        at > 0 if conditioned else None, at, at * 0, at * 0 + steps, at * 0 + START, at,
+        torch.ones(len(slots), device=pool.device), pool._packed.weights, pool._packed.sizes, pool._packed.eps, steps,
+        steps, 1, math.inf, asked)
     return found.cpu(), finite.cpu()
+
+
+def log_probs(pool: GpuPool, images: Tensor, slots: list[int]) -> tuple[Tensor, Tensor]:
+    """Of images whose every sub-pixel is known."""
+    for slot, image in zip(slots, images, strict=True):
+        pool.put([slot], image, torch.ones(pool.config.subpixels, dtype=torch.bool))
+    return said(pool, slots)
 
 
 def draw(pool: GpuPool, slots: list[int], seeds: list[int], *, quantum: int = 0) -> Tensor:
@@ -189,8 +181,6 @@ def test_a_float16_state_costs_the_shipped_models_nothing_that_shows(place, data
 
     Emulated, one model takes half a minute, so the other one is decoded on a GPU only.
     """
-    if name != "mnist-small" and not ops.gpu:
-        pytest.skip(ops.why_no_gpu())
     net = checkpoint.read(checkpoint.find(name, None)).net
     raw = gzip.decompress((data / "mnist/t10k-images-idx3-ubyte.gz").read_bytes())
     image = torch.frombuffer(bytearray(raw[16:16 + 784]), dtype=torch.uint8)[None]
@@ -239,8 +229,6 @@ def test_no_tile_of_products_changes_a_bit(place, monkeypatch, shape, rows):
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize("preset", ["mnist", "cifar10", "mnist-conditional"])
 def test_an_image_is_the_same_in_every_bucket(preset, format_):
-    if not ops.gpu:
-        pytest.skip(ops.why_no_gpu())
     pool = GpuPool(net_of(PRESETS[preset]), BUCKETS[-1], state=FORMATS[format_])
     T = 2 * PRESETS[preset].width * PRESETS[preset].channels
 
@@ -260,8 +248,6 @@ def test_an_image_is_the_same_in_every_bucket(preset, format_):
 @pytest.mark.cuda
 @pytest.mark.parametrize("shape", ["wider", "background"])
 def test_a_recorded_graph_does_what_the_operator_does_also_after_joins_and_leaves(shape):
-    if not ops.gpu:
-        pytest.skip(ops.why_no_gpu())
     net = net_of(SHAPES[shape])
     recorded = GpuPool(net, 8)
     recorded.record(4)  # in variants that are timed; up to 8 rows when they are decoded first
@@ -279,8 +265,8 @@ def test_a_recorded_graph_does_what_the_operator_does_also_after_joins_and_leave
 @pytest.mark.cuda
 def test_a_second_gpu_draws_what_the_first_one_does():
     """While the first one is the current one, as it is by default."""
-    if not ops.gpu or torch.cuda.device_count() < 2:
-        pytest.skip(ops.why_no_gpu() or "there is only one")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is only one")
     drawn = []
     for device in ("cuda:0", "cuda:1"):
         pool = GpuPool(net_of(WIDER), 3, state=HALF, device=device)
@@ -293,8 +279,6 @@ def test_a_second_gpu_draws_what_the_first_one_does():
 @pytest.mark.skipif(os.environ[OVERLAP] == "0", reason="LINPIX_OVERLAP=0 forbids it")
 @pytest.mark.parametrize("preset", ["mnist", "mnist-conditional"])
 def test_kernels_that_overlap_compute_what_kernels_that_wait_do(monkeypatch, preset):
-    if not ops.gpu:
-        pytest.skip(ops.why_no_gpu())
     found = []
     for overlap in ("1", "0"):
         monkeypatch.setenv(OVERLAP, overlap)
@@ -410,8 +394,6 @@ def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_
 
 @pytest.mark.cuda
 def test_a_recording_that_fails_on_a_gpu_leaves_the_stream_as_it_was():
-    if not ops.gpu:
-        pytest.skip(ops.why_no_gpu())
     before = torch.cuda.current_stream()
     with pytest.raises(RuntimeError):
         record_graph(torch.cuda.synchronize)  # waiting is not allowed while a graph is recorded
@@ -421,8 +403,6 @@ def test_a_recording_that_fails_on_a_gpu_leaves_the_stream_as_it_was():
 @pytest.mark.cuda
 def test_a_graph_is_recorded_while_another_stream_is_busy():
     """A model may be loaded while another one decodes."""
-    if not ops.gpu:
-        pytest.skip(ops.why_no_gpu())
     record_graph(lambda: None)  # what is created at first use may wait
     other, done, numbers = torch.cuda.Stream(), torch.cuda.Event(), torch.zeros(8, device="cuda")
     torch.cuda.synchronize()
@@ -487,14 +467,10 @@ def test_prefill_has_buffers_for_a_bounded_number_of_rows(place, monkeypatch):
 
 
 def test_log_probabilities_are_computed_only_if_they_are_asked_for(place):
-    pool, slots = GpuPool(net_of(TINY), 3, **place), torch.tensor([1, 2, 3])
-    at, drawn = slots.to(pool.device), []
+    pool, drawn = GpuPool(net_of(TINY), 3, **place), []
     for asked in (True, False):
         pool.put([1, 2, 3], None, None)
-        found, *_ = pool._operators.decode_quantum(
-            pool.canvas, pool.known, pool.S, pool.z, None, None, None, None, None, None, at, at * 0, at * 0 + 64,
-            at * 0 + START, at, torch.ones(3, device=pool.device), pool._packed.weights, pool._packed.sizes,
-            pool._packed.eps, 64, 64, 1, math.inf, asked)
+        found, _ = said(pool, [1, 2, 3], asked=asked)
         assert found.shape == (3, 64 if asked else 0)
         drawn.append(pool.images([1, 2, 3]))
     assert torch.equal(*drawn)
@@ -565,16 +541,11 @@ def test_what_was_read_elsewhere_is_loaded_and_decoded_on(place, shape, format_)
         pool.put([slot], images[slot - 1], known[slot - 1])
         pool.fill_with_nan(slot)
         pool.load(slot, state, slot)
-    at = torch.tensor([1, 2, 3], device=pool.device)
-    steps = config.length
-    found, *_ = pool._operators.decode_quantum(
-        pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, pool.last, pool.tokens,
-        at > 0, at, at * 0, at * 0 + steps, at * 0 + START, at, torch.ones(3, device=pool.device), pool._packed.weights,
-        pool._packed.sizes, pool._packed.eps, steps, steps, 1, math.inf, True)
+    found, _ = said(pool, [1, 2, 3], conditioned=True)
     drawn = pool.images([1, 2, 3])
     assert torch.equal(drawn[known], images[known]) and pool.saturated() == 0
     exact = mixture.log_likelihood(net.double().predict(net.sequences(drawn, start, known)).parameters, drawn)
-    assert float((found.cpu() - exact)[~known].abs().max()) < (1e-4 if format_ == "fp32" else 1e-1)
+    assert float((found - exact)[~known].abs().max()) < (1e-4 if format_ == "fp32" else 1e-1)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -735,12 +706,8 @@ def test_state_formats_that_cannot_be_are_refused(format_, message):
 ])
 def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
     pool = GpuPool(net_of(TINY), 8, device="cpu", operators=emulated.operators)
-    one = torch.tensor([1])
-    given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "pairs": None, "scale": None,
-             "saturated": None, "last": None, "tokens": None, "conditioned": None, "slots": one, "positions": one * 0,
-             "steps": one, "start": one + 255, "seeds": one,
-             "temperatures": torch.ones(1), "weights": pool._packed.weights, "sizes": pool._packed.sizes, "eps": 1e-6,
-             "most": 1, "most_passes": 1, "threads": 1, "patience": math.inf, "log_probs": True}
+    given = test_packing.arguments() | {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z,
+                                        "weights": pool._packed.weights, "sizes": pool._packed.sizes}
     [(name, how)] = change.items()
     with pytest.raises(RuntimeError, match=message):
         emulated.operators.decode_quantum(*(given | {name: how(given[name])}).values())
@@ -825,8 +792,6 @@ NO_GPU = {35, 100}  # cudaErrorInsufficientDriver, cudaErrorNoDevice
 @pytest.mark.nvcc
 def test_every_function_that_the_host_may_call_returns_an_error_of_cuda_where_there_is_no_gpu(tmp_path):
     """nvcc compiles a host call of a device function without a word, into an end of the process."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not on the PATH")
     sources = [*CUDA.glob("*.cu"), CUDA / "pass.cpp"]
     objects = [tmp_path / f"{source.name}.o" for source in sources]
     with ThreadPoolExecutor(2) as pool:  # for whatever GPUs nvcc takes if nobody says
@@ -850,8 +815,6 @@ def test_every_function_that_the_host_may_call_returns_an_error_of_cuda_where_th
 @pytest.mark.parametrize("source", sorted(path.name for path in CUDA.glob("*.cu")))
 def test_a_source_compiles_alone_without_spills_and_within_its_registers(source, tmp_path):
     """For the GPUs that it is for, and for the next ones."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not on the PATH")
     targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90, 100)]
     ended = subprocess.run([*NVCC, *targets, "-Xptxas", "-v", "-c", CUDA / source, "-o", tmp_path / "object.o"],
                            capture_output=True, text=True, timeout=600)
@@ -870,8 +833,6 @@ def test_a_source_compiles_alone_without_spills_and_within_its_registers(source,
 @pytest.mark.parametrize("compiler", ["there", "missing", "broken"])
 def test_an_install_beside_a_torch_with_cuda_compiles_the_library_or_says_what_is_missing(compiler, tmp_path):
     """With this torch's headers under the name of one that is made for CUDA; only a GPU can say whether it runs."""
-    if shutil.which("nvcc") is None:
-        pytest.skip("nvcc is not on the PATH")
     torch_folder, home, programs = tmp_path / "site/torch", tmp_path / "cuda", tmp_path / "bin"
     torch_folder.mkdir(parents=True)
     for name in ("include", "lib"):

@@ -18,16 +18,13 @@ from tests import nets
 
 TINY = PRESETS["tiny"]
 MARGINAL = np.random.default_rng(1).random(256)
-CONDITIONAL = dataclasses.replace(
-    TINY, background=0, background_dim=16, patch=4, following=((0, 1, 0), (1, 0, 0)),
-    look_ups=("previous", "row", "column", "class"))
 PIXELS = dataclasses.replace(TINY, channels=3, tokens="pixel", neighbours=((0, -1, 1), (-1, 0, 0), (-1, 1, 2)))
 CONFIGS = {
     "linear": TINY, "colour": dataclasses.replace(TINY, channels=3),
     "softmax": dataclasses.replace(TINY, attention="softmax"), "lsh": dataclasses.replace(TINY, attention="lsh"),
     "reversible": dataclasses.replace(TINY, residual="reversible", norm="pre"),
     "marginal": dataclasses.replace(TINY, classes=0, first_marginal=tuple((MARGINAL / MARGINAL.sum()).tolist())),
-    "background": dataclasses.replace(TINY, background=0, background_dim=16), "conditional": CONDITIONAL,
+    "background": dataclasses.replace(TINY, background=0, background_dim=16), "conditional": nets.CONDITIONAL,
     "pixels": PIXELS, "pixels, lsh": dataclasses.replace(PIXELS, attention="lsh"),
     "pixels, conditional": dataclasses.replace(PIXELS, patch=4, following=((0, 1, 2), (1, 0, 1)),
                                                look_ups=("previous", "row", "column", "class"))}

@@ -28,8 +28,8 @@ def draw(parameters: Tensor, u: Tensor, temperature: Tensor, scale_transform: st
     return draw_token(parameters, u[:, None], temperature, scale_transform)[:, 0]
 
 
-def parameters_of(mixture: list[tuple[float, float, float]], dtype: torch.dtype = torch.float32) -> Tensor:
-    """(3 * K,)"""
+def parameters_of(mixture: list[tuple[float, ...]], dtype: torch.dtype = torch.float32) -> Tensor:
+    """(3 * K,), or of pixels (10 * K,)"""
     return torch.tensor(mixture, dtype=dtype).T.flatten()
 
 
@@ -97,12 +97,6 @@ def test_gradients_are_finite_however_extreme_the_parameters():
     assert bool((parameters.grad != 0).any(0).all())  # none is finite because nothing flows
 
 
-def test_the_gradient_is_that_of_finite_differences():
-    parameters = torch.stack([parameters_of(MIXTURES["edges"], torch.float64)] * 4).requires_grad_()
-    values = torch.tensor([0, 3, 250, 255])
-    assert torch.autograd.gradcheck(lambda p: log_likelihood(p, values), parameters)
-
-
 @pytest.fixture(scope="module")
 def noise() -> Tensor:
     """(DRAWS, 2): the words 0 and 1 of as many seeds."""
@@ -156,11 +150,6 @@ PIXELS = {
 }
 
 
-def pixel_parameters(components: list[tuple[float, ...]], dtype: torch.dtype = torch.float64) -> Tensor:
-    """(10 * K,)"""
-    return torch.tensor(components, dtype=dtype).T.flatten()
-
-
 def means_given(component: tuple[float, ...], pixel: list[int]) -> list[float]:
     """Means of one component's three logistics, from its parameters and the values of a pixel."""
     _, r, g, b, *_, g_from_r, b_from_r, b_from_g = component
@@ -181,15 +170,18 @@ def pixel_exactly(components: list[tuple[float, ...]], pixel: list[int], channel
 @pytest.mark.parametrize("components", PIXELS.values(), ids=PIXELS)
 def test_the_likelihood_of_a_pixel_equals_its_definition(components):
     pixels = [[0, 255, 255], [255, 0, 254], [100, 150, 60], [51, 50, 52], [127, 128, 1]]
-    found = log_likelihood(pixel_parameters(components).expand(len(pixels), -1), torch.tensor(pixels).flatten())
+    parameters = parameters_of(components, torch.float64).expand(len(pixels), -1)
+    found = log_likelihood(parameters, torch.tensor(pixels).flatten())
     with mpmath.workdps(DIGITS):
         joint = [[mpmath.log(pixel_exactly(components, pixel, channels)) for channels in (1, 2, 3)] for pixel in pixels]
         expected = [float(here - before) for each in joint for here, before in zip(each, [0, *each], strict=False)]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-8, atol=1e-8)
 
 
-def test_the_gradient_of_a_pixel_is_that_of_finite_differences():
-    parameters = torch.stack([pixel_parameters(PIXELS["smooth"])] * 2).requires_grad_()
+@pytest.mark.parametrize(("components", "count"), [(MIXTURES["edges"], 6), (PIXELS["smooth"], 2)],
+                         ids=["sub-pixels", "pixels"])
+def test_the_gradient_is_that_of_finite_differences(components, count):
+    parameters = torch.stack([parameters_of(components, torch.float64)] * count).requires_grad_()
     values = torch.tensor([0, 3, 250, 255, 120, 130])
     assert torch.autograd.gradcheck(lambda p: log_likelihood(p, values), parameters)
     assert bool((torch.autograd.grad(log_likelihood(parameters, values).sum(), parameters)[0] != 0).all())
@@ -200,12 +192,12 @@ def test_each_drawn_channel_has_the_distribution_that_is_trained_given_the_earli
     """Where it falls in its cumulative distribution is uniform, whatever was drawn before it."""
     count = 2_000
     u = torch.from_numpy(uniforms(np.arange(count)[:, None], np.arange(3))[..., :2].copy())
-    pixels = draw_token(pixel_parameters(components, torch.float32).expand(count, -1), u, torch.ones(count)).long()
+    pixels = draw_token(parameters_of(components).expand(count, -1), u, torch.ones(count)).long()
     inside = np.random.default_rng(0).random(count)
     for channel in range(3):
         each = pixels[:, None].repeat(1, 256, 1)
         each[..., channel] = torch.arange(256)
-        parameters = pixel_parameters(components).expand(count * 256, 1, -1)
+        parameters = parameters_of(components, torch.float64).expand(count * 256, 1, -1)
         shares = log_likelihood(parameters, each.flatten(0, 1))[:, channel].exp().view(count, 256).numpy()
         value = pixels[:, channel].numpy()
         below, here = shares.cumsum(1)[np.arange(count), value], shares[np.arange(count), value]
@@ -221,7 +213,7 @@ def test_a_pixel_is_drawn_from_one_component_by_the_rounded_values_before():
                   (0.0, 0.5, 0.6, -0.3, -3.0, -2.0, -2.5, -0.7, 0.9, 0.4)]
     first = [(0.1, 0.3), (0.8, 0.9)]  # of red: which component, which value
     u = torch.tensor([[each, (0.99, 0.2), (0.01, 0.7)] for each in first])
-    drawn = draw_token(pixel_parameters(components, torch.float32).expand(2, -1), u, torch.tensor([1.0, 0.7])).tolist()
+    drawn = draw_token(parameters_of(components).expand(2, -1), u, torch.tensor([1.0, 0.7])).tolist()
     for picked, temperature in ((0, 1.0), (1, 0.7)):
         pixel = [0, 0, 0]
         for channel in range(3):
@@ -235,7 +227,7 @@ def test_a_pixel_is_drawn_from_one_component_by_the_rounded_values_before():
 def test_at_temperature_0_a_pixel_is_the_means_of_the_most_probable_component():
     components = PIXELS["smooth"]
     u = torch.rand(20, 3, 2, generator=torch.Generator().manual_seed(0))
-    drawn = draw_token(pixel_parameters(components, torch.float32).expand(20, -1), u, torch.zeros(20)).tolist()
+    drawn = draw_token(parameters_of(components).expand(20, -1), u, torch.zeros(20)).tolist()
     pixel = [0, 0, 0]
     for channel in range(3):
         pixel[channel] = round((means_given(components[2], pixel)[channel] + 1) / 2 * 255)

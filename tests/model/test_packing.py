@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -294,6 +295,16 @@ def test_what_is_read_does_not_depend_on_what_else_is_read_nor_on_the_threads(sh
             assert not bool(alone.S[[slot for slot in range(8) if slot != row + 1]].any())
 
 
+def reading() -> dict[str, Any]:
+    """Arguments of `read` for two pictures."""
+    net = net_of(SHAPES["conditional"])
+    pool = Pool(net.config, pack(net, torch.float32), 2)
+    inputs = net.inputs_read(images_of(net.config, 2), known_of(net.config, 2))
+    return {"S": pool.S, "z": pool.z, "last": pool.last, "slots": torch.tensor([1, 2]), "inputs": torch.cat(inputs),
+            "offsets": torch.tensor([0, len(inputs[0]), len(inputs[0]) + len(inputs[1])]),
+            "weights": pool.packed.weights, "sizes": pool.packed.sizes, "eps": 1e-6, "threads": 2}
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"inputs": lambda x: x[:, 1:].contiguous()}, r"inputs must have shape \(\d+, 16\)"),
     ({"inputs": lambda x: x[0]}, r"inputs must have shape \(n, d_model\)"),
@@ -306,15 +317,9 @@ def test_what_is_read_does_not_depend_on_what_else_is_read_nor_on_the_threads(sh
     ({"last": lambda x: None}, "needs the pool `last`, got None"),
 ], ids=lambda x: next(iter(x)) if isinstance(x, dict) else "")
 def test_invalid_arguments_of_reading_are_an_error_that_says_what_was_given(change, message):
-    net = net_of(SHAPES["conditional"])
-    pool = Pool(net.config, pack(net, torch.float32), 2)
-    inputs = net.inputs_read(images_of(net.config, 2), known_of(net.config, 2))
-    given = {"S": pool.S, "z": pool.z, "last": pool.last, "slots": torch.tensor([1, 2]), "inputs": torch.cat(inputs),
-             "offsets": torch.tensor([0, len(inputs[0]), len(inputs[0]) + len(inputs[1])])}
-    [(name, to)] = change.items()
-    given |= {name: to(given[name])}
+    given, [(name, to)] = reading(), change.items()
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.linpix.read(*given.values(), pool.packed.weights, pool.packed.sizes, 1e-6, 2)
+        torch.ops.linpix.read(*(given | {name: to(given[name])}).values())
 
 
 @pytest.mark.parametrize("shape", ["tiny", "pixels", "pixels, published scale", "logits"])
@@ -510,13 +515,7 @@ def test_the_schemas_say_what_the_operators_do():
                           (*(given[name] for name in ("canvas", "known", "S", "z")), *[None] * 6,
                            *(given[name] for name in ("slots", "positions", "steps", "start", "weights", "sizes")),
                            1e-6, 4, 2))
-    net = net_of(SHAPES["conditional"])
-    pool = Pool(net.config, pack(net, torch.float32), 2)
-    inputs = net.inputs_read(images_of(net.config, 2), known_of(net.config, 2))
-    torch.library.opcheck(torch.ops.linpix.read.default, (
-        pool.S, pool.z, pool.last, torch.tensor([1, 2]), torch.cat(inputs),
-        torch.tensor([0, len(inputs[0]), len(inputs[0]) + len(inputs[1])]), pool.packed.weights, pool.packed.sizes,
-        1e-6, 2))
+    torch.library.opcheck(torch.ops.linpix.read.default, tuple(reading().values()))
 
 
 def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else():

@@ -13,6 +13,7 @@ from linpix.model.generate import draw_class, generate
 from linpix.model.inputs import START
 from linpix.model.likelihood import Scoring
 from linpix.model.transformer import Transformer
+from tests import nets
 
 BOTH = ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=6, d_model=16, d_ff=32, mixtures=2,
                    classes=3, look_ups=("previous", "row", "column", "class"),
@@ -28,11 +29,7 @@ KINDS = {"pixels": PIXELS, "both": BOTH, "colour": COLOUR, "no background": data
 
 
 def net_of(config: ModelConfig) -> Transformer:
-    torch.manual_seed(0)
-    net = Transformer(config).eval().requires_grad_(False)
-    for parameter in net.parameters():  # away from zeros and ones, where mistakes hide
-        parameter += 0.1 * torch.randn_like(parameter)
-    return net.double()
+    return nets.net_of(config, spread=0.1).requires_grad_(False).double()
 
 
 def pictures(count: int, config: ModelConfig, seed: int = 1) -> Tensor:

@@ -85,6 +85,7 @@ class Process(Server):
             return self.process.wait(timeout=60)
         finally:
             self.process.kill()
+            self._reader.join(10)  # then all that it said is in printed
 
 
 @contextlib.contextmanager

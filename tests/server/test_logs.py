@@ -65,7 +65,6 @@ def logged(request, tiny, tmp_path) -> tuple[str, list, list[str], list[str]]:
         answers, forbidden = use(server)
         assert eventually(lambda: len(server.printed) > len(answers) + 1)
         server.stop()
-        server._reader.join(30)
     return request.param, answers, [text.rstrip("\n") for text in server.printed], forbidden
 
 
@@ -111,7 +110,6 @@ def test_what_is_asked_for_all_the_time_is_logged_at_level_debug_unless_it_fails
             for path in ("/healthz", "/metrics", "/v1/status", "/static/page.js", "/static/nothing.js", "/",
                          "/v1/models"):
                 client.get(path)
-        server._reader.join(30)
         return [" ".join(line.split()[1:6:2]) for line in server.printed if "linpix.access" in line]
 
     loud = ["INFO GET 404", "INFO GET 200", "INFO GET 200"]
@@ -122,13 +120,11 @@ def test_what_is_asked_for_all_the_time_is_logged_at_level_debug_unless_it_fails
 
 def test_a_server_says_what_it_is_and_how_it_ends(slow):
     flags = (*EAGER, "--slots", "2", "--drain-timeout", "500ms")
-    with serving(slow, *flags) as server, server.client() as client:
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(client.post, "/v1/images/generations", json={"n": 8})
-            assert eventually(lambda: server.metric("linpix_requests_running") == 1)
-            assert server.stop() == 0
-            assert answer.result().status_code == 503
-        server._reader.join(30)
+    with serving(slow, *flags) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, "/v1/images/generations", json={"n": 8})
+        assert eventually(lambda: server.metric("linpix_requests_running") == 1)
+        assert server.stop() == 0
+        assert answer.result().status_code == 503
     said = [line.split(" linpix ")[1] for line in server.printed if " INFO linpix " in line]
     digest = checkpoint.digest_of(next(slow.iterdir()))[:16]
     assert re.match(r"LinPix \d[\d.]+, kernel eager: slow \(eager", said[0])
@@ -149,7 +145,6 @@ def test_ids_of_a_trusted_proxy_are_kept_sent_back_and_logged(tiny):
                 ("a b", TRACE.upper()), ("x" * 129, TRACE.replace("4bf92f3577b34da6a3ce929d0e0e4736", "0" * 32)),
                 ("-", f"{TRACE}-more"), ('"', "ff" + TRACE[2:]))]
         server.stop()
-        server._reader.join(30)
     for answer in answers:
         assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("edge-7f:1", TRACE)
     for answer in odd:

@@ -27,7 +27,7 @@ from linpix.server.web.routes import images
 from tests.linpix.test_main import inside
 from tests.nets import saved
 from tests.server.conftest import EAGER, eventually, here, serving
-from tests.server.web.routes.test_images import events_of
+from tests.server.web.routes.test_images import assert_refused, events_of
 from tests.server.web.test_keys import bearer, line, private
 
 
@@ -127,14 +127,13 @@ def test_a_bug_while_images_are_queued_is_counted_as_a_failed_request_and_bad_in
 
 
 def test_an_engine_that_fails_answers_the_requests_it_ran_and_goes_on(tiny):
-    app = create_app(Settings(checkpoints=tiny.parent, faults="broken:at=1,die:at=2"))
-    with TestClient(app, base_url="http://localhost") as client:
+    with here(tiny.parent, faults="broken:at=1,die:at=2") as server, server.client() as client:
         for _ in range(2):
             answer = client.post("/v1/images/generations", json={})
             assert answer.status_code == 500
             assert answer.json()["error"]["code"] == "engine_failed"
         assert client.post("/v1/images/generations", json={}).status_code == 200
-        assert 'linpix_state_slots_used{model="tiny"} 0.0' in client.get("/metrics").text
+        assert server.metric('linpix_state_slots_used{model="tiny"}') == 0
 
 
 @pytest.mark.parametrize("size", ["native", "1024x1024"])
@@ -147,15 +146,13 @@ def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(ti
 
     monkeypatch.setattr(encode, "encoded", slowly)
     body = {"size": size, "partial_images": 0}
-    with TestClient(create_app(Settings(checkpoints=tiny.parent)), base_url="http://localhost") as client:
+    with here(tiny.parent) as server, server.client() as client:
         assert client.post("/v1/images/generations", json=body).status_code == 200
-        total = re.search(r'^linpix_request_duration_seconds_sum{endpoint="generations",model="tiny"} (.*)$',
-                          client.get("/metrics").text, re.MULTILINE)
-        assert float(total[1]) > 0.7
+        assert server.metric('linpix_request_duration_seconds_sum{endpoint="generations",model="tiny"}') > 0.7
         assert client.post("/v1/images/generations", json=body | {"timeout": 0.5}).status_code == 504
         answer = client.post("/v1/images/generations", json=body | {"timeout": 0.5, "stream": True})
         assert [event["error"]["code"] for event in events_of(answer.text)] == ["deadline_passed"]
-        assert 'linpix_requests_total{endpoint="generations",outcome="failed"} 2.0' in client.get("/metrics").text
+        assert server.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 2
 
 
 @pytest.mark.slow
@@ -282,10 +279,7 @@ def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
     ({"speed": 1}, "speed", "got 1"),
 ])
 def test_a_bad_comparison_is_refused(client, body, param, words):
-    answer = client.post("/v1/compare", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
-    assert words in answer.json()["error"]["message"]
+    assert_refused(client.post("/v1/compare", json=body), param, words)
 
 
 @pytest.mark.slow
@@ -357,8 +351,7 @@ def test_a_model_with_lsh_attention_is_left_out_of_the_service_and_refused_by_na
 def test_a_stream_that_is_silent_says_now_and_then_that_it_is_there(tiny, monkeypatch):
     monkeypatch.setattr(images, "PING_S", 0.05)
     body = {"stream": True, "partial_images": 0}
-    app = create_app(Settings(checkpoints=tiny.parent, faults="slow:at=1:ms=300"))
-    with TestClient(app, base_url="http://localhost") as client:
+    with here(tiny.parent, faults="slow:at=1:ms=300") as server, server.client() as client:
         text = client.post("/v1/images/generations", json=body).text
     assert text.startswith(": ping\n\n: ping\n\n")
     assert [event["type"] for event in events_of(text)] == ["image_generation.completed"]

@@ -11,11 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
-from linpix.model.transformer import Transformer
+from tests.nets import saved
 from tests.soak import report
 from tests.soak.loads import Plan, Result, Soak
 from tests.soak.phases import PHASES
@@ -31,13 +29,6 @@ def raise_file_limit(clients: int) -> None:
         raise SystemExit(f"{clients} clients take {wanted} open files; raise the hard limit, {hard} (ulimit -Hn)")
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def random_weights(preset: str, folder: Path) -> Path:
-    """A checkpoint of a preset, whose speed does not depend on its weights."""
-    torch.manual_seed(0)
-    checkpoint.save(folder / preset, Transformer(PRESETS[preset]), {"data": "random weights"}, f"# {preset}\n")
-    return folder / preset
 
 
 async def run(soak: Soak, names: list[str]) -> list[Result]:
@@ -71,8 +62,8 @@ def main() -> int:
     stretches = sum(PHASES[name][1] for name in names)
     seconds = max(2.0, (given.minutes * 60 - OVERHEAD_S * len(names)) / stretches)
     with tempfile.TemporaryDirectory() as made:
-        plan = Plan(model=checkpoint.find(given.model).resolve(), batching=random_weights("mnist", Path(made)),
-                    seconds=seconds, slo_s=given.slo)
+        batching = saved(Path(made) / "mnist", PRESETS["mnist"])  # its speed does not depend on its weights
+        plan = Plan(model=checkpoint.find(given.model).resolve(), batching=batching, seconds=seconds, slo_s=given.slo)
         raise_file_limit(max(*plan.clients, plan.storm))
         began = time.monotonic()
         results = asyncio.run(run(Soak(plan), names))

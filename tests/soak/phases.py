@@ -1,7 +1,6 @@
 """Phases of load: each is a coroutine over a Soak, which ends with one result or several."""
 
 import asyncio
-import io
 import statistics
 import time
 from collections.abc import Callable, Coroutine
@@ -10,6 +9,7 @@ from typing import Any
 
 from PIL import Image
 
+from tests.fuzz.pictures import encode
 from tests.soak.checks import measured
 from tests.soak.client import Ask, Picture, Record
 from tests.soak.endings import drain, faults, kill, reload
@@ -196,16 +196,10 @@ def occluded_pictures(oracle: Oracle) -> list[Picture]:
         holes.paste(0, (image.width // 3, image.height // 4, image.width, image.height // 2))
         transparent = image.convert("RGBA")
         transparent.putalpha(holes)
-        found += [Picture(encoded(image), keep_rows=config.height // 2), Picture(encoded(transparent)),
-                  Picture(encoded(image), mask=encoded(transparent)), Picture(encoded(image), keep_rows=0),
-                  Picture(encoded(image), keep_rows=config.height - 1)]
+        found += [Picture(encode(image), keep_rows=config.height // 2), Picture(encode(transparent)),
+                  Picture(encode(image), mask=encode(transparent)), Picture(encode(image), keep_rows=0),
+                  Picture(encode(image), keep_rows=config.height - 1)]
     return found
-
-
-def encoded(image: Image.Image) -> bytes:
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return out.getvalue()
 
 
 async def completions(soak: Soak) -> list[Result]:

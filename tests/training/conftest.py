@@ -1,7 +1,10 @@
-"""A data set of a few small pictures."""
+"""A data set of a few small pictures, and files of some."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from linpix.training.datasets import Dataset
 
@@ -11,6 +14,17 @@ def cache(tmp_path, monkeypatch):
     """The user's cache, in which judges are kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "linpix"
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """40 pictures of 8 x 8 in 4 classes."""
+    random = np.random.default_rng(0)
+    for index in range(40):
+        (tmp_path / "pictures" / str(index % 4)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 60 * (index % 4) + 20, (8, 8)).astype(np.uint8)).save(
+            tmp_path / "pictures" / str(index % 4) / f"{index}.png")
+    return tmp_path / "pictures"
 
 
 @pytest.fixture(scope="session")

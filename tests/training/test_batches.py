@@ -5,19 +5,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from linpix.model.config import PRESETS
 from linpix.model.inputs import START
 from linpix.training import batches as batches_module
 from linpix.training.batches import Batches, makers
 from linpix.training.run import TrainConfig
+from tests.server.conftest import eventually
 
 TINY = PRESETS["tiny"]
 CONDITIONAL = dataclasses.replace(TINY, look_ups=("previous", "row", "column", "class"), patch=4)
@@ -47,21 +46,16 @@ def test_processes_that_make_batches_do_not_touch_a_gpu(stripes, monkeypatch, co
 
 
 @pytest.mark.slow
-def test_a_signal_to_training_and_its_makers_alike_ends_it_after_a_save(tmp_path):
+def test_a_signal_to_training_and_its_makers_alike_ends_it_after_a_save(pictures, tmp_path):
     """As torchrun and service managers send it. Batches are made ahead as for a GPU."""
-    for i in range(40):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        Image.fromarray(np.full((8, 8), 6 * i, np.uint8)).save(tmp_path / "data" / f"{i}.png")
     script = ("import sys; from linpix.__main__ import main; from linpix.training import loop; "
               "loop.makers = lambda device, sharing: 2; sys.exit(main(sys.argv[1:]))")
-    train = ["train", "tiny", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--images", "1000000",
+    train = ["train", "tiny", "--data", str(pictures), "--out", str(tmp_path / "run"), "--images", "1000000",
              "--batch", "8", "--no-compile", "--device", "cpu", "--processes", "1"]
     with subprocess.Popen([sys.executable, "-c", script, *train], start_new_session=True, text=True,
                           stderr=subprocess.PIPE) as training:
-        log, until = tmp_path / "run.training/log.csv", time.monotonic() + 60
-        while not (log.exists() and len(log.read_text().splitlines()) > 1):
-            assert training.poll() is None and time.monotonic() < until
-            time.sleep(0.05)
+        log = tmp_path / "run.training/log.csv"
+        assert eventually(lambda: log.exists() and len(log.read_text().splitlines()) > 1, 60)
         os.killpg(training.pid, signal.SIGTERM)
         _, said = training.communicate(timeout=60)
     assert training.returncode == 0, said

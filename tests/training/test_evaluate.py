@@ -13,6 +13,7 @@ from linpix.model.packing import PRECISIONS, pack
 from linpix.model.transformer import Transformer
 from linpix.training.datasets import load
 from linpix.training.evaluate import bits_of, evaluate, evaluate_classes
+from tests.nets import CONDITIONAL, net_of
 
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
@@ -32,9 +33,7 @@ def test_the_compiled_engine_gives_the_shipped_model_its_bits_per_dim(data, prec
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
 def test_a_model_that_draws_the_class_first_has_the_bits_of_all_classes_together():
-    config = dataclasses.replace(PRESETS["tiny"], patch=4, background=0, background_dim=16)
-    torch.manual_seed(0)
-    net = Transformer(config).eval().requires_grad_(False)
+    net = net_of(CONDITIONAL).requires_grad_(False)
     net.inputs.table.data *= 4  # classes that differ
     images = torch.randint(0, 256, (3, 64), dtype=torch.uint8).numpy()
     each = np.stack([bits_of(net, images, labels=np.full(3, label)) for label in range(10)])  # of image and class
@@ -44,11 +43,9 @@ def test_a_model_that_draws_the_class_first_has_the_bits_of_all_classes_together
     assert bits_of(net, images, packed=pack(net, torch.float32)).numpy() == pytest.approx(together, abs=1e-4)
 
 
-@pytest.mark.parametrize("shape", [{}, {"patch": 4, "background": 0, "background_dim": 16}],
-                         ids=["class optional", "class first"])
-def test_accuracy_is_the_share_of_images_whose_most_probable_class_is_theirs(shape):
-    torch.manual_seed(0)
-    net = Transformer(dataclasses.replace(PRESETS["tiny"], **shape)).eval().requires_grad_(False)
+@pytest.mark.parametrize("config", [PRESETS["tiny"], CONDITIONAL], ids=["class optional", "class first"])
+def test_accuracy_is_the_share_of_images_whose_most_probable_class_is_theirs(config):
+    net = net_of(config).requires_grad_(False)
     images = torch.randint(0, 256, (4, 64), dtype=torch.uint8).numpy()
     scored = [Scoring(net, image, labels=range(10)).complete() for image in images]
     likeliest = np.stack([scoring.log_probs.sum(1) for scoring in scored]).argmax(1)

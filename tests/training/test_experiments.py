@@ -20,7 +20,7 @@ import torch
 from linpix.__main__ import main
 from linpix.model.attention import attention_for
 from linpix.model.attention.lsh import SELF
-from linpix.training.experiments import ExperimentName, conduct, scaling, study
+from linpix.training.experiments import ExperimentName, conduct, scaling, speech, study
 from linpix.training.experiments import copy as copying
 from linpix.training.experiments import duplication as duplicating
 from linpix.training.experiments.record import Record, Sitting
@@ -32,6 +32,7 @@ from linpix.training.experiments.tokens import (
     kind_config,
     learn,
 )
+from tests.server.conftest import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +43,7 @@ DUPLICATION = duplicating.Settings(kinds=("full", "lsh-1"), updates=60, drop=60,
                                    width=16, chunk=4, sequences=10, compile=False)
 SCALING = scaling.Settings(kinds=("softmax-matrix", "lsh-1"), shortest=64, longest=128, tokens=256, rounds=1,
                            oftener=1, calls=1, heads=2, key_dim=8)
+SPEECH = speech.Settings(width=16)
 TASK = Duplication(word=3, symbols=5)
 
 
@@ -280,6 +282,9 @@ def test_weights_of_other_settings_are_refused(tmp_path):
     (COPY, {"width": 15}, "multiple of heads.*15"), (COPY, {"batch": 0}, "batch must be at least 1"),
     (COPY, {"seed": 2**31}, "seed must be at least 0 and below 2.31"),
     (COPY, {"learning_rate": math.nan}, "learning_rate must be above 0"),
+    (SPEECH, {"kinds": ("full",)}, "kinds must be a list from .*lstm; got 'full'"),
+    (SPEECH, {"width": 15}, "multiple of heads"), (SPEECH, {"epochs": 0}, "epochs must be at least 1 .*got 0"),
+    (SPEECH, {"learning_rate": 0.0}, "above 0, got 0.0"),
     (DUPLICATION, {"kinds": ("linear",)}, "a list from full, lsh-ROUNDS; got 'linear'"),
     (SCALING, {"kinds": ("full",)}, "full"), (SCALING, {"longest": 64}, "at least twice shortest"),
     (SCALING, {"memory": 2.0}, "memory.*2.0"), (SCALING, {"calls": 0}, "calls must be at least 1, got 0")])
@@ -305,9 +310,7 @@ def test_the_command_that_is_killed_goes_on_when_called_again(tmp_path, number):
                "--width", "4", "--feed-forward", "4", "--chunk", "4", "--no-compile", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    end = time.monotonic() + 60
-    while not (tmp_path / "out" / "learning.csv").exists() and time.monotonic() < end:
-        time.sleep(0.05)
+    assert eventually((tmp_path / "out" / "learning.csv").exists, 60)
     time.sleep(0.5)
     process.send_signal(number)
     _, printed = process.communicate(timeout=60)

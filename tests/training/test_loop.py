@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import get_args
 from xml.etree import ElementTree
@@ -28,6 +27,7 @@ from linpix.training.evaluate import evaluate
 from linpix.training.export import export
 from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
+from tests.server.conftest import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = PRESETS["tiny"]
@@ -266,21 +266,14 @@ def test_a_setting_that_cannot_work_is_refused_with_its_value(field, value):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, "2"), (signal.SIGKILL, "1")])
-def test_a_killed_run_resumes_from_its_last_save(tmp_path, number, processes):
+def test_a_killed_run_resumes_from_its_last_save(pictures, tmp_path, number, processes):
     """The real command in a real process: SIGTERM saves and exits 0; after SIGKILL the last save is there."""
-    pictures = tmp_path / "pictures"
-    for index in range(40):
-        folder = pictures / str(index % 4)
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((8, 8), 60 * (index % 4), np.uint8)).save(folder / f"{index}.png")
     command = [sys.executable, "-m", "linpix", "train", "tiny", "--data", str(pictures), "--out",
                str(tmp_path / "run"), "--no-compile", "--batch", "4", "--save-minutes", "0.01", "--resume"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([*command, "--processes", processes], stderr=subprocess.PIPE, text=True, env=environment)
     state = tmp_path / "run.training" / "state.pt"
-    end = time.monotonic() + 180
-    while not state.exists() and time.monotonic() < end:
-        time.sleep(0.05)
+    assert eventually(state.exists, 180)
     process.send_signal(number)
     _, printed = process.communicate(timeout=180)
     assert process.returncode == (0 if number == signal.SIGTERM else -9), printed

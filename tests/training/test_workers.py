@@ -4,18 +4,14 @@ import csv
 import dataclasses
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from linpix.__main__ import main
 from linpix.model.config import PRESETS
@@ -24,6 +20,8 @@ from linpix.training.datasets import Dataset
 from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
 from linpix.training.workers import count_for
+from tests.server.conftest import eventually
+from tests.server.test_listening import free_port
 
 TINY = PRESETS["tiny"]
 SETTINGS = TrainConfig(images=80, batch=8, warmup_images=40, compile=False, validation=0, bf16=False)
@@ -90,17 +88,6 @@ def test_a_gradient_computed_in_parts_is_that_of_the_batch(noise, tmp_path, mode
 
 # --- torchrun ---
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """40 pictures of 8 x 8 in 4 classes."""
-    random = np.random.default_rng(0)
-    for index in range(40):
-        (tmp_path / "pictures" / str(index % 4)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 60 * (index % 4) + 20, (8, 8)).astype(np.uint8)).save(
-            tmp_path / "pictures" / str(index % 4) / f"{index}.png")
-    return tmp_path / "pictures"
-
-
 TRAIN = ["linpix", "train", "tiny", "--no-compile", "--no-bf16", "--batch", "8", "--warmup-images", "80"]
 
 
@@ -158,7 +145,7 @@ def ranks(first: subprocess.Popen[str]) -> dict[int, int]:
 def test_a_signal_to_one_process_stops_all_after_a_save(pictures, tmp_path, signalled):
     process = torchrun(2, "--data", pictures, "--out", tmp_path / "run")
     log = tmp_path / "run.training" / "log.csv"
-    assert within(120, lambda: log.exists() and len(log.read_text().splitlines()) > 1)
+    assert eventually(lambda: log.exists() and len(log.read_text().splitlines()) > 1, 120)
     started = ranks(process)
     assert set(started) == {0, 1}
     if signalled == "Ctrl-C":
@@ -168,7 +155,7 @@ def test_a_signal_to_one_process_stops_all_after_a_save(pictures, tmp_path, sign
     _, said = process.communicate(timeout=120)
     assert "continue with --resume" in said
     assert signalled == "Ctrl-C" or process.returncode == 0, said
-    assert within(20, lambda: not any(Path(f"/proc/{child}").exists() for child in started.values()))
+    assert eventually(lambda: not any(Path(f"/proc/{child}").exists() for child in started.values()), 20)
     run = Run.resumed(tmp_path / "run.training" / "state.pt", dataclasses.replace(TINY, classes=4), {})
     assert run.images >= 800 and (tmp_path / "run" / "model.safetensors").exists()
 
@@ -176,21 +163,19 @@ def test_a_signal_to_one_process_stops_all_after_a_save(pictures, tmp_path, sign
 @pytest.mark.slow
 def test_when_one_of_torchruns_processes_is_killed_all_end_and_the_last_save_is_there(pictures, tmp_path):
     process = torchrun(2, "--data", pictures, "--out", tmp_path / "run", "--save-minutes", 0.01)
-    assert within(120, (tmp_path / "run.training" / "state.pt").exists)
+    assert eventually((tmp_path / "run.training" / "state.pt").exists, 120)
     started = ranks(process)
     os.kill(started[1], signal.SIGKILL)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1 and "another training process has ended" in said
-    assert within(20, lambda: not any(Path(f"/proc/{child}").exists() for child in started.values()))
+    assert eventually(lambda: not any(Path(f"/proc/{child}").exists() for child in started.values()), 20)
     assert Run.resumed(tmp_path / "run.training" / "state.pt", dataclasses.replace(TINY, classes=4), {}).images > 0
 
 
 @pytest.mark.slow
 def test_processes_that_differ_do_not_train_together(pictures, tmp_path):
     """Started by hand, as another launcher would."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = [subprocess.Popen([sys.executable, "-m", *TRAIN, "--data", pictures, "--out", tmp_path / "run", "--seed",
                                  str(rank)], stderr=subprocess.PIPE, text=True,
                                 env=os.environ | variables | {"RANK": str(rank), "OMP_NUM_THREADS": "1"})
@@ -206,10 +191,8 @@ def test_processes_that_differ_do_not_train_together(pictures, tmp_path):
     (("--processes", "1"), "--processes 1: torchrun has started 1 processes already"),
     (("--batch", "9", "--accumulate", "2"), "batch must be a multiple of accumulate, got 9 images and 2 parts")])
 def test_what_torchrun_has_decided_cannot_be_asked_for_again(pictures, tmp_path, monkeypatch, capsys, flags, words):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port)):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"),
+                        ("MASTER_PORT", str(free_port()))):
         monkeypatch.setenv(name, value)
     assert main([*TRAIN[1:], "--data", str(pictures), "--out", str(tmp_path / "run"), *flags]) == 2
     assert words in capsys.readouterr().err
@@ -230,28 +213,17 @@ def others(first: subprocess.Popen[str]) -> list[int]:
     return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-def within(seconds: float, condition: Callable[[], object]) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return bool(condition())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("killed", "status", "lines"), [("first", -9, 3), ("other", 2, 3), ("first", -9, 0),
                                                          ("other", 2, 0), ("Ctrl-C", 0, 0)])
-def test_when_one_process_ends_so_does_the_other_and_the_last_save_is_there(tmp_path, killed, status, lines):
+def test_when_one_process_ends_so_does_the_other_and_the_last_save_is_there(pictures, tmp_path, killed, status, lines):
     """lines: of the log, by then; 0: while the other begins."""
-    for index in range(40):
-        (tmp_path / "pictures" / str(index % 4)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((8, 8), 60 * (index % 4), np.uint8)).save(
-            tmp_path / "pictures" / str(index % 4) / f"{index}.png")
-    command = [sys.executable, "-m", "linpix", "train", "tiny", "--data", str(tmp_path / "pictures"), "--out",
+    command = [sys.executable, "-m", "linpix", "train", "tiny", "--data", str(pictures), "--out",
                str(tmp_path / "run"), "--no-compile", "--batch", "8", "--save-minutes", "0.01", "--processes", "2"]
     first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True,
                              env=os.environ | {"OMP_NUM_THREADS": "2"})
     state, log = tmp_path / "run.training" / "state.pt", tmp_path / "run.training" / "log.csv"
-    assert within(60, lambda: others(first) and (not lines or len(log.read_text().splitlines()) > lines))
+    assert eventually(lambda: others(first) and (not lines or len(log.read_text().splitlines()) > lines), 60)
     [other] = others(first)
     if killed == "Ctrl-C":
         os.killpg(first.pid, signal.SIGINT)
@@ -259,7 +231,7 @@ def test_when_one_process_ends_so_does_the_other_and_the_last_save_is_there(tmp_
         os.kill(first.pid if killed == "first" else other, signal.SIGKILL)
     _, printed = first.communicate(timeout=60)
     assert first.returncode == status, printed
-    assert within(20, lambda: not Path(f"/proc/{other}").exists())
+    assert eventually(lambda: not Path(f"/proc/{other}").exists(), 20)
     assert status < 0 or "--resume" in printed.splitlines()[-1]
     trained = Run.resumed(state, dataclasses.replace(TINY, classes=4), {}).images
     assert (trained > 0) == (lines > 0 or killed == "Ctrl-C")

@@ -1,25 +1,19 @@
 """A small conditional model with random weights, and each engine that can draw it."""
 
-import dataclasses
-
 import pytest
 
 from linpix.model import checkpoint, ops
-from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool, StateFormat
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
-from tests.nets import net_of
+from tests.nets import CONDITIONAL, net_of
 
-CONFIG = dataclasses.replace(
-    PRESETS["tiny"], height=8, width=8, background=0, background_dim=16, patch=4, following=((0, 1, 0), (1, 0, 0)),
-    look_ups=("previous", "row", "column", "class"))
 FORMATS = {"gpu": StateFormat(), "gpu, fp16": StateFormat(precision="fp16", defer=8)}
 
 
 @pytest.fixture(scope="package")
 def source() -> checkpoint.Checkpoint:
-    return checkpoint.Checkpoint("tiny", net_of(CONFIG, spread=0.1), {}, "", tuple("0123456789"))
+    return checkpoint.Checkpoint("tiny", net_of(CONDITIONAL, spread=0.1), {}, "", tuple("0123456789"))
 
 
 @pytest.fixture(params=["compiled", "int8",

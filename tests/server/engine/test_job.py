@@ -11,12 +11,10 @@ from linpix.model.transformer import Transformer
 from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job, class_of, label_of, new_job
 from linpix.server.errors import InvalidRequest
+from tests.nets import CLASS_FIRST
 
-CLASS_FIRST = dataclasses.replace(PRESETS["tiny"], patch=4, following=((0, 1, 0),),
-                                  look_ups=("previous", "row", "column", "class"))
 TINY = checkpoint.Checkpoint("tiny", Transformer(PRESETS["tiny"]), {"temperature": 0.8}, "", ("zero", "one"))
-FIRST = checkpoint.Checkpoint("first", Transformer(CLASS_FIRST),
-                              {"attempts": 4}, "", ("zero", "one"))
+FIRST = checkpoint.Checkpoint("first", Transformer(CLASS_FIRST), {"attempts": 4}, "", ("zero", "one"))
 
 
 def job(source=TINY, answers=1, **options) -> Job:

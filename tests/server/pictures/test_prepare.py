@@ -1,7 +1,6 @@
 """Made-up photographs of MNIST's test digits are prepared into pictures like MNIST's."""
 
 import gzip
-import io
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from PIL import Image
 from linpix.model.config import ModelConfig
 from linpix.server.pictures import uploads
 from linpix.server.pictures.prepare import NoFigure, Prepared, prepare
+from tests.fuzz.pictures import encode
 
 MNIST = ModelConfig(height=28, width=28)
 COUNT = 12
@@ -187,9 +187,7 @@ def test_half_a_digit_is_not_taken_for_a_whole_one(photos):
 # Uploads
 
 def png(*planes: np.ndarray) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(np.dstack(planes).squeeze()).save(out, "PNG")
-    return out.getvalue()
+    return encode(np.dstack(planes).squeeze())
 
 
 @pytest.mark.parametrize("way", ["alpha", "mask", "keep_rows"])

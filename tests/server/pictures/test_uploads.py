@@ -5,19 +5,15 @@ import io
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 from PIL import Image
 
-from linpix.server.app import create_app
-from linpix.server.settings import Settings
-from tests.server.conftest import ROOT
+from tests.server.conftest import ROOT, here
 from tests.server.web.routes.test_images import edit, encode
 
 
 @pytest.fixture(scope="module")
 def client():
-    with TestClient(create_app(Settings(checkpoints=ROOT / "checkpoints", models="mnist-small")),
-                    base_url="http://localhost") as client:
+    with here(ROOT / "checkpoints", models="mnist-small") as process, process.client() as client:
         yield client
 
 

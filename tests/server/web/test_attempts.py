@@ -1,7 +1,6 @@
 """Images that are drawn again until the model recognises their class, over HTTP."""
 
 import base64
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,18 @@ import pytest
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import class_log_probs_of
-from tests.nets import net_of, saved
+from tests.nets import CLASS_FIRST, net_of, saved
 from tests.server.conftest import here
-from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, generate, images_of
+from tests.server.web.routes.test_images import (
+    PICTURE,
+    assert_refused,
+    edit,
+    encode,
+    events_of,
+    generate,
+    images_of,
+)
 
-CLASS_FIRST = replace(PRESETS["tiny"], patch=4, following=((0, 1, 0), (1, 0, 0)),
-                      look_ups=("previous", "row", "column", "class"))
 HIDDEN = np.full((8, 8), 255, np.uint8)
 HIDDEN[4:] = 0
 HALF = encode(np.stack([PICTURE, HIDDEN], -1))
@@ -119,9 +124,7 @@ def test_a_stream_has_the_partial_images_of_every_attempt_and_then_the_answer(cl
     ({"attempts": 0}, "greater than or equal to 1"), ({"attempts": 17}, "less than or equal to 16"),
     ({"attempts": "many"}, "valid integer")])
 def test_attempts_that_cannot_be_are_refused_with_what_is_allowed(client, route, fields, words):
-    answer = ask(client, route, model="once", **fields)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "attempts")
-    assert words in answer.json()["error"]["message"]
+    assert_refused(ask(client, route, model="once", **fields), "attempts", words)
 
 
 @pytest.mark.parametrize("route", ["generations", "edits"])

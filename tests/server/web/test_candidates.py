@@ -14,9 +14,9 @@ from linpix.model.generate import starts_of
 from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs_of
 from linpix.server.engine.attempts import best_of as best
-from tests.nets import net_of, saved
+from tests.nets import CONDITIONAL, net_of, saved
 from tests.server.conftest import here
-from tests.server.web.routes.test_images import PICTURE, edit, encode, events_of, images_of
+from tests.server.web.routes.test_images import PICTURE, assert_refused, edit, encode, events_of, images_of
 
 BAND = np.full((8, 8), 255, np.uint8)
 BAND[2:4] = 0  # hidden: something is known before and after it
@@ -26,13 +26,10 @@ HOLE = encode(np.stack([PICTURE, BAND], -1))
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
     """A conditional model, one whose class head is broken, and one without a start token."""
-    folder, tiny = tmp_path_factory.mktemp("others"), PRESETS["tiny"]
-    configs = {
-        "conditional": replace(tiny, patch=4, following=((0, 1, 0), (1, 0, 0)), background=0, background_dim=16,
-                               look_ups=("previous", "row", "column", "class")),
-        "broken": None, "startless": replace(tiny, classes=0, first_marginal=(1.0,) + (0.0,) * 255)}
-    for name, config in configs.items():
-        net = net_of(config or configs["conditional"], spread=0.1)
+    folder, startless = tmp_path_factory.mktemp("others"), (1.0,) + (0.0,) * 255
+    for name, config in (("conditional", CONDITIONAL), ("broken", CONDITIONAL),
+                         ("startless", replace(PRESETS["tiny"], classes=0, first_marginal=startless))):
+        net = net_of(config, spread=0.1)
         if name == "broken":  # who names a class draws images without it
             net.class_head.weight.data[3] = 3e38
         saved(folder / name, net)
@@ -59,10 +56,7 @@ def test_a_candidate_without_a_score_ends_its_request_alone(others):
 ])
 def test_invalid_options_are_refused_with_what_is_allowed(others, fields, param, words):
     with others.client() as client:
-        answer = edit(client, HOLE, model="conditional", **fields)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
-    assert words in answer.json()["error"]["message"]
+        assert_refused(edit(client, HOLE, model="conditional", **fields), param, words)
     assert others.quiet("conditional")
 
 

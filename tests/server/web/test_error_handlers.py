@@ -6,6 +6,7 @@ import pytest
 
 from linpix.server.web.service import preferred
 from tests.server.conftest import here
+from tests.server.web.routes.test_images import assert_refused
 
 JSON = {"content-type": "application/json"}
 LONE = "\\ud800"  # as JSON writes half of a pair; no UTF-8 can
@@ -23,6 +24,7 @@ LONE = "\\ud800"  # as JSON writes half of a pair; no UTF-8 can
     ("/v1/images/generations", f'{{"n": {"9" * 5000}}}', 400),
     ("/v1/images/generations", '{"n": 1e999}', 400),
     ("/v1/images/generations", '{"temperature": NaN}', 400),
+    ("/v1/images/generations", '{"seed": NaN}', 400),
 ])
 def test_json_that_no_answer_could_say_again_is_refused(client, path, body, status):
     answer = client.post(path, content=body.encode(), headers=JSON)
@@ -39,12 +41,6 @@ def test_what_is_wrong_is_said_again_in_part_if_it_is_long(server, path, field):
                   else client.post(path, files={"image": b"x"}, data={field: long}))
     assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == field
     assert "9" * 40 in answer.json()["error"]["message"] and "9" * 100 not in answer.json()["error"]["message"]
-
-
-def test_a_body_that_is_not_utf8_says_so(client):
-    answer = client.post("/v1/images/generations", content=b'{"prompt": "\xff"}',
-                         headers={"content-type": "application/json"})
-    assert answer.status_code == 400 and "UTF-8" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("path", "words"), [
@@ -64,10 +60,10 @@ def test_a_probe_of_the_wrong_port_is_told_the_right_one(tiny):
 
 @pytest.mark.parametrize(("body", "words"), [
     (b"", "a JSON object, such as {\"n\": 1}, got None"), (b"null", "a JSON object, such as"), (b"[]", "got []"),
-    (b'"x"', "got 'x'"), (b"[" * 100_000, "few levels")])
+    (b'"x"', "got 'x'"), (b"[" * 100_000, "few levels"), (b"{", "the body is not JSON"),
+    (b'{"prompt": "\xff"}', "UTF-8"), (b"\xff", "UTF-8")])
 def test_a_body_that_is_not_an_object_is_told_to_be_one(client, body, words):
-    error = client.post("/v1/images/generations", content=body, headers=JSON).json()["error"]
-    assert words in error["message"] and error["param"] is None
+    assert_refused(client.post("/v1/images/generations", content=body, headers=JSON), None, words)
 
 
 @pytest.mark.parametrize(("accept", "expected"), [

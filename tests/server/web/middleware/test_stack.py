@@ -29,7 +29,7 @@ SENT_BY_PAGES = {
     "fetch of JSON, asked about first": ("OPTIONS", "/v1/images/generations", {
         "access-control-request-method": "POST", "access-control-request-headers": "content-type", "origin": ELSEWHERE,
         "sec-fetch-mode": "cors", "sec-fetch-site": "cross-site", "sec-fetch-dest": "empty"}),
-    "fetch without cors": ("POST", "/v1/images/generations", {
+    "fetch without cors, or a beacon": ("POST", "/v1/compare", {
         "content-type": "text/plain;charset=UTF-8", "origin": ELSEWHERE, "sec-fetch-site": "cross-site",
         "sec-fetch-mode": "no-cors", "sec-fetch-dest": "empty"}),
     "form": ("POST", "/v1/images/edits", {
@@ -41,9 +41,6 @@ SENT_BY_PAGES = {
     "form of a sandboxed frame": ("POST", "/v1/images/edits", {
         "content-type": "application/x-www-form-urlencoded", "origin": "null", "sec-fetch-site": "cross-site",
         "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}),
-    "beacon": ("POST", "/v1/compare", {
-        "content-type": "text/plain;charset=UTF-8", "origin": ELSEWHERE, "sec-fetch-site": "cross-site",
-        "sec-fetch-mode": "no-cors", "sec-fetch-dest": "empty"}),
     "image": ("GET", "/v1/compare/cmp-1", {
         "accept": "image/avif,image/webp,image/apng,*/*;q=0.8", "sec-fetch-site": "cross-site",
         "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}),

@@ -13,7 +13,7 @@ from PIL import Image
 from linpix.model.config import PRESETS
 from linpix.model.packing import choose
 from tests.fuzz.pictures import encode
-from tests.nets import saved
+from tests.nets import CONDITIONAL, saved
 from tests.server.conftest import here
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
@@ -40,6 +40,12 @@ def images_of(answer) -> list[np.ndarray]:
 def events_of(text: str) -> list[dict]:
     blocks = [block.split("\n") for block in text.strip().split("\n\n")]
     return [json.loads(line[len("data: "):]) for block in blocks for line in block if line.startswith("data: ")]
+
+
+def assert_refused(answer, param: str | None, words: str = "", status: int = 400) -> None:
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["type"]) == (status, param, "invalid_request_error"), answer.text
+    assert words in error["message"]
 
 
 def generate(client, **body):
@@ -105,26 +111,13 @@ def test_a_temperature_that_the_model_does_not_draw_well_at_is_warned_of(client,
     ({"stream": "yes"}, "stream", "got 'yes'"),
 ])
 def test_a_bad_field_is_named_with_what_was_got_and_what_is_allowed(client, body, param, words):
-    answer = generate(client, **body)
-    error = answer.json()["error"]
-    assert answer.status_code == 400
-    assert error["param"] == param
-    assert words in error["message"]
-    assert error["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'"x"', b'{"seed": NaN}'])
-def test_a_body_that_is_not_a_json_object_is_refused(client, body):
-    answer = client.post("/v1/images/generations", content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"]
+    assert_refused(generate(client, **body), param, words)
 
 
 def test_an_unknown_model_is_404_and_the_loaded_ones_are_listed(client):
     answer = generate(client, model="big")
-    assert answer.status_code == 404
+    assert_refused(answer, "model", "loaded: tiny", 404)
     assert answer.json()["error"]["code"] == "model_not_found"
-    assert "loaded: tiny" in answer.json()["error"]["message"]
 
 
 def test_a_completion_keeps_the_known_pixels_and_conditions_on_them(client):
@@ -157,9 +150,7 @@ def test_known_pixels_after_the_first_hole_can_be_kept_without_being_used(client
     [image], [free] = images_of(answer), images_of(edit(client, image=encode(PICTURE), keep_rows=2, seed=1))
     assert np.array_equal(image, np.where(alpha > 0, PICTURE, free))
     assert not np.array_equal(free[4:], PICTURE[4:]), "the model would have drawn something else there"
-    refused = edit(client, image=encode(PICTURE), keep_rows=2, conditioning="all")
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "conditioning"
+    assert_refused(edit(client, image=encode(PICTURE), keep_rows=2, conditioning="all"), "conditioning")
 
 
 def test_known_pixels_between_holes_are_kept_and_counted(client):
@@ -172,7 +163,7 @@ def test_known_pixels_between_holes_are_kept_and_counted(client):
     assert fields["warnings"] == ["tiny does not use known pixels for what it draws before them; a model that is "
                                   "conditional would use all of them, but none is loaded here"]
     refused = edit(client, image=encode(np.stack([PICTURE, alpha], -1)), seed=1, conditioning="full")
-    assert refused.status_code == 400 and "choose a model that is conditional" in refused.json()["error"]["message"]
+    assert_refused(refused, "conditioning", "choose a model that is conditional")
     whole = edit(client, image=encode(PICTURE), keep_rows=2, conditioning="full")
     assert whole.json()["conditioning"] == "prefix", "nothing known comes too late"
     [image] = images_of(answer)
@@ -191,9 +182,9 @@ def test_the_array_form_of_the_image_field_is_accepted(client):
     ({"image": b""}, {}, 400, "image"),
     ({"image": b"GIF89a" + bytes(50)}, {}, 415, "image"),
     ({"image": occluded()[:60]}, {}, 400, "image"),
-    ({"image": encode(PICTURE)}, {}, 400, None),
+    ({"image": encode(PICTURE)}, {}, 400, "image"),
     ({"image": occluded(), "mask": encode(PICTURE)}, {}, 400, "mask"),
-    ({"image": encode(PICTURE), "mask": occluded()}, {"keep_rows": "4"}, 400, None),
+    ({"image": encode(PICTURE), "mask": occluded()}, {"keep_rows": "4"}, 400, "mask"),
     ({"image": encode(PICTURE)}, {"keep_rows": "9"}, 400, "keep_rows"),
     ({"image": encode(PICTURE)}, {"keep_rows": "x"}, 400, "keep_rows"),
     ({"image": encode(PICTURE)}, {"keep_rows": "1_0"}, 400, "keep_rows"),
@@ -205,9 +196,7 @@ def test_the_array_form_of_the_image_field_is_accepted(client):
 def test_a_bad_upload_or_field_is_refused_and_holds_no_slot(client, server, files, fields, status, param):
     answer = client.post("/v1/images/edits", files={name: ("p.png", data) for name, data in files.items()},
                          data=fields)
-    assert answer.status_code == status, answer.text
-    if param:
-        assert answer.json()["error"]["param"] == param
+    assert_refused(answer, param, status=status)
     assert server.metric("linpix_requests_waiting") == 0
     assert server.metric('linpix_requests_total{endpoint="edits",outcome="failed"}') == 0  # the fault is the client's
 
@@ -227,24 +216,18 @@ def test_a_stream_shows_every_row_and_then_the_image_that_the_plain_answer_gives
         assert not partial[event["rows"]:].any()
 
 
-@pytest.mark.parametrize(("asked", "rows"), [(0, []), (1, [4]), (3, [2, 4, 6]), (100, list(range(1, 9)))])
-def test_a_stream_shows_as_many_partial_images_as_were_asked_for(client, asked, rows):
-    events = events_of(generate(client, stream=True, partial_images=asked).text)
+@pytest.mark.parametrize(("ask", "asked", "rows"), [
+    (generate, 0, []), (generate, 1, [4]), (generate, 3, [2, 4, 6]), (generate, 100, list(range(1, 9))),
+    (edit, 0, []), (edit, 1, [6]), (edit, 2, [5, 6]), (edit, 3, [5, 6, 7]), (edit, 9, [5, 6, 7, 8])])
+def test_a_stream_has_as_many_partial_images_as_were_asked_for_spread_over_what_is_drawn(client, ask, asked, rows):
+    events = events_of(ask(client, stream=True, partial_images=asked).text)
     assert [event["rows"] for event in events if "rows" in event] == rows
-
-
-@pytest.mark.parametrize(("asked", "rows"), [(0, []), (1, [6]), (2, [5, 6]), (3, [5, 6, 7]), (9, [5, 6, 7, 8])])
-def test_the_partial_images_of_a_completion_are_spread_over_what_is_drawn(client, asked, rows):
-    answer = client.post("/v1/images/edits", files={"image": ("p.png", occluded())},
-                         data={"stream": "true", "partial_images": asked})
-    assert [event["rows"] for event in events_of(answer.text) if "rows" in event] == rows
 
 
 def test_accept_png_with_several_images_or_a_stream_is_refused(client):
     for body in ({"n": 2}, {"stream": True}):
         answer = client.post("/v1/images/generations", json=body, headers={"accept": "image/png"})
-        assert answer.status_code == 400
-        assert "image/png" in answer.json()["error"]["message"]
+        assert_refused(answer, "n", "image/png")
 
 
 def test_a_stream_has_no_characters_at_which_a_client_could_break_a_line(client):
@@ -264,9 +247,7 @@ def test_a_stream_shows_every_image_row_however_fast_its_images_are_drawn(server
 @pytest.fixture(scope="module")
 def conditional(tmp_path_factory):
     folder = tmp_path_factory.mktemp("conditional") / "tiny"
-    config = dataclasses.replace(PRESETS["tiny"], patch=4, following=((0, 1, 0), (1, 0, 0)), background=0,
-                                 background_dim=16, look_ups=("previous", "row", "column", "class"))
-    with here(saved(folder, config).parent) as process, process.client() as client:
+    with here(saved(folder, CONDITIONAL).parent) as process, process.client() as client:
         yield client
 
 
@@ -334,17 +315,13 @@ def test_a_photographed_digit_is_prepared_and_its_completion_laid_back(digits):
     ({"stream": True, "partial_images": 2, "lay_back": True}, "partial_images", "leave out partial_images"),
     ({"prepare": "emnist"}, "prepare", "mnist")])
 def test_options_that_do_not_go_together_are_refused(digits, fields, param, words):
-    answer = edit(digits, encode(photograph()), **fields)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
-    assert words in answer.json()["error"]["message"]
+    assert_refused(edit(digits, encode(photograph()), **fields), param, words)
 
 
 def test_what_cannot_be_prepared_is_refused_with_a_cure(digits, client):
     blank = edit(digits, encode(np.full((100, 100), 200, np.uint8)), prepare="mnist", keep_rows=14)
-    assert blank.status_code == 400 and "no ink was found: use" in blank.json()["error"]["message"]
-    other = edit(client, prepare="mnist")
-    assert other.status_code == 400 and other.json()["error"]["param"] == "prepare"
-    assert "this one has 8x8" in other.json()["error"]["message"]
+    assert_refused(blank, "image", "no ink was found: use")
+    assert_refused(edit(client, prepare="mnist"), "prepare", "this one has 8x8")
     assert edit(client, prepare="none", seed=1).json()["data"] == edit(client, seed=1).json()["data"]
 
 

@@ -17,9 +17,9 @@ from linpix.model import checkpoint, mixture
 from linpix.model.config import PRESETS
 from linpix.model.inputs import START
 from linpix.training.evaluate import bits_of
-from tests.nets import net_of, saved
+from tests.nets import CONDITIONAL, net_of, saved
 from tests.server.conftest import eventually, here, serving
-from tests.server.web.routes.test_images import PICTURE, encode, occluded
+from tests.server.web.routes.test_images import PICTURE, assert_refused, encode, occluded
 
 PATH = "/v1/images/likelihoods"
 LARGE = encode(np.zeros((28, 28), np.uint8))  # as large as the images of `slow`: half a second for all classes
@@ -146,9 +146,7 @@ def others(tmp_path_factory):
     """A conditional model, one of colours without classes, one without a start token, and one of NaN."""
     folder, tiny = tmp_path_factory.mktemp("others"), PRESETS["tiny"]
     configs = {
-        "conditional": dataclasses.replace(tiny, patch=4, following=((0, 1, 0), (1, 0, 0)), background=0,
-                                           background_dim=16, look_ups=("previous", "row", "column", "class")),
-        "colour": dataclasses.replace(tiny, channels=3, classes=0), "broken": tiny,
+        "conditional": CONDITIONAL, "colour": dataclasses.replace(tiny, channels=3, classes=0), "broken": tiny,
         "startless": dataclasses.replace(tiny, classes=0, first_marginal=(1.0,) + (0.0,) * 255)}
     for name, config in configs.items():
         net = net_of(config, spread=0.1)
@@ -177,9 +175,7 @@ def test_a_model_of_colours_has_three_numbers_a_pixel_and_no_classes(others):
     with others.client() as client:
         answer = told(client, encode(np.stack([PICTURE] * 3, -1)), model="colour", response_format="b64_json")
         assert (map_of(answer).shape, answer["counted"]) == ((8, 8, 3), 192)
-        refused = ask(client, model="colour", labels="all")
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == "labels"
-    assert "leave it out" in refused.json()["error"]["message"]
+        assert_refused(ask(client, model="colour", labels="all"), "labels", "leave it out")
 
 
 def test_a_picture_that_is_impossible_is_refused_and_is_the_clients_fault(others):
@@ -220,9 +216,7 @@ def test_values_that_are_not_finite_end_one_request_alone(others):
 ])
 def test_a_bad_upload_or_field_is_refused_and_holds_nothing(client, server, files, fields, status, param, words):
     answer = client.post(PATH, files={name: ("p.png", data) for name, data in files.items()}, data=fields)
-    assert answer.status_code == status, answer.text
-    assert answer.json()["error"]["param"] == param
-    assert words in answer.json()["error"]["message"]
+    assert_refused(answer, param, words, status)
     assert server.quiet("tiny")
     assert server.metric(COUNTED % "failed") == 0
 

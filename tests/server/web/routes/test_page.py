@@ -8,6 +8,7 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 
 from linpix.server.web.routes.page import STATIC
+from tests.server.conftest import ROOT
 
 OURS = {"VENDORED.md", "favicon.svg", "index.html", "docs.html", "docs.js", "page.css", "page.js", "service.js",
         "parts.js", "gallery.js", "samples.js", "editor.js", "completion.js", "upload.js", "race.js"}
@@ -42,10 +43,11 @@ class References(HTMLParser):
         self._keep = False
 
 
-def test_the_vendored_files_are_those_of_the_list():
-    listed = dict(re.findall(r"^\| `([^`]+)` \| [^|]+ \| `([0-9a-f]{64})` \|$", (STATIC / "VENDORED.md").read_text(),
+@pytest.mark.parametrize(("folder", "which"), [(STATIC, "*"), (ROOT / "tests/browser", "axe*")], ids=["page", "tests"])
+def test_the_vendored_files_are_those_of_the_list(folder, which):
+    listed = dict(re.findall(r"^\| `([^`]+)` \| [^|]+ \| `([0-9a-f]{64})` \|$", (folder / "VENDORED.md").read_text(),
                              re.MULTILINE))
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in STATIC.iterdir()
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob(which)
              if path.name not in OURS}
     assert found == listed
 
