@@ -75,14 +75,15 @@ def rejected(process: Process, reason: str) -> float:
 class Raw(contextlib.ExitStack):
     """A raw socket, after the head of a request."""
 
-    def __init__(self, process: Process, path: str, *headers: str, body: bytes = b"",
+    def __init__(self, process: Process, path: str, *headers: str, body: bytes = b"", kind: str | None = "",
                  client: str = "127.0.0.1") -> None:
         super().__init__()
         address = urlsplit(process.url)
         self.socket = self.enter_context(socket.create_connection((address.hostname, address.port), timeout=60,
                                                                   source_address=(client, 0)))
-        kind = f"multipart/form-data; boundary={BOUNDARY}" if path == EDIT else "application/json"
-        head = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", f"content-type: {kind}", *headers]
+        if kind == "":
+            kind = f"multipart/form-data; boundary={BOUNDARY}" if path == EDIT else "application/json"
+        head = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", *([f"content-type: {kind}"] if kind else []), *headers]
         self.socket.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + body)
 
     def answer(self) -> tuple[int, dict[str, str], dict]:
