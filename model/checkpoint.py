@@ -103,9 +103,10 @@ class Checkpoint:
         return int(wanted) if wanted in map(str, range(len(names))) else None
 
 
-def folded(text: str) -> str:
-    """A name as it is compared: without case, and with an accent in its letter or after it."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text.strip()).casefold())
+def folded(text: str, *, cased: bool = False) -> str:
+    """A name as it is compared: without case, unless cased, and with an accent in its letter or after it."""
+    plain = unicodedata.normalize("NFD", text.strip())
+    return unicodedata.normalize("NFC", plain if cased else plain.casefold())
 
 
 def load(folder: Path | str) -> Transformer:

@@ -30,6 +30,8 @@ from .readers import written
 _ATTRIBUTION = {
     "mnist": "MNIST, by Yann LeCun, Corinna Cortes and Christopher J.C. Burges: 60,000 training images",
     "cifar10": "CIFAR-10, by Alex Krizhevsky, Vinod Nair and Geoffrey Hinton: 50,000 training images",
+    "letters": "letters of 141 font families under the SIL Open Font License (python -m linpix.training.letters): "
+               "60,000 training images; those of the test are of other families",
 }
 
 
@@ -40,6 +42,8 @@ DRAWN: dict[str, dict[str, Any]] = {
               "limits": "It draws one handwritten digit in the middle, and nothing else."},
     "cifar10": {"temperature": 0.8, "temperature_range": [0.5, 1.05],
                 "limits": "It draws colours and textures, rarely objects."},
+    "letters": {"temperature": 1.0, "temperature_range": [0.3, 1.2],
+                "limits": "It draws one upright letter of the Latin alphabet without accents, and nothing else."},
 }
 
 
@@ -49,14 +53,14 @@ def attempts_of(config: ModelConfig) -> dict[str, int]:
 
 
 def sample_grid(net: Transformer, count: int, temperature: float = 1.0) -> bytes:
-    """A PNG of `count` samples with seeds 0, 1, ..., ten per line; column c shows class c, if there are classes."""
+    """A PNG of `count` samples with seeds 0, 1, ..., ten per line; column c shows class c, or image i class i."""
     return grid(samples(net, count, temperature), net.config)
 
 
 def samples(net: Transformer, count: int, temperature: float = 1.0) -> NDArray[np.uint8]:
     """The images of sample_grid, (count, T)."""
     classes = net.config.classes
-    labels = [index % 10 % classes if classes else None for index in range(count)]
+    labels = [index % max(10, classes) % classes if classes else None for index in range(count)]
     compiled = net.device.type == "cpu" and choose(net.config, precision="fp32").engine == "compiled"
     return drawn(net, range(count), labels, temperature, pack(net, torch.float32) if compiled else None)
 
@@ -110,7 +114,8 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     context = ", ".join(map(str, config.neighbours)) or "none"
     attention = attention_for(config)
     drawn = "weights" in source and attention.steps_as
-    picture = "\n![Samples, one class a column](samples.png)\n" if drawn else ""
+    shown = "one class a column" if config.classes <= 10 else "class by class"
+    picture = f"\n![Samples, {shown}](samples.png)\n" if drawn else ""
     colours = "grey" if config.channels == 1 else "colour"
     seen = f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes" if "images" in source \
         else "unknown"

@@ -19,6 +19,7 @@ _SYNONYMS = {
     "frog": "toad treefrog", "horse": "pony foal mare stallion", "ship": "boat vessel ferry steamer yacht",
     "truck": "lorry",
 }
+_ARTICLES = (" a ", " A ", " I ")  # and a pronoun: classes only where no other is named
 
 
 def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
@@ -27,7 +28,8 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
 
     names: of the model's classes, in the order of their indices. A prompt that is one index asks for that class.
     """
-    text, *known = map(folded, (prompt[:LONGEST], *names))
+    cased = len({*map(folded, names)}) < len(names)  # such as a and A
+    text, *known = (folded(each, cased=cased) for each in (prompt[:LONGEST], *names))
     exact = known.index(text) if text in known else int(text) if text in map(str, range(len(names))) else None
     if exact is not None:
         return exact, names[exact], ""
@@ -37,7 +39,8 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
     if not found:
         return (None, "an image of any class" if names else "an image", "prompt was ignored: it names no class of this "
                 f"model{'; classes: ' if names else ''}{', '.join(names)}")
-    _, _, label, named = min(found)  # the first one; of several that begin there, the longest
+    # The first one; of several that begin there, the longest. In "a picture of the letter g", a is an article.
+    *_, label, named = min(found, key=lambda one: (one[-1] in _ARTICLES, *one))
     others = [word for word in dict.fromkeys(said.split()) if word not in named.split()]
     listed = sendable(", ".join(word[:40] for word in others[:MAX_LISTED])) + (", ..." if others[MAX_LISTED:] else "")
     return label, names[label], f"prompt: these words have no effect: {listed}" if others else ""

@@ -1,10 +1,13 @@
 """Which class a prompt asks for."""
 
+import string
+
 import pytest
 
 from linpix.server.web.prompts import wish
 
 DIGITS = [str(digit) for digit in range(10)]
+LETTERS = [*string.ascii_letters]
 THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
@@ -16,7 +19,10 @@ THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse
     ("3", THINGS, 3), ("three 3", THINGS, None), ("a boat", THINGS, 8), ("catalogue", THINGS, None),
     ("an ice cream", ["ice", "pie", "ice cream"], 2), ("a polar bear", ["polar_bear"], 0), ("a cat", [], None),
     ("a caf\u00e9", ["cafe\u0301"], 0), ("a cafe\u0301", ["caf\u00e9"], 0), ("CAFE\u0301", ["caf\u00e9"], 0),
-    ("\ud800", DIGITS, None), ("+", ["-", "+"], 1), ("a +", ["-", "+"], None), ("cat " * 10_000, THINGS, 3)])
+    ("\ud800", DIGITS, None), ("+", ["-", "+"], 1), ("a +", ["-", "+"], None), ("cat " * 10_000, THINGS, 3),
+    ("g", LETTERS, 6), (" G ", LETTERS, 32), ("a", LETTERS, 0), ("the letter A.", LETTERS, 26),
+    ("a bold g", LETTERS, 6), ("A picture of a g", LETTERS, 6), ("I want a Q", LETTERS, 42),
+    ("the capital I", LETTERS, 34), ("hello", LETTERS, None), ("e\u0301", ["\u00e9", "\u00c9"], 0)])
 def test_a_class_is_found_in_a_prompt(prompt, names, label):
     found, revised, warning = wish(prompt, names)
     assert found == label
