@@ -79,10 +79,11 @@ class Checkpoint:
         """Most attempts at an image for requests that do not say."""
         return int(self.provenance.get("attempts", 1))
 
-    def torn(self, image: NDArray[np.uint8], known: NDArray[np.bool_]) -> bool:
-        """Whether a drawn image, (T,), is in more pieces than it must be, and real pictures hardly ever are."""
+    def torn(self, image: NDArray[np.uint8], known: NDArray[np.bool_], label: int | None) -> bool:
+        """Whether an image drawn of a class, (T,), is in more pieces than it must be, and real ones hardly ever are."""
         shape, ground = self.net.config.image_shape[:2], self.board.get("ground")
-        return bool(ground and whole(self.provenance) and torn(image.reshape(shape), ground[0], known.reshape(shape)))
+        return bool(ground and whole(self.provenance.get("real_look"), label)
+                    and torn(image.reshape(shape), ground[0], known.reshape(shape)))
 
     @property
     def limits(self) -> str | None:
@@ -290,6 +291,9 @@ def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
     if look is not None and not (isinstance(look, dict) and _is_quantity(look.get("pieces")) and config.channels == 1):
         raise ValueError("real_look must have pieces, the share of real pictures that are in several, and only a model "
                          f"of one channel can have it; got {look!r:.80}")
+    if look is not None and not (isinstance(look.get("divided", []), list)
+                                 and all(type(each) is int for each in look.get("divided", []))):
+        raise ValueError(f"divided of real_look must be a list of classes by index, got {look['divided']!r:.80}")
     if (board := provenance.get("board")) and not _is_board(board, config.channels):
         raise ValueError(f"board must have ground and ink, each null or {config.channels} values 0..255, and prepare, "
                          f"null or mnist; got {board!r:.80}")

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 VISIBLE = 32   # least distance from the ground of ink that is seen
 WHOLE = 0.06   # largest share of real pictures in several pieces where a drawn one in several is torn
+DIVIDED = 0.25  # least share of a class's real pictures in several pieces where no drawn one of it is: dots of i and j
 
 
 def components(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
@@ -39,9 +40,9 @@ def visible(image: NDArray[np.uint8], ground: int) -> NDArray[np.bool_]:
     return ink
 
 
-def whole(provenance: Mapping[str, Any]) -> bool:
-    """Whether the pictures that a model was trained on are hardly ever in several pieces."""
-    return bool((provenance.get("real_look") or {"pieces": 1})["pieces"] <= WHOLE)
+def whole(look: Mapping[str, Any] | None, label: int | None) -> bool:
+    """Whether pictures of a class that look as those that a model was trained on are hardly ever in several pieces."""
+    return look is not None and look["pieces"] <= WHOLE and label not in look.get("divided", ())
 
 
 def torn(image: NDArray[np.uint8], ground: int, known: NDArray[np.bool_] | None = None) -> bool:

@@ -55,7 +55,8 @@ export class Completion {
   take(card) {
     const {board, upload} = this;
     $("colour").parentElement.hidden = card.channels === 1;
-    $("thing").textContent = card.classes.join("") === "0123456789" ? "digit" : "picture";
+    const each = (form) => card.classes.length && card.classes.every((name) => form.test(name));
+    $("thing").textContent = each(/^\d$/) ? "digit" : each(/^\p{L}$/u) ? "letter" : "picture";
     const {ink} = card.board;
     if (ink && card.channels === 3) $("colour").value = `#${ink.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
     const {source} = board;

@@ -53,5 +53,5 @@ def test_a_completion_is_torn_only_if_it_could_be_in_fewer_pieces(drawn, known, 
 
 
 def test_only_pictures_that_are_hardly_ever_in_several_pieces_can_be_torn():
-    assert whole({"real_look": {"pieces": WHOLE}}) and not whole({"real_look": {"pieces": 0.2}})
-    assert not whole({}) and not whole({"real_look": None})
+    assert whole({"pieces": WHOLE}, 1) and not whole({"pieces": 0.2}, 1) and not whole(None, None)
+    assert [whole({"pieces": WHOLE, "divided": [1, 2]}, label) for label in (0, 1, 2, None)] == [1, 0, 0, 1]

@@ -342,7 +342,8 @@ def test_a_judge_tells_classes_apart_and_judges_what_a_model_draws():
     for one in measured:
         assert one.attempts == 1
         assert 0 <= one.worst_class <= one.class_agreement <= 1 and one.drawn == 70 and one.judge > 0.95
-        assert one.judge_sure > 0.9 and 0 <= one.sure <= 1 and one.real_look == look_of(data.images, TINY, 0)
+        assert one.judge_sure > 0.9 and 0 <= one.sure <= 1
+        assert one.real_look == look_of(data.images, TINY, 0, data.labels)
     assert abs(measured[0].class_agreement - measured[-1].class_agreement) < 0.1, "both engines draw alike"
 
 
@@ -375,6 +376,9 @@ def test_pieces_specks_greys_and_full_ink_are_counted_on_either_ground():
     found = look_of(pictures, config, 0)
     assert found == Look(greys=round((2 + 4 + 3 + 3) / 4, 1), full_ink=1.0, pieces=0.5, specks=0.25)
     assert look_of(255 - pictures, config, 255) == found
+    labels = np.array([0, 0, 1, 2])
+    assert look_of(pictures, config, 0, labels).divided == [1, 2]
+    assert look_of(pictures.repeat(3, 0), config, 0, np.repeat([0, 1], [7, 5])).divided == [1], "0: one of seven"
 
 
 def test_the_board_has_the_ground_and_ink_of_the_pictures_and_prepares_only_what_looks_like_mnist():

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from linpix.model.attempts import NEXT_ATTEMPT, Recognised
 from linpix.model.config import ModelConfig
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.packing import Packed
-from linpix.model.pieces import WHOLE, torn
+from linpix.model.pieces import torn, whole
 from linpix.model.transformer import Transformer
 
 from ..datasets import Dataset
@@ -124,8 +124,8 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
     """
     labels, config = np.arange(count) % net.config.classes, net.config
     ground = config.background if config.background is not None else 255 if test.images.mean() > 127.5 else 0
-    real = look_of(test.images, config, ground) if config.channels == 1 else None
-    tears = real is not None and real.pieces <= WHOLE
+    real = look_of(test.images, config, ground, test.labels) if config.channels == 1 else None
+    seen = asdict(real) if real is not None else None
     best: dict[int, tuple[Recognised, NDArray[np.uint8]]] = {}
     todo, made = np.arange(count), 0
     for number in range(attempts):
@@ -137,7 +137,8 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
             for i, canvas in zip(part.tolist(), canvases, strict=True):
                 label = int(labels[i])
                 sure = class_log_probs_of(net, canvas)[label] if attempts > 1 else 0.0
-                found = Recognised(label, sure, tears and torn(canvas.reshape(config.image_shape[:2]), ground))
+                found = Recognised(label, sure, whole(seen, label)
+                                   and torn(canvas.reshape(config.image_shape[:2]), ground))
                 if i not in best or found.rank > best[i][0].rank:
                     best[i] = found, canvas
                 if not found.accepted:

@@ -1,13 +1,13 @@
 """What pictures look like in numbers: greys, ink, loose pieces of drawn and real ones; ground and ink for a board."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from linpix.model.config import ModelConfig
-from linpix.model.pieces import VISIBLE, components, visible
+from linpix.model.pieces import DIVIDED, VISIBLE, components, visible
 
 FULL = 252               # least distance from the ground of full ink
 SPECK = 4                # most pixels of a piece that counts as a speck
@@ -22,18 +22,23 @@ class Look:
     full_ink: float  # mean number of pixels with full ink
     pieces: float    # share of pictures whose visible ink is in more than one piece, where corners connect
     specks: float    # share of pictures with a piece of at most SPECK pixels beside others
+    divided: list[int] = field(default_factory=list)  # classes whose pictures often are in more than one piece
 
 
-def look_of(images: NDArray[np.uint8], config: ModelConfig, ground: int) -> Look:
-    """images: (count, T) of one channel · ground: the value of pixels without ink."""
+def look_of(images: NDArray[np.uint8], config: ModelConfig, ground: int,
+            labels: NDArray[np.int64] | None = None) -> Look:
+    """images: (count, T) of one channel · ground: the value of pixels without ink · labels: to find what is divided."""
     greys = (np.diff(np.sort(images, 1), axis=1) != 0).sum(1) + 1
     full = np.abs(images.astype(np.int16) - ground) >= FULL
     sizes = [np.bincount(components(ink).ravel())[1:]
              for ink in visible(images, ground).reshape(-1, config.height, config.width)]
     several = [size for size in sizes if len(size) > 1]
+    apart = np.array([len(size) > 1 for size in sizes])
     return Look(round(float(greys.mean()), 1), round(float(full.sum(1).mean()), 1),
                 round(len(several) / len(images), 4),
-                round(sum(int(size.min()) <= SPECK for size in several) / len(images), 4))
+                round(sum(int(size.min()) <= SPECK for size in several) / len(images), 4),
+                [int(label) for label in ([] if labels is None else np.unique(labels))
+                 if apart[labels == label].mean() >= DIVIDED])
 
 
 def board_of(images: NDArray[np.uint8], config: ModelConfig) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Decoder(ABC):
         log_probs = class_log_probs(scores)
         labels = [int(row.argmax()) if (label := self.label(slot)) is None else label
                   for slot, row in zip(slots, log_probs, strict=True)]
-        return [Recognised(label, float(row[label]), self.checkpoint.torn(image, self.known[slot]))
+        return [Recognised(label, float(row[label]), self.checkpoint.torn(image, self.known[slot], label))
                 for slot, label, row, image in zip(slots, labels, log_probs, drawn, strict=True)]
 
     def read_into(self, slots: Sequence[int]) -> Tensor:
