@@ -55,8 +55,8 @@ export class Completion {
   take(card) {
     const {board, upload} = this;
     $("colour").parentElement.hidden = card.channels === 1;
-    const each = (form) => card.classes.length && card.classes.every((name) => form.test(name));
-    $("thing").textContent = each(/^\d$/) ? "digit" : each(/^\p{L}$/u) ? "letter" : "picture";
+    const letters = card.classes[0] && card.classes.every((name) => /^\p{L}$/u.test(name));
+    $("thing").textContent = letters ? "letter" : card.classes.join("") === "0123456789" ? "digit" : "picture";
     const {ink} = card.board;
     if (ink && card.channels === 3) $("colour").value = `#${ink.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
     const {source} = board;
@@ -221,7 +221,7 @@ export class Completion {
     return cards.find((card) => card.conditional && shapeOf(card) === this.board.shape);
   }
 
-  /** Complete the same holes with the same seeds twice: given only what comes before the first hole, and given all. */
+  /** Complete the same holes twice with the same seeds: given what comes before the first hole, and given all. */
   compare() {
     let plan;  // of both sides, even if the board changes meanwhile
     const begin = async () => {
@@ -253,7 +253,7 @@ export class Completion {
     return this.task.start(begin, half(0), half(1));
   }
 
-  /** Show the likelihood of a finished image, or of the board's picture: of what is erased there, else of all of it. */
+  /** Show the likelihood of a finished image, or of the board's picture: of what is erased, else of all of it. */
   judge(record) {
     return this.task.start(async (signal) => {
       const {board, task} = this;

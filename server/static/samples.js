@@ -72,13 +72,12 @@ function linkOf(records) {
 export async function drawn(gallery, fields, about, signal, ask, begun) {
   const each = fields.label === "each";
   const seed = fields.seed ?? Math.floor(Math.random() * 2 ** 32);
-  const count = Math.min(models.limits.max_n, about.card.classes.length);
-  const parts = each ? about.card.classes.slice(0, count).map((label, at) => ({...fields, n: 1, label, seed: seed + at})) : [fields];
+  const parts = each ? about.card.classes.map((label, at) => ({...fields, n: 1, label, seed: seed + at})) : [fields];
   let records;
   const answers = await Promise.all(parts.map(async (part, at) => {
     const response = await ask(part);
     if (!records) {
-      gallery.begin(each ? count : fields.n, about.card, {...about, each, fields: part});
+      gallery.begin(each ? parts.length : fields.n, about.card, {...about, each, fields: part});
       ({records} = gallery);
       if (each) records.forEach((record, label) => { record.about = {...record.about, fields: parts[label]}; });
       begun();

@@ -93,9 +93,9 @@ def test_beside_images_that_are_drawn_it_has_as_much_time_as_they_and_pays_back_
 
     def quantum() -> None:
         quanta.append(len(log))
-        time.sleep(0.05)
+        time.sleep(0.2)  # so long that a busy machine adds less than a piece
 
     drawing = SimpleNamespace(busy=True, run_quantum=quantum, beat=None)
-    run(reports, Work("a1", "a", pieces("a1", 8, log, seconds=0.02)), engines=(drawing,))
+    run(reports, Work("a1", "a", pieces("a1", 8, log, seconds=0.08)), engines=(drawing,))
     assert quanta[:2] == [0, 3] and len(quanta) <= 4
     assert all(after - before <= 3 for before, after in pairwise(quanta))
