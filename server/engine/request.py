@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -89,16 +89,6 @@ class Request:
         if self.deadline <= time.monotonic():
             self.late = True
             raise deadline_passed(self.timeout_s)
-
-    @contextlib.asynccontextmanager
-    async def in_time(self) -> AsyncIterator[None]:
-        """Interrupt the block at the deadline, wherever it is, and raise deadline_passed."""
-        try:
-            async with asyncio.timeout_at(self.deadline):
-                yield
-        except TimeoutError:
-            self.late = True
-            raise deadline_passed(self.timeout_s) from None
 
     async def next_event(self, patience_s: float | None = None) -> Event | None:
         """The next event; None after patience_s without one. Raises the ServiceError that ended the request early."""

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from .. import logs
 from ..engine.job import Job, class_of
 from ..engine.request import Request
-from ..errors import ClientLeft, InvalidRequest, shown
+from ..errors import ClientLeft, InvalidRequest, deadline_passed, shown
 from ..pictures import encode
 from .error_handlers import sendable
 from .prompts import wish
@@ -114,12 +114,14 @@ class Answer(Response):
 
     async def made(self, request: Request, make: Callable[..., T], *arguments: object) -> T:
         """The result of work, which is done in a thread if it takes more than a moment. Raises deadline_passed."""
-        if self.inline:
-            result = make(*arguments)
-            request.check_time()
-            return result
-        async with request.in_time():
-            return await asyncio.to_thread(make, *arguments)
+        try:
+            async with asyncio.timeout_at(request.deadline):
+                result = make(*arguments) if self.inline else await asyncio.to_thread(make, *arguments)
+        except TimeoutError:
+            request.late = True
+            raise deadline_passed(request.timeout_s) from None
+        request.check_time()
+        return result
 
 
 def as_json(answer: BaseModel) -> Response:
