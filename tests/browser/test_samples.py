@@ -166,7 +166,7 @@ def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(shipp
     says(page, "#viewer .status", "Copied")
     command = page.evaluate("navigator.clipboard.readText()")
     assert command == page.locator("#viewer-command").inner_text()
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
     np.testing.assert_array_equal(rgb((tmp_path / "linpix-42.png").read_bytes()), expected)
     visitor.keep("samples-viewer-1280-light")
 

@@ -128,7 +128,9 @@ def here(checkpoints: Path, **settings) -> Iterator[Here]:
 
 def when_possible(ask: Callable[[], httpx.Response]) -> httpx.Response:
     """Ask, and again when the answer says: after a cancelled comparison there is a pause."""
+    end = time.monotonic() + 120
     while (answer := ask()).status_code == 409 and "retry-after-ms" in answer.headers:
+        assert time.monotonic() < end, answer.text
         time.sleep(int(answer.headers["retry-after-ms"]) / 1000)
     return answer
 
