@@ -4,6 +4,7 @@ import base64
 import io
 import re
 import subprocess
+import time
 
 import httpx
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from linpix.model import checkpoint
-from tests.browser.conftest import PHONE, says
+from tests.browser.conftest import PHONE, WAIT_MS, says
 from tests.server.conftest import EAGER, ROOT, eventually, serving
 
 # for each frame, the rows that have pixels
@@ -99,8 +100,9 @@ def test_a_grid_fills_row_by_row_while_the_service_draws(slow, visit):
         page = visitor.ready()
         page.locator("#samples .picture").first.wait_for()
         seen: list[int] = []
-        kept = False
+        kept, end = False, time.monotonic() + WAIT_MS / 1000
         while page.locator("#samples-form[data-running]").count():
+            assert time.monotonic() < end, f"{seen[-1]} rows"
             seen.append(sum(rows(page)))
             if 160 < seen[-1] < 360 and not kept:
                 kept = True
