@@ -103,7 +103,7 @@ class Reader:
         text = text.replace(ADDRESS, self.server.url)
         shell = {"sh": ["bash", "-euo", "pipefail"], "python": [sys.executable]}[block.language]
         ended = subprocess.run([*shell, "-c", text], cwd=self.folder, env=self.environment, capture_output=True,
-                               text=True, check=False)
+                               text=True, check=False, timeout=500)
         assert ended.returncode == 0, f"{where} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"
         self.printed = ended.stdout
 

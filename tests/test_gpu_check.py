@@ -110,11 +110,14 @@ def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, em
                str(tmp_path / "out")]
     file = tmp_path / "out/results.jsonl"
     process = subprocess.Popen(command, cwd=ROOT)
-    while not (file.exists() and '"part": "variants"' in file.read_text()):
+    try:
+        assert eventually(lambda: process.poll() is not None
+                          or (file.exists() and '"part": "variants"' in file.read_text()), 300)
         assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 1
+    finally:
+        process.kill()
     before = Results(file).known
     assert not Results(file).find(step="decode", ended="well")
     file.write_text(file.read_text() + '{"part": "decode", "pre')

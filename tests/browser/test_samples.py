@@ -4,6 +4,7 @@ import base64
 import io
 import re
 import subprocess
+import time
 
 import httpx
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from linpix.model import checkpoint
-from tests.browser.conftest import PHONE, says
+from tests.browser.conftest import PHONE, WAIT_MS, says
 from tests.server.conftest import EAGER, ROOT, eventually, serving
 
 # for each frame, the rows that have pixels
@@ -99,8 +100,9 @@ def test_a_grid_fills_row_by_row_while_the_service_draws(slow, visit):
         page = visitor.ready()
         page.locator("#samples .picture").first.wait_for()
         seen: list[int] = []
-        kept = False
+        kept, end = False, time.monotonic() + WAIT_MS / 1000
         while page.locator("#samples-form[data-running]").count():
+            assert time.monotonic() < end, f"{seen[-1]} rows"
             seen.append(sum(rows(page)))
             if 160 < seen[-1] < 360 and not kept:
                 kept = True
@@ -166,7 +168,7 @@ def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(shipp
     says(page, "#viewer .status", "Copied")
     command = page.evaluate("navigator.clipboard.readText()")
     assert command == page.locator("#viewer-command").inner_text()
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
     np.testing.assert_array_equal(rgb((tmp_path / "linpix-42.png").read_bytes()), expected)
     visitor.keep("samples-viewer-1280-light")
 

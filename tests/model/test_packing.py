@@ -383,13 +383,13 @@ def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
     if kernel == ops.kernel():
         return  # the tests of this file run it
     asked = subprocess.run([sys.executable, "-c", "from linpix.model import ops; print(ops.kernel())"],
-                           capture_output=True, text=True, env=os.environ | {"LINPIX_KERNEL": kernel})
+                           capture_output=True, text=True, env=os.environ | {"LINPIX_KERNEL": kernel}, timeout=60)
     if "on this processor" in asked.stderr:
         return  # this machine cannot; another one's test run can
     assert asked.stdout.strip() == kernel, asked.stderr
     ended = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", __file__, "-p", "no:cacheprovider", "-k",
                             "transformers_log_probabilities or bit_for_bit or plain_decode_loop"],
-                           capture_output=True, text=True, env=os.environ | {"LINPIX_KERNEL": kernel})
+                           capture_output=True, text=True, env=os.environ | {"LINPIX_KERNEL": kernel}, timeout=500)
     assert ended.returncode == 0, ended.stdout[-3000:]
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -71,13 +72,14 @@ def test_other_weights_have_another_file(tmp_path):
 def test_processes_that_begin_at_once_have_one_file_and_when_all_are_killed_the_next_removes_it(tmp_path):
     others = [subprocess.Popen([sys.executable, "-c", OTHER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
               for _ in range(2)]
+    assert select.select([others[0].stdout], [], [], 60)[0] and select.select([others[1].stdout], [], [], 60)[0]
     assert [float(other.stdout.readline()) for other in others] == [499_500.0] * 2
     [file] = files(tmp_path)
     for other in others:
         remove_unused(tmp_path)
         assert files(tmp_path) == [file], "it is used"
         other.send_signal(signal.SIGKILL)
-        other.wait()
+        other.wait(60)
     assert files(tmp_path) == [file]
     shared = SharedWeights(weights()[1:], tmp_path)
     [left] = files(tmp_path)

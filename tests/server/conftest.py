@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
+START_S = 300.0  # a cluster of Ray tries three times, each for half a minute and more
 EAGER = ("--engine", "eager")  # flags that make the checkpoint `slow` slow
 
 
@@ -51,22 +52,24 @@ class Process(Server):
         begun(self.process.pid)
         self.printed: list[str] = []
         self.url = ""
+        self._told = threading.Event()  # its address, or the end of what it says
+        # read on, so that the server never blocks on a full pipe
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        begins = self._told.wait(START_S)
+        if not self.url:
+            self.process.kill()
+            self.process.wait()
+            raise RuntimeError("".join(self.printed) + ("" if begins else f"it has not begun within {START_S:g} s"))
+
+    def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.printed.append(line)
-            if found := re.search(r"at (http://[^\s\"]+)", line):
+            if not self.url and (found := re.search(r"at (http://[^\s\"]+)", line)):
                 self.url = found[1]
-                break
-        # keep reading, so that the server never blocks on a full pipe
-        self._reader = threading.Thread(target=self._drain, daemon=True)
-        self._reader.start()
-        if not self.url:
-            self.process.wait()
-            raise RuntimeError("".join(self.printed))
-
-    def _drain(self) -> None:
-        assert self.process.stderr is not None
-        self.printed.extend(self.process.stderr)
+                self._told.set()
+        self._told.set()
 
     def client(self, **options) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, **options)
@@ -125,7 +128,9 @@ def here(checkpoints: Path, **settings) -> Iterator[Here]:
 
 def when_possible(ask: Callable[[], httpx.Response]) -> httpx.Response:
     """Ask, and again when the answer says: after a cancelled comparison there is a pause."""
+    end = time.monotonic() + 120
     while (answer := ask()).status_code == 409 and "retry-after-ms" in answer.headers:
+        assert time.monotonic() < end, answer.text
         time.sleep(int(answer.headers["retry-after-ms"]) / 1000)
     return answer
 

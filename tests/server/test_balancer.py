@@ -46,7 +46,7 @@ def nginx(folder: Path, *urls: str, limit: int = 100) -> Iterator[str]:
         f"daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;"
         f"events {{}} http {{ {temporary} include {folder}/linpix.conf; }}")
     command = ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")]
-    checked = subprocess.run([*command, "-t"], capture_output=True, text=True, check=False)
+    checked = subprocess.run([*command, "-t"], capture_output=True, text=True, check=False, timeout=60)
     assert checked.returncode == 0, checked.stderr
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:

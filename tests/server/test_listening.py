@@ -127,4 +127,4 @@ def test_a_blocked_standard_error_does_not_stop_the_service(tiny, broken):
         assert process.wait(timeout=60) == 0
     finally:
         process.kill()
-        process.wait()
+        process.wait(60)

@@ -231,10 +231,12 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes_and_hangups_change_no
         assert refused.headers["retry-after"]
         server.process.send_signal(signal.SIGHUP)
         assert not eventually(lambda: server.metric('linpix_checkpoint_reloads_total{outcome="unchanged"}') > 0, 0.3)
-        while server.process.poll() is None:  # up to its end
+
+        def ended() -> bool:
             server.process.send_signal(signal.SIGHUP)
-            time.sleep(0.01)
-        assert server.process.returncode == 0
+            return server.process.poll() is not None
+
+        assert eventually(ended, 180, 0.01) and server.process.returncode == 0
         assert len(running.result().json()["data"]) == 2
         assert events_of(streaming.result().text)[-1]["type"] == "image_generation.completed"
 

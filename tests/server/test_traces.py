@@ -4,7 +4,7 @@ import gzip
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ def collector() -> Iterator[tuple[str, list[Span]]]:
             self.send_response(200)
             self.end_headers()
 
-    server = HTTPServer(("127.0.0.1", 0), Collect)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Collect)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}", spans
     server.shutdown()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 BOUNDARY = "linpix-soak"
 IDLE_S = 3.0  # the service closes a connection that has been idle for --head-timeout: by then another is opened
+LOST_S = 400.0  # until an answer is given up: more than a stretch of load has for all its answers
 SLOW_S = 3.0  # between two bytes of a slow writer: the service gives up a body of which nothing comes for 10 s
 
 
@@ -101,13 +102,13 @@ class Connection:
         self._used = 0.0
 
     async def ask(self, ask: Ask, *, due: float | None = None, leave_after: float | None = None) -> Record:
-        """Send a request and read its answer, or leave after so many seconds."""
+        """Send a request and read its answer, or leave after so many seconds; one not answered in LOST_S is lost."""
         record = Record(ask, time.monotonic() if due is None else due)
         try:
-            async with asyncio.timeout(leave_after) as patience:
+            async with asyncio.timeout(LOST_S if leave_after is None else leave_after) as patience:
                 await self._exchange(record)
         except (OSError, EOFError, ValueError, KeyError) as error:
-            record.left = patience.expired()
+            record.left = leave_after is not None and patience.expired()
             record.broken = "" if record.left else f"{type(error).__name__}: {error}"
             self.close()
         except asyncio.CancelledError:

@@ -18,10 +18,11 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.job import Job
 from linpix.server.pictures import encode, uploads
-from tests.server.conftest import Process
+from tests.server.conftest import Process, eventually
 from tests.soak.client import Connection, Picture, Record
 
 CONSTANT = ("linpix_state_slots", "linpix_comparison_images_per_second")  # gauges that need not be 0 when nothing runs
+READY_S = 60.0
 SETTLE_S = 20.0  # for the last slots, connections and buffers to be given back
 
 
@@ -40,8 +41,9 @@ class Service:
         self.memory_warm = self.files_warm = 0
 
     def await_ready(self) -> None:
-        while httpx.get(self.process.url + "/readyz").status_code != 200:
-            time.sleep(0.01)
+        if not eventually(lambda: httpx.get(self.process.url + "/readyz").status_code == 200, READY_S, 0.01):
+            self.process.stop()
+            raise RuntimeError(f"it is not ready within {READY_S:g} s")
 
     def connection(self, **how) -> Connection:
         return Connection(self.host, self.port, **how)

@@ -55,9 +55,12 @@ def test_a_signal_to_training_and_its_makers_alike_ends_it_after_a_save(pictures
     with subprocess.Popen([sys.executable, "-c", script, *train], start_new_session=True, text=True,
                           stderr=subprocess.PIPE) as training:
         log = tmp_path / "run.training/log.csv"
-        assert eventually(lambda: log.exists() and len(log.read_text().splitlines()) > 1, 60)
-        os.killpg(training.pid, signal.SIGTERM)
-        _, said = training.communicate(timeout=60)
+        try:
+            assert eventually(lambda: log.exists() and len(log.read_text().splitlines()) > 1, 60)
+            os.killpg(training.pid, signal.SIGTERM)
+            _, said = training.communicate(timeout=60)
+        finally:
+            training.kill()  # else one that goes on would be waited for without end
     assert training.returncode == 0, said
     assert "Traceback" not in said
     assert (tmp_path / "run.training/state.pt").exists()

@@ -19,6 +19,7 @@ from . import colour
 from .record import Row, Sitting, table
 
 MEASURES = (("seconds", "ms", 1e-3), ("bytes", "MiB", 2**20))  # column, unit shown, and its size
+END_S = 10.0  # for a process that has answered
 Measured = tuple[float, int]    # seconds, bytes
 Curve = list[tuple[int, float]]  # length, seconds or bytes
 
@@ -42,6 +43,8 @@ def in_a_process(measure: Callable[..., Measured], arguments: tuple[Any, ...], s
         found: Measured | None = mine.recv()
     except EOFError:
         found = None
+    process.join(END_S)
+    process.kill()  # has already ended, unless native threads keep it from ending
     process.join()
     if found is None and process.exitcode not in (0, -signal.SIGKILL, -signal.SIGTERM):
         raise ChildProcessError(f"measuring {what} ended with status {process.exitcode}; what it printed above says "

@@ -56,7 +56,8 @@ def spoken(text: str, voice: str, words_a_minute: int, pitch: int) -> tuple[Tens
     """Samples (-1 to 1) and phonemes, without marks of stress and length. pitch: 0 to 99."""
     with tempfile.NamedTemporaryFile(suffix=".wav") as file:
         told = subprocess.run([espeak(), "-v", f"en-us+{voice}", "-s", str(words_a_minute), "-p", str(pitch), "-z",
-                               "--ipa", "--sep= ", "-w", file.name, text], capture_output=True, text=True, check=True)
+                               "--ipa", "--sep= ", "-w", file.name, text], capture_output=True, text=True, check=True,
+                              timeout=60)
         with wave.open(file.name) as sound:
             samples = np.frombuffer(sound.readframes(sound.getnframes()), np.int16)
     return torch.from_numpy(samples / np.float32(2**15)), told.stdout.translate(dict.fromkeys(map(ord, "ˈˌː"))).split()

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pty
+import select
 import struct
 import subprocess
 import sys
@@ -215,7 +216,7 @@ def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment
                                env=inherited | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"} | environment)
     os.close(theirs)
     written = b""
-    while True:
+    while select.select([ours], [], [], 120)[0]:
         try:
             some = os.read(ours, 65536)
         except OSError:  # EIO: nobody has the other end any more

@@ -103,7 +103,7 @@ class Head(Cluster):
         for pid in self.family():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.wait(60)
 
     def deploy(self, **settings: Any) -> None:
         path = self.folder / "ray.yaml"

@@ -473,16 +473,19 @@ def told_and_true(process: Process, clients: int, asked: int) -> tuple[float, fl
 
     with process.client() as asking, ThreadPoolExecutor(clients) as pool:
         load = [pool.submit(keep_asking) for _ in range(clients)]
-        assert eventually(lambda: process.metric("linpix_requests_waiting") >= clients // 2, 30)
-        time.sleep(3)  # the pace is known by then
-        stop.set()
+        try:
+            assert eventually(lambda: process.metric("linpix_requests_waiting") >= clients // 2, 30)
+            time.sleep(3)  # the pace is known by then
+        finally:
+            stop.set()
         began, refused = time.monotonic(), complete(process, 0, n=asked)
         assert refused.status_code == 429, refused.text
-        while True:
+
+        def let_in() -> bool:
             with asking.stream("POST", GENERATE, json={"n": asked, "stream": True}) as probe:
-                if probe.status_code == 200:
-                    break
-            time.sleep(0.05)
+                return probe.status_code == 200
+
+        assert eventually(let_in, 120, 0.05)
         true_s = time.monotonic() - began
         for future in load:
             future.result()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -193,7 +194,7 @@ def test_an_upload_that_waits_to_be_decoded_ends_at_its_deadline_and_frees_what_
     with here(tiny.parent) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
         slots = client.app.state.service.upload_slots
         for _ in range(UPLOAD_SLOTS):  # uploads of others, which are being decoded
-            client.portal.start_task_soon(slots.run, "others", others.wait)
+            client.portal.start_task_soon(slots.run, "others", partial(others.wait, 60))
         assert eventually(lambda: slots._running.total() == UPLOAD_SLOTS)
         before = files()
         try:

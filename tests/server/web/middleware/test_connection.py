@@ -174,16 +174,16 @@ def test_connections_are_read_in_small_pieces_so_that_others_are_served_in_betwe
         await send({"type": "http.response.body"})
 
     server = uvicorn.Server(uvicorn.Config(answer, port=0, lifespan="off", log_config=None, loop="asyncio", http=Seen))
-    serving_it = threading.Thread(target=server.run)
+    serving_it = threading.Thread(target=server.run, daemon=True)
     serving_it.start()
     try:
         assert eventually(lambda: server.started)
-        with socket.create_connection(server.servers[0].sockets[0].getsockname()) as client:
+        with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client:
             client.sendall(head("/", 2**21) + bytes(2**21))
             assert client.recv(12) == b"HTTP/1.1 200"
     finally:
         server.should_exit = True
-        serving_it.join()
+        serving_it.join(60)
     assert sum(seen) > 2**21 and max(seen) <= READ_BYTES
 
 
