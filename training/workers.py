@@ -221,9 +221,10 @@ def _meet(meeting: Path, rank: int, count: int) -> None:
     _stay_here()
     store = distributed.FileStore(str(meeting), count)  # type: ignore[attr-defined]
     store.set_timeout(MEETING)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
     with _with_all():
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=MEETING)
         distributed.barrier()  # one that leaves at once would close connections that others still open
+    distributed.distributed_c10d._set_pg_timeout(PATIENCE)  # not before: gloo would wait as long for one that has died
 
 
 def _other(rank: int, count: int, threads: int, meeting: Path, begun: Connection, work: Callable[..., None],

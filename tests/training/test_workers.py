@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,6 +206,19 @@ def test_processes_that_do_not_come_are_not_waited_for_without_end(pictures, tmp
         monkeypatch.setenv(name, value)
     assert main([*TRAIN[1:], "--data", str(pictures), "--out", str(tmp_path / "run")]) == 2
     assert "not all of the 2 processes met at MASTER_ADDR 127.0.0.1" in capsys.readouterr().err
+
+
+def dies(rank: int, count: int, threads: int, meeting: Path, begun: Any, *_: object) -> None:
+    begun.send(True)
+    os._exit(1)
+
+
+def test_a_process_that_ends_before_all_have_met_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr(workers, "MEETING", timedelta(seconds=2))
+    monkeypatch.setattr(workers, "_other", dies)
+    with pytest.raises(ChildProcessError, match="another training process has ended"), workers.together(2, print):
+        pass
+    assert not torch.distributed.is_initialized()
 
 
 def others(first: subprocess.Popen[str]) -> list[int]:
