@@ -175,7 +175,9 @@ export class Completion {
   /** Draw completions of a given picture; returns the last event's data. */
   async draw(gallery, given, fields, card, signal) {
     const sent = await pngOf(given.picture);
-    const ask = (body) => call(EDITS, {body: formOf({image: sent, ...body, stream: true}), accept: "text/event-stream", signal});
+    const ask = (body) => this.task.insist(() => call(EDITS, {
+      body: formOf({image: sent, ...body, stream: true}), accept: "text/event-stream", signal,
+    }), signal);
     return drawn(gallery, fields, {card, path: EDITS, keyed: Boolean(key.get()), picture: sent, given}, signal, ask, () => {
       this.show(gallery === this.gallery ? "alternatives" : "strip");
       for (const record of gallery.records) {

@@ -37,7 +37,7 @@ export function figure(x) {
 export const shapeOf = ({width, height, channels, board}) => [width, height, channels, board.ground].join();
 
 const TITLES = {"mnist-conditional": "Digits", "mnist-large": "Digits, larger model", "mnist-small": "Digits, smaller model",
-  "cifar10-conditional": "Colour", "cifar10-small": "Colour, smaller model"};
+  "letters-conditional": "Letters", "cifar10-conditional": "Colour", "cifar10-small": "Colour, smaller model"};
 
 /** A model's name for people, with its id. */
 export const titleOf = ({id, attention}) => TITLES[id] ? `${TITLES[id]} (${id})` : attention === "linear" ? id : `${id}: for comparison, slower`;
@@ -227,6 +227,21 @@ export class Task {
     }
   }
 
+  /** Resolves to what work(signal) gives; it runs again when the server says so. */
+  async insist(work, signal) {
+    const doing = this.status.textContent;
+    for (;;) {
+      try {
+        return await work(signal);
+      } catch (problem) {
+        if (!problem.retryAfter || signal.aborted) throw problem;
+        this.say("Waiting for a place.");
+        await this.notice.wait(problem, signal);
+        this.say(doing);
+      }
+    }
+  }
+
   /** Run each work(signal) in order, again when the server says so, until an error, a stop, or a later start. */
   async start(...works) {
     this.stop();
@@ -237,14 +252,8 @@ export class Task {
     this.form.dataset.running = "";
     try {
       while (works.length) {
-        try {
-          await works[0](signal);
-          works.shift();
-        } catch (problem) {
-          if (!problem.retryAfter || signal.aborted) throw problem;
-          this.say("Waiting for a place.");
-          await this.notice.wait(problem, signal);
-        }
+        await this.insist(works[0], signal);
+        works.shift();
       }
     } catch (problem) {
       if (!signal.aborted) {

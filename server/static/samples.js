@@ -7,6 +7,7 @@ export const PATH = "v1/images/generations";
 const KEPT = 20;  // draws, at most
 const SHOWN = 8;  // images of a draw, in its small picture
 const ACROSS = 4;
+const AT_ONCE = 4;  // requests of a draw in progress: a browser opens six connections, and the status needs one
 
 export class Samples {
   constructor(viewer) {
@@ -46,11 +47,11 @@ export class Samples {
     return task.start(async (signal) => {
       const [fields, card] = [fieldsOf(this.form), models.chosen];
       task.say(fields.label === "each" ? "Drawing one of each." : `Drawing ${counted(fields.n, "image")}.`);
+      const ask = (body) => task.insist(() => call(PATH, {body: {...body, stream: true}, accept: "text/event-stream", signal}), signal);
       const began = performance.now();
       let records;
       try {
-        await drawn(this.gallery, fields, {card, path: PATH, keyed: Boolean(key.get())}, signal,
-          (body) => call(PATH, {body: {...body, stream: true}, accept: "text/event-stream", signal}), () => { ({records} = this.gallery); });
+        await drawn(this.gallery, fields, {card, path: PATH, keyed: Boolean(key.get())}, signal, ask, () => { ({records} = this.gallery); });
       } finally {
         if (records) this.visit.add(records);
       }
@@ -73,18 +74,27 @@ export async function drawn(gallery, fields, about, signal, ask, begun) {
   const each = fields.label === "each";
   const seed = fields.seed ?? Math.floor(Math.random() * 2 ** 32);
   const parts = each ? about.card.classes.map((label, at) => ({...fields, n: 1, label, seed: seed + at})) : [fields];
-  let records;
-  const answers = await Promise.all(parts.map(async (part, at) => {
-    const response = await ask(part);
-    if (!records) {
-      gallery.begin(each ? parts.length : fields.n, about.card, {...about, each, fields: part});
-      ({records} = gallery);
-      if (each) records.forEach((record, label) => { record.about = {...record.about, fields: parts[label]}; });
-      begun();
+  const waiting = [...parts.entries()];
+  let records, last;
+  const some = async () => {
+    while (waiting.length) {
+      const [at, part] = waiting.shift();
+      const response = await ask(part);
+      if (!records) {
+        gallery.begin(each ? parts.length : fields.n, about.card, {...about, each, fields: part});
+        ({records} = gallery);
+        if (each) records.forEach((record, label) => { record.about = {...record.about, fields: parts[label]}; });
+        begun();
+      }
+      last = await receive(gallery, response, signal, each ? [records[at]] : records);
     }
-    return receive(gallery, response, signal, each ? [records[at]] : records);
-  }));
-  return answers.at(-1);
+  };
+  try {
+    await Promise.all(Array.from({length: AT_ONCE}, some));
+  } finally {
+    waiting.length = 0;  // one that failed ends the others
+  }
+  return last;
 }
 
 /** Show a stream's images in records of a gallery; resolves when all are finished and painted. Returns the last event's data. */

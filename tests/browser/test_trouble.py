@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import string
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import says
-from tests.server.conftest import EAGER, eventually, serving
+from tests.server.conftest import EAGER, ROOT, eventually, serving
 from tests.server.web.test_keys import line, private
 
 pytestmark = pytest.mark.slow
@@ -93,6 +94,32 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_only(tiny, tmp_path, visit):
         page.reload()
         visitor.ready()
         expect(page.locator("#key")).to_be_hidden()
+
+
+def test_one_of_each_class_asks_for_a_few_at_once_and_again_only_for_those_that_a_rate_limit_refuses(tmp_path, visit):
+    keys = private(tmp_path / "keys", line("visitor", "right", "15/s"))
+    with serving(ROOT / "checkpoints", "--models", "letters-conditional", "--api-keys", str(keys)) as server:
+        page = visit(server.url).page
+        page.get_by_label("API key").fill("right")
+        page.keyboard.press("Enter")
+        says(page, "#samples .status", "16 images in")
+        answers: list[int] = []
+        page.on("response", lambda one: answers.append(one.status) if one.url.endswith("/generations") else None)
+        page.evaluate("""() => {
+          const asked = fetch;
+          Object.assign(window, {waiting: 0, most: 0, fetch: (...given) => {
+            window.most = Math.max(window.most, ++window.waiting);
+            return asked(...given).finally(() => window.waiting--);
+          }});
+        }""")
+        page.locator("#samples-form .chips label:has([value='each'])").click()
+        page.get_by_role("button", name="Draw", exact=True).click()
+        says(page, "#samples .status", "52 images in")
+        assert answers.count(200) == 52 and set(answers) == {200, 429}, answers
+        assert page.evaluate("window.most") <= 5  # with that for the status
+        expect(page.locator("#samples .notice")).to_be_hidden()
+        captions = page.locator("#samples .caption").all_inner_texts()
+        assert "".join(caption[0] for caption in captions) == string.ascii_uppercase + string.ascii_lowercase
 
 
 def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):
