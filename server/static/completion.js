@@ -1,5 +1,5 @@
 // The completion panel: a drawn or loaded picture, its holes filled in several ways, and one of these to continue from.
-import {call, decode, formOf, json, key, Problem} from "./service.js";
+import {decode, formOf, json, Problem} from "./service.js";
 import {$, all, counted, duration, el, fieldsOf, figure, models, percent, recognises, restore, shapeOf, Task, titleOf, whole, write} from "./parts.js";
 import {Board, GUIDE, pngOf} from "./editor.js";
 import {Gallery} from "./gallery.js";
@@ -175,10 +175,7 @@ export class Completion {
   /** Draw completions of a given picture; returns the last event's data. */
   async draw(gallery, given, fields, card, signal) {
     const sent = await pngOf(given.picture);
-    const ask = (body) => this.task.insist(() => call(EDITS, {
-      body: formOf({image: sent, ...body, stream: true}), accept: "text/event-stream", signal,
-    }), signal);
-    return drawn(gallery, fields, {card, path: EDITS, keyed: Boolean(key.get()), picture: sent, given}, signal, ask, () => {
+    return drawn(gallery, this.task, fields, {card, path: EDITS, picture: sent, given}, signal, (body) => formOf({image: sent, ...body}), () => {
       this.show(gallery === this.gallery ? "alternatives" : "strip");
       for (const record of gallery.records) {
         record.button.style.setProperty("--edge-of-hole", given.edge);

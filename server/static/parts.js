@@ -1,5 +1,5 @@
 // Shared by the panels: elements, figures as text, the models' choices, and the notice with its retry.
-import {Problem} from "./service.js";
+import {pause, Problem, unless} from "./service.js";
 
 export const $ = (id) => document.getElementById(id);
 export const all = (selector) => document.querySelectorAll(selector);
@@ -165,32 +165,20 @@ export class Notice {
   }
 
   /** Resolves when the wait is over. Rejects when the signal is aborted. */
-  wait(problem, signal) {
-    const end = performance.now() + problem.retryAfter * 1000;
+  async wait(problem, signal) {
     const left = el("strong", {"aria-hidden": "true"});
     const why = problem.code === "queue_full" ? "The queue is full." : problem.message.replace(/[;,] try again in \d+ s/, "");
     this.box.replaceChildren(el("p", {}, why, " This page tries again ", left));
     this.box.hidden = false;
-    return new Promise((resolve, reject) => {
-      const tick = () => {
-        const seconds = Math.ceil((end - performance.now()) / 1000);
-        left.textContent = `in ${Math.max(0, seconds)} s.`;
-        if (seconds > 0) return;
-        clearInterval(timer);
-        this.clear();
-        resolve();
-      };
-      const timer = setInterval(tick, 200);
-      signal.addEventListener("abort", () => {  // at once: the box may show something else next
-        clearInterval(timer);
-        reject(signal.reason);
-      });
-      tick();
-    });
+    for (let seconds = Math.ceil(problem.retryAfter); seconds; seconds--) {
+      left.textContent = `in ${seconds} s.`;
+      await unless(signal, pause(1));
+    }
+    this.clear();
   }
 }
 
-/** Work that can be stopped, and is tried again when the server says so; a panel's form starts and stops it. */
+/** Work that can be stopped; a panel's form starts and stops it. */
 export class Task {
   constructor(panel) {
     const [form, notice, status, starter, stopper] = ["form", ".notice", ".status", "[type=submit]", "[data-stop]"]
@@ -242,7 +230,7 @@ export class Task {
     }
   }
 
-  /** Run each work(signal) in order, again when the server says so, until an error, a stop, or a later start. */
+  /** Run each work(signal) in order, until an error, a stop, or a later start. */
   async start(...works) {
     this.stop();
     const controller = this.controller = new AbortController();

@@ -1,5 +1,5 @@
 // The race: backends measured one after the other, then replayed side by side at the speeds that were measured.
-import {call, decode, events, json, patiently, Problem} from "./service.js";
+import {call, decode, events, json, patiently, Problem, unless} from "./service.js";
 import {$, counted, duration, el, fieldsOf, figure, models, shapeOf, size, Task, whole} from "./parts.js";
 
 const PATH = "v1/compare";
@@ -159,12 +159,11 @@ export class Race {
   /** Show a report. While it grows, lanes without a figure stay as they were. */
   show(report, grows = false) {
     this.report = report;
-    const kinds = report.results.filter((result) => result.batch === 1).map((result) => [result.backend, result.engine]);
-    const words = new Map(KINDS.map(([backend, engine, text]) => [`${backend} ${engine}`, text]));
+    const textOf = (result) => KINDS.find(([backend, engine]) => backend === result.backend && engine === result.engine)?.[2] ?? "";
     const card = models.cards.find((one) => one.id === report.model) ?? this.card;
-    this.setUp(kinds.map(([backend, engine]) => [backend, engine, words.get(`${backend} ${engine}`) ?? ""]), card);
+    this.setUp(report.results.filter(({batch}) => batch === 1).map((one) => [one.backend, one.engine, textOf(one)]), card);
     for (const lane of this.all) {
-      const result = report.results.find((one) => one.batch === 1 && one.backend === lane.backend && one.engine === lane.engine);
+      const result = resultOf(report, lane, 1);
       if (result?.seconds_per_image || !grows) this.time(lane, result, report.tokens);
     }
     this.tabulate(report);
@@ -225,7 +224,7 @@ export class Race {
 
   tabulate(report) {
     const batches = [...new Set(report.results.map((result) => result.batch))];
-    const at = (lane, batch) => report.results.find((one) => one.batch === batch && one.backend === lane.backend && one.engine === lane.engine) ?? {};
+    const at = (lane, batch) => resultOf(report, lane, batch) ?? {};
     const tops = batches.map((batch) => Math.max(...this.all.map((lane) => at(lane, batch).images_per_second ?? 0)));
     const bar = (value, top, text) => {
       const fill = el("i");
@@ -316,10 +315,7 @@ export class Race {
   }
 }
 
-/** Settles as the promise does, or rejects if the signal is aborted first. */
-function unless(signal, promise) {
-  return Promise.race([promise, new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)))]);
-}
+const resultOf = ({results}, {backend, engine}, batch) => results.find((one) => one.batch === batch && one.backend === backend && one.engine === engine);
 
 /** An element of a lane or row, in the colour of its kind of attention. */
 function coloured(backend, ...element) {

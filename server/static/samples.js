@@ -7,7 +7,7 @@ export const PATH = "v1/images/generations";
 const KEPT = 20;  // draws, at most
 const SHOWN = 8;  // images of a draw, in its small picture
 const ACROSS = 4;
-const AT_ONCE = 4;  // requests of a draw in progress: a browser opens six connections, and the status needs one
+const AT_ONCE = 4;  // requests of a draw: a browser has six connections, and the status needs one
 
 export class Samples {
   constructor(viewer) {
@@ -47,11 +47,10 @@ export class Samples {
     return task.start(async (signal) => {
       const [fields, card] = [fieldsOf(this.form), models.chosen];
       task.say(fields.label === "each" ? "Drawing one of each." : `Drawing ${counted(fields.n, "image")}.`);
-      const ask = (body) => task.insist(() => call(PATH, {body: {...body, stream: true}, accept: "text/event-stream", signal}), signal);
       const began = performance.now();
       let records;
       try {
-        await drawn(this.gallery, fields, {card, path: PATH, keyed: Boolean(key.get())}, signal, ask, () => { ({records} = this.gallery); });
+        await drawn(this.gallery, task, fields, {card, path: PATH}, signal, (body) => body, () => { ({records} = this.gallery); });
       } finally {
         if (records) this.visit.add(records);
       }
@@ -68,9 +67,9 @@ function linkOf(records) {
 
 /**
  * Draw images, shown in a gallery as they grow: n at once, or by a request each where one of each class is asked for.
- * ask(fields): a promise of the response · begun(): called when the first has arrived. Resolves to the last event's data.
+ * bodyOf(fields): of a request · begun(): called when the first answer has arrived. Resolves to the last event's data.
  */
-export async function drawn(gallery, fields, about, signal, ask, begun) {
+export async function drawn(gallery, task, fields, about, signal, bodyOf, begun) {
   const each = fields.label === "each";
   const seed = fields.seed ?? Math.floor(Math.random() * 2 ** 32);
   const parts = each ? about.card.classes.map((label, at) => ({...fields, n: 1, label, seed: seed + at})) : [fields];
@@ -79,9 +78,10 @@ export async function drawn(gallery, fields, about, signal, ask, begun) {
   const some = async () => {
     while (waiting.length) {
       const [at, part] = waiting.shift();
-      const response = await ask(part);
+      const body = bodyOf({...part, stream: true});
+      const response = await task.insist(() => call(about.path, {body, accept: "text/event-stream", signal}), signal);
       if (!records) {
-        gallery.begin(each ? parts.length : fields.n, about.card, {...about, each, fields: part});
+        gallery.begin(each ? parts.length : fields.n, about.card, {...about, keyed: Boolean(key.get()), each, fields: part});
         ({records} = gallery);
         if (each) records.forEach((record, label) => { record.about = {...record.about, fields: parts[label]}; });
         begun();
@@ -144,17 +144,13 @@ export class Visit {
     const {card, fields} = done[0].about;
     const words = [card.id, done[0].about.each ? "one of each" : fields.label == null ? "any class" : `class ${fields.label}`,
       `temperature ${fields.temperature}`, `seed ${done[0].seed}`].join(", ");
-    const small = done.slice(0, SHOWN);
-    const canvas = el("canvas", {width: ACROSS * card.width, height: Math.ceil(small.length / ACROSS) * card.height});
-    small.forEach((record, at) => canvas.getContext("2d")
-      .drawImage(record.canvas, at % ACROSS * card.width, Math.floor(at / ACROSS) * card.height));
     return el("li", {}, el("button", {class: "draw", "aria-label": words, title: words, click: () => {
       this.task.stop();
       this.gallery.again(records);
       this.shown();
       this.mark();
       this.task.say(`Drawn before: ${words}.`);
-    }}, canvas));
+    }}, sheet(done.slice(0, SHOWN).map((record) => record.canvas), ACROSS)));
   }
 
   mark() {
@@ -167,14 +163,8 @@ export class Visit {
     const {finished} = this.gallery;
     if (!finished.length) return;  // the next draw has just begun
     const [first] = finished;
-    const {width, height} = first.around ?? first.canvas;
-    const zoom = Math.max(1, Math.floor(112 / width));
-    const across = Math.ceil(Math.sqrt(finished.length));
-    const canvas = el("canvas", {width: across * width * zoom, height: Math.ceil(finished.length / across) * height * zoom});
-    const context = canvas.getContext("2d");
-    context.imageSmoothingEnabled = false;
-    finished.forEach(({around, canvas}, at) => context
-      .drawImage(around ?? canvas, at % across * width * zoom, Math.floor(at / across) * height * zoom, width * zoom, height * zoom));
+    const pictures = finished.map(({around, canvas}) => around ?? canvas);
+    const canvas = sheet(pictures, Math.ceil(Math.sqrt(pictures.length)), Math.max(1, Math.floor(112 / pictures[0].width)));
     const png = await new Promise((resolve) => canvas.toBlob(resolve));
     const {about: {fields, each}, seed, index} = first;
     const all = {...fields, seed: seed - index, n: finished.length, ...(each && !first.about.picture && {label: "each"})};
@@ -186,4 +176,14 @@ export class Visit {
   async send(address) {
     this.task.say(await copied(address) ? "The link is copied. It draws these images again." : `This link draws these images again: ${address}`);
   }
+}
+
+/** Pictures side by side, each zoom times as large. */
+function sheet(pictures, across, zoom = 1) {
+  const [width, height] = [pictures[0].width * zoom, pictures[0].height * zoom];
+  const canvas = el("canvas", {width: across * width, height: Math.ceil(pictures.length / across) * height});
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  pictures.forEach((picture, at) => context.drawImage(picture, at % across * width, Math.floor(at / across) * height, width, height));
+  return canvas;
 }

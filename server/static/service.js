@@ -72,9 +72,16 @@ export async function patiently(path, options) {
       return await json(path, options);
     } catch (problem) {
       if (problem.status !== 429) throw problem;
-      await new Promise((resolve) => setTimeout(resolve, 1000 * (problem.retryAfter ?? 1)));
+      await pause(problem.retryAfter ?? 1);
     }
   }
+}
+
+export const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
+
+/** Settles as the promise does, or rejects if the signal is aborted first. */
+export function unless(signal, promise) {
+  return Promise.race([promise, new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)))]);
 }
 
 async function problemOf(response) {
