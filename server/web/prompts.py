@@ -1,6 +1,7 @@
 """Which class a prompt asks for."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from linpix.model.checkpoint import folded
@@ -19,7 +20,6 @@ _SYNONYMS = {
     "frog": "toad treefrog", "horse": "pony foal mare stallion", "ship": "boat vessel ferry steamer yacht",
     "truck": "lorry",
 }
-_ARTICLES = (" a ", " A ", " I ")  # and a pronoun: classes only where no other is named
 
 
 def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
@@ -28,24 +28,29 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
 
     names: of the model's classes, in the order of their indices. A prompt that is one index asks for that class.
     """
-    cased = len({*map(folded, names)}) < len(names)  # such as a and A
-    text, *known = (folded(each, cased=cased) for each in (prompt[:LONGEST], *names))
-    exact = known.index(text) if text in known else int(text) if text in map(str, range(len(names))) else None
-    if exact is not None:
-        return exact, names[exact], ""
-    said = _spaced(text)
-    found = [(said.find(named), -len(named), label, named) for label, name in enumerate(known)
-             for named in map(_spaced, (name, *_SYNONYMS.get(name, "").split())) if named.strip() and named in said]
+    alike = Counter(map(folded, names))
+    cased = [alike[folded(name)] > 1 for name in names]  # such as a and A
+    known = [folded(name, cased=case) for name, case in zip(names, cased, strict=True)]
+    texts = [folded(prompt[:LONGEST], cased=case) for case in (False, True)]
+    exact = [label for label, name in enumerate(known) if name == texts[cased[label]]] or [
+        label for label in range(len(names)) if texts[0] == str(label)]
+    if exact:
+        return exact[0], names[exact[0]], ""
+    said = [_spaced(text) for text in texts]
+    found = [(words.count(" ", 0, words.find(named)), -len(named), label, named)
+             for label, (name, words) in enumerate(zip(known, map(said.__getitem__, cased), strict=True))
+             for named in map(_spaced, (name, *_SYNONYMS.get(name, "").split())) if named.strip() and named in words]
     if not found:
         return (None, "an image of any class" if names else "an image", "prompt was ignored: it names no class of this "
                 f"model{'; classes: ' if names else ''}{', '.join(names)}")
-    # The first one; of several that begin there, the longest. In "a picture of the letter g", a is an article.
-    *_, label, named = min(found, key=lambda one: (one[-1] in _ARTICLES, *one))
-    others = [word for word in dict.fromkeys(said.split()) if word not in named.split()]
+    # The first one; of several that begin there, the longest. "A picture of a g" asks for g, and "I want an A" for A.
+    certain = [one for one in found if one[-1].strip() not in (("a", "A", "I") if cased[one[2]] else ("a", "i"))]
+    *_, label, named = min(certain) if certain else max(found)
+    others = [word for word in dict.fromkeys(said[cased[label]].split()) if word not in named.split()]
     listed = sendable(", ".join(word[:40] for word in others[:MAX_LISTED])) + (", ..." if others[MAX_LISTED:] else "")
     return label, names[label], f"prompt: these words have no effect: {listed}" if others else ""
 
 
 def _spaced(text: str) -> str:
     """The words of a text, each between two spaces; a number keeps its sign and what follows its point."""
-    return " ".join(["", *re.findall(r"(?<!\w)-?\d+\.\d+|(?<!\w)-\d+|[^\W_]+", text), ""])
+    return " ".join(["", *re.findall(r"(?<!\w)-?\d+\.\d+|(?<!\w)-\d+|[^\W_]+(?:['\u2019][^\W_]+)*", text), ""])

@@ -7,7 +7,7 @@ import pytest
 from linpix.server.web.prompts import wish
 
 DIGITS = [str(digit) for digit in range(10)]
-LETTERS = [*string.ascii_letters]
+LETTERS, CAPITALS = [*string.ascii_letters], [*string.ascii_uppercase]
 THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
@@ -22,7 +22,11 @@ THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse
     ("\ud800", DIGITS, None), ("+", ["-", "+"], 1), ("a +", ["-", "+"], None), ("cat " * 10_000, THINGS, 3),
     ("g", LETTERS, 6), (" G ", LETTERS, 32), ("a", LETTERS, 0), ("the letter A.", LETTERS, 26),
     ("a bold g", LETTERS, 6), ("A picture of a g", LETTERS, 6), ("I want a Q", LETTERS, 42),
-    ("the capital I", LETTERS, 34), ("hello", LETTERS, None), ("e\u0301", ["\u00e9", "\u00c9"], 0)])
+    ("the capital I", LETTERS, 34), ("a picture of the letter A", LETTERS, 26), ("a nice A", LETTERS, 26),
+    ("A picture of the letter a", LETTERS, 0), ("a picture of an I", LETTERS, 34), ("I want an A", LETTERS, 26),
+    ("I'd like a g", LETTERS, 6), ("it\u2019s a g", LETTERS, 6), ("I don't want a Q", LETTERS, 42),
+    ("I want a G", CAPITALS, 6), ("i want an a", CAPITALS, 0), ("an i", CAPITALS, 8), ("DOG", ["a", "A", "dog"], 2),
+    ("my dog", ["a", "A", "Dog"], 2), ("hello", LETTERS, None), ("e\u0301", ["\u00e9", "\u00c9"], 0)])
 def test_a_class_is_found_in_a_prompt(prompt, names, label):
     found, revised, warning = wish(prompt, names)
     assert found == label
