@@ -291,9 +291,9 @@ def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
     if look is not None and not (isinstance(look, dict) and _is_quantity(look.get("pieces")) and config.channels == 1):
         raise ValueError("real_look must have pieces, the share of real pictures that are in several, and only a model "
                          f"of one channel can have it; got {look!r:.80}")
-    if look is not None and not (isinstance(look.get("divided", []), list)
-                                 and all(type(each) is int for each in look.get("divided", []))):
-        raise ValueError(f"divided of real_look must be a list of classes by index, got {look['divided']!r:.80}")
+    divided = (look or {}).get("divided", [])
+    if not (isinstance(divided, list) and all(type(each) is int and 0 <= each < config.classes for each in divided)):
+        raise ValueError(f"divided of real_look must be a list of classes by index, got {divided!r:.80}")
     if (board := provenance.get("board")) and not _is_board(board, config.channels):
         raise ValueError(f"board must have ground and ink, each null or {config.channels} values 0..255, and prepare, "
                          f"null or mnist; got {board!r:.80}")

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 VISIBLE = 32   # least distance from the ground of ink that is seen
-WHOLE = 0.06   # largest share of real pictures in several pieces where a drawn one in several is torn
+WHOLE = 0.06   # largest share of real pictures in several pieces where a drawn one in several is torn, of classes that
+               # are not divided
 DIVIDED = 0.25  # least share of a class's real pictures in several pieces where no drawn one of it is: dots of i and j
 
 

@@ -158,7 +158,9 @@ def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
         low, high = source["temperature_range"]
         rows["temperature; useful range"] = f"{source['temperature']:g}; {low:g} to {high:g}"
     if (attempts := source.get("attempts")) is not None:  # 1 too: with_rows removes no rows
-        pieces = " and it is in one piece" * whole(source.get("real_look"), None)
+        look = source.get("real_look")
+        pieces = " and it is in one piece" * whole(look, None)
+        pieces += ", unless those of its class often are not" * bool(look and pieces and look.get("divided"))
         rows["attempts at an image"] = "1" if attempts == 1 else (
             f"{attempts}, until the model recognises its class{pieces}")
     if (share := source.get("class_agreement")) is not None:

@@ -377,7 +377,10 @@ def test_pieces_specks_greys_and_full_ink_are_counted_on_either_ground():
     assert found == Look(greys=round((2 + 4 + 3 + 3) / 4, 1), full_ink=1.0, pieces=0.5, specks=0.25)
     assert look_of(255 - pictures, config, 255) == found
     labels = np.array([0, 0, 1, 2])
-    assert look_of(pictures, config, 0, labels).divided == [1, 2]
+    found = look_of(pictures, config, 0, labels)
+    assert (found.divided, found.pieces, found.specks) == ([1, 2], 0, 0), "of the others, none is"
+    assert look_of(pictures, config, 0, labels, [2]) == Look(3.0, 1.0, round(1 / 3, 4), round(1 / 3, 4), [2])
+    assert look_of(pictures, config, 0, np.array([1, 1, 2, 2]), [1, 2]).pieces == 1, "nothing is left"
     assert look_of(pictures.repeat(3, 0), config, 0, np.repeat([0, 1], [7, 5])).divided == [1], "0: one of seven"
 
 

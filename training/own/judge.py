@@ -154,4 +154,4 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
         round(float((of_tests.argmax(1) == test.labels).mean()), 4),
         round(min(float(right[labels == label].mean()) for label in np.unique(labels)), 4),
         round(float((judged.max(1) > SURE).mean()), 4), round(float((of_tests.max(1) > SURE).mean()), 4),
-        look_of(images, config, ground) if real else None, real)
+        look_of(images, config, ground, labels, real.divided) if real else None, real)

@@ -1,5 +1,6 @@
 """What pictures look like in numbers: greys, ink, loose pieces of drawn and real ones; ground and ink for a board."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,25 +21,32 @@ DIGIT, OFF = (18, 22), 2  # of pictures as `prepare` makes them: the longer side
 class Look:
     greys: float     # mean number of different values in a picture
     full_ink: float  # mean number of pixels with full ink
-    pieces: float    # share of pictures whose visible ink is in more than one piece, where corners connect
-    specks: float    # share of pictures with a piece of at most SPECK pixels beside others
+    pieces: float    # share of pictures, but of divided classes, whose visible ink is in more than one piece, where
+                     # corners connect
+    specks: float    # share of the same pictures with a piece of at most SPECK pixels beside others
     divided: list[int] = field(default_factory=list)  # classes whose pictures often are in more than one piece
 
 
 def look_of(images: NDArray[np.uint8], config: ModelConfig, ground: int,
-            labels: NDArray[np.int64] | None = None) -> Look:
-    """images: (count, T) of one channel · ground: the value of pixels without ink · labels: to find what is divided."""
+            labels: NDArray[np.int64] | None = None, divided: Sequence[int] | None = None) -> Look:
+    """images: (count, T) of one channel · ground: the value of pixels without ink · labels: (count,).
+
+    divided: classes of which real pictures are; None: as the images are, none without labels.
+    """
     greys = (np.diff(np.sort(images, 1), axis=1) != 0).sum(1) + 1
     full = np.abs(images.astype(np.int16) - ground) >= FULL
     sizes = [np.bincount(components(ink).ravel())[1:]
              for ink in visible(images, ground).reshape(-1, config.height, config.width)]
-    several = [size for size in sizes if len(size) > 1]
     apart = np.array([len(size) > 1 for size in sizes])
+    specks = np.array([len(size) > 1 and size.min() <= SPECK for size in sizes])
+    if labels is None:
+        labels, divided = np.zeros(len(images), np.int64), []
+    elif divided is None:
+        divided = [int(label) for label in np.unique(labels) if apart[labels == label].mean() >= DIVIDED]
+    counted = ~np.isin(labels, divided)
+    pieces, specked = (share[counted].mean() if counted.any() else 1.0 for share in (apart, specks))
     return Look(round(float(greys.mean()), 1), round(float(full.sum(1).mean()), 1),
-                round(len(several) / len(images), 4),
-                round(sum(int(size.min()) <= SPECK for size in several) / len(images), 4),
-                [int(label) for label in ([] if labels is None else np.unique(labels))
-                 if apart[labels == label].mean() >= DIVIDED])
+                round(float(pieces), 4), round(float(specked), 4), [*divided])
 
 
 def board_of(images: NDArray[np.uint8], config: ModelConfig) -> dict[str, Any]:
