@@ -74,7 +74,7 @@ soak: venv
 # The tests of tests/fuzz with many more cases; prints a table of the outcomes.
 LINPIX_FUZZ_CASES ?= 100000
 fuzz: venv
-	LINPIX_FUZZ_CASES=$(LINPIX_FUZZ_CASES) $(BIN)/python -m pytest -q tests/fuzz
+	LINPIX_FUZZ_CASES=$(LINPIX_FUZZ_CASES) $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/fuzz
 
 # Needs a CUDA GPU, a CUDA toolkit and a PYTHON with torch; uses no virtual environment and no network.
 # CALL: some of its three parts, each of which takes at most ten minutes.

@@ -51,7 +51,7 @@ def run(client: str, folder: Path, url: str, key: str = "none", *, script: Path 
             script = shutil.copy(script, folder)  # node looks for modules from where a file is
         (folder / "node_modules").symlink_to(NODE_MODULES)
     return subprocess.run([str(program), str(script)], cwd=folder, env=environment, capture_output=True, text=True,
-                          timeout=600, check=False)
+                          timeout=500, check=False)
 
 
 def test_every_example_is_run_here():

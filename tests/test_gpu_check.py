@@ -122,7 +122,7 @@ def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, em
     assert not Results(file).find(step="decode", ended="well")
     file.write_text(file.read_text() + '{"part": "decode", "pre')
     for call in ("1,2", "3"):
-        subprocess.run([*command, "--call", call], cwd=ROOT, check=True, timeout=600)
+        subprocess.run([*command, "--call", call], cwd=ROOT, check=True, timeout=500)
     found = Results(file).known
     assert found[:len(before)] == before
     names = ("part", "step", "preset", "state", "batch", "product", "clients", "n")

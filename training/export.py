@@ -30,7 +30,7 @@ from .readers import written
 _ATTRIBUTION = {
     "mnist": "MNIST, by Yann LeCun, Corinna Cortes and Christopher J.C. Burges: 60,000 training images",
     "cifar10": "CIFAR-10, by Alex Krizhevsky, Vinod Nair and Geoffrey Hinton: 50,000 training images",
-    "letters": "letters of 141 font families under the SIL Open Font License (python -m linpix.training.letters): "
+    "letters": "letters of 127 font families under the SIL Open Font License (python -m linpix.training.letters): "
                "60,000 training images; those of the test are of other families",
 }
 

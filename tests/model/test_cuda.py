@@ -817,7 +817,7 @@ def test_a_source_compiles_alone_without_spills_and_within_its_registers(source,
     """For the GPUs that it is for, and for the next ones."""
     targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90, 100)]
     ended = subprocess.run([*NVCC, *targets, "-Xptxas", "-v", "-c", CUDA / source, "-o", tmp_path / "object.o"],
-                           capture_output=True, text=True, timeout=600)
+                           capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr
     assert "warning" not in ended.stderr.lower(), ended.stderr
     report = re.findall(r"entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
@@ -853,7 +853,7 @@ def test_an_install_beside_a_torch_with_cuda_compiles_the_library_or_says_what_i
         variables["CUDA_HOME"] = str(home)
     ended = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "built",
                             "--build-temp", tmp_path / "objects"], cwd=ROOT, env=os.environ | variables,
-                           capture_output=True, text=True, timeout=600)
+                           capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr
     built = {path.name for path in (tmp_path / "built/linpix/model").iterdir()}
     assert f"liblinpix_cpu_{ops.SCHEMAS}.so" in built
