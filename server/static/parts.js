@@ -178,7 +178,7 @@ export class Notice {
   }
 }
 
-/** Work that can be stopped; a panel's form starts and stops it. */
+/** Work that a panel's form starts and stops. */
 export class Task {
   constructor(panel) {
     const [form, notice, status, starter, stopper] = ["form", ".notice", ".status", "[type=submit]", "[data-stop]"]

@@ -92,7 +92,7 @@ export async function drawn(gallery, task, fields, about, signal, bodyOf, begun)
   try {
     await Promise.all(Array.from({length: AT_ONCE}, some));
   } finally {
-    waiting.length = 0;  // one that failed ends the others
+    waiting.length = 0;  // after one that failed
   }
   return last;
 }
@@ -178,7 +178,7 @@ export class Visit {
   }
 }
 
-/** Pictures side by side, each zoom times as large. */
+/** Pictures side by side, zoom times as large. */
 function sheet(pictures, across, zoom = 1) {
   const [width, height] = [pictures[0].width * zoom, pictures[0].height * zoom];
   const canvas = el("canvas", {width: across * width, height: Math.ceil(pictures.length / across) * height});

@@ -210,7 +210,7 @@ FIELDS = {
     "a look in words": ("provenance", {"real_look": {"pieces": "few"}}, "real_look must have"),
     "a look without pieces": ("provenance", {"real_look": {}}, "real_look must have pieces"),
     "a divided class by name": ("provenance", {"real_look": {"pieces": 0, "divided": ["i"]}}, "divided of real_look"),
-    "a divided class that is not there": ("provenance", {"real_look": {"pieces": 0, "divided": [10]}}, "divided of real_look"),
+    "an unknown divided class": ("provenance", {"real_look": {"pieces": 0, "divided": [10]}}, "divided of real_look"),
     "wrong time": ("provenance", {"created": "today"}, "created must be a number"),
     "wrong twin": ("architecture", {"twin_of": ["mnist"]}, "twin_of must be a name"),
     "a list of one": ("architecture", {"look_ups": "previous"}, "look_ups must be a list"),
