@@ -109,7 +109,7 @@ class Progress:
                  frames: int) -> None:
         """colours: as colours_of says · frames: of the film, at most."""
         self._config, self._known = config, job.known
-        self.film = Film(job.images, job.known_rows(config), config.height, frames)
+        self.film = Film(job.images, job.prefix * config.height // config.subpixels, config.height, frames)
         self._preview = Preview(stream, job.images, config, colours, terminal_size(stream)) if colours else None
         self._live = stream.isatty()
         self._canvas = np.zeros((self._preview.count if self._preview else 0, config.subpixels), np.uint8)

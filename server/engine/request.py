@@ -71,7 +71,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.deadline, self.undone = self.began + self.timeout_s, self.job.images
-        self.tokens, self.given = self.job.tokens(self.model.config), self.job.known_rows(self.model.config)
+        config, known, prefix = self.model.config, self.job.known, self.job.prefix
+        self.given = prefix // config.token_size // config.row_length
+        # a conditional model also reads the known sub-pixels behind a hole; others decode these
+        read = int(known.sum()) if known is not None and config.patch else prefix
+        self.tokens = config.length - read // config.token_size
 
     def send(self, event: Event | ServiceError) -> None:
         self.events.put_nowait(event)

@@ -109,7 +109,7 @@ class Engine:
         self.scheduler.left[slots] = self.decoder.left_from[slots, prefix]
         self.scheduler.takes_steps[slots] = not prefill
         self._streams[slots] = job.stream
-        self._next_row[slots] = job.known_rows(self.config) + 1 if job.stream or images[0].attempt == 1 else NEVER
+        self._next_row[slots] = prefix // self.config.row_length + 1 if job.stream or images[0].attempt == 1 else NEVER
         for image in images:
             image.state = State.PREFILL if prefill else State.DRAWING  # last: the event loop may look at any time
         if prefill:
@@ -182,7 +182,7 @@ class Engine:
         """Images that are done leave. Those that are drawn are done, or are checked first."""
         drawn = self.scheduler.takes_steps & (self.scheduler.position >= self.config.length)
         for image in [self.scheduler.running[slot] for slot in np.flatnonzero(drawn).tolist()]:
-            if image.job.checked:
+            if image.job.attempts > 1 or image.job.candidates:
                 image.state, image.retried = State.CHECKING, False
                 self.scheduler.takes_steps[image.slot] = False
                 self._prefills.append([image])
