@@ -78,7 +78,8 @@ def _drawn(engine: Engine, job: Job, shards: Sequence[range], bar: "tqdm[Any]") 
         while number not in finished:
             while parts and (not engine.busy if eager else len(engine.scheduler.interactive) < slots):
                 part = parts.popleft()
-                engine.submit(images_of(replace(job, seed=job.seed + part[0], images=len(part)), str(part[0])))
+                asked = replace(job, seed=job.seed + part[0], images=len(part))
+                engine.scheduler.submit(images_of(asked, str(part[0])))
             _, done = quantum_of(engine)
             finished |= {int(image.request) + image.index: chosen(image) for image in done}
             bar.update(len(done))

@@ -36,7 +36,7 @@ def produce(engine: Engine, job: Job,
     Returns them, or the best of candidates, and the seconds of decoding, prefills included. done is called with each
     image that is finished, and then advanced with the quantum's report.
     """
-    engine.submit(images_of(job, "all"))
+    engine.scheduler.submit(images_of(job, "all"))
     images: dict[int, Image] = {}
     seconds = 0.0
     while engine.busy:
@@ -73,7 +73,7 @@ def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
                                      "--precision fp32, and if that does not help, restore the checkpoint") from error
         raise error
     following = {image: again(image) for image in report.finished}
-    engine.submit([image for image in following.values() if image is not None])
+    engine.scheduler.submit([image for image in following.values() if image is not None])
     return report, [image for image, further in following.items() if further is None]
 
 

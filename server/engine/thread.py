@@ -70,7 +70,7 @@ class EngineThread:
         self._call_on_loop: Callable[..., object]
         self._reports: Reports
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._watchdog = Watchdog(watchdog_timeout_s, lambda: self.busy, self._hung)
+        self._watchdog = Watchdog(watchdog_timeout_s, lambda: self.load > 0, self._hung)
 
     def start(self, reports: Reports, call_on_loop: Callable[..., object]) -> None:
         """call_on_loop: makes a call on the event loop, as loop.call_soon_threadsafe does."""
@@ -89,7 +89,7 @@ class EngineThread:
         self._inbox.put(partial(self._serve, engines))
 
     def submit(self, engine: Engine, images: Sequence[Image]) -> None:
-        self._inbox.put(partial(engine.submit, images))
+        self._inbox.put(partial(engine.scheduler.submit, images))
 
     def run_in_background(self, work: Work) -> None:
         """Run a generator between quanta, one `next` at a time."""
@@ -104,18 +104,9 @@ class EngineThread:
         return self._running and self._thread.is_alive()
 
     @property
-    def drawing(self) -> bool:
-        """Whether a model has images to draw."""
-        return any(engine.busy for engine in self._engines)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._background) or self.drawing
-
-    @property
-    def shared(self) -> bool:
-        """Whether there is other work beside one piece of background work."""
-        return len(self._background) > 1 or self.drawing
+    def load(self) -> int:
+        """Models with images to draw, and pieces of background work."""
+        return sum(engine.busy for engine in self._engines) + len(self._background)
 
     @property
     def heartbeat_age_s(self) -> float:
@@ -129,7 +120,7 @@ class EngineThread:
         while True:
             try:
                 self._running = True
-                while self._take_calls(wait=not self.busy):
+                while self._take_calls(wait=not self.load):
                     self._round()
                 return
             except EngineLost as lost:
@@ -202,7 +193,7 @@ class EngineThread:
 
     def _cancel(self, id: str, engine: Engine | None) -> None:
         if engine is not None:
-            engine.cancel(id)
+            engine.scheduler.cancel(id)
         self._background = [work for work in self._background if work.id != id]
 
     def _serve(self, engines: Sequence[Engine]) -> None:

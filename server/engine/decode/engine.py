@@ -6,7 +6,7 @@ images that make it raise, and only their requests end.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -45,13 +45,6 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.interactive or self.scheduler.bulk)
 
-    def submit(self, images: Sequence[Image]) -> None:
-        self.scheduler.enqueue(images)
-
-    def cancel(self, request: str) -> None:
-        """Forget a request, or do nothing if it is not here. Its slots are free before the next quantum decodes."""
-        self.scheduler.cancel(request)
-
     def run_quantum(self) -> Report:
         """Let waiting images join, prefill for a while, run one quantum, let finished images leave. Raises EngineLost.
 
@@ -64,7 +57,7 @@ class Engine:
         ended = self._prefills.run(self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=drawing)
         self.scheduler.takes_steps[[image.slot for image in ended if image.state is State.DRAWING]] = True
         for request in report.failed:
-            self.cancel(request)
+            self.scheduler.cancel(request)
         if (slots := self.scheduler.drawing).size:
             most = self.config.row_length if self._streams[slots].any() else -(-self.config.length // PARTS)
             self._decode(self.scheduler.plan(self._length.steps(slots.size, most)), report)
@@ -78,7 +71,7 @@ class Engine:
         self.scheduler.clear()
         self._prefills.clear()
         for request in lost:
-            self.cancel(request)
+            self.scheduler.cancel(request)
         return [*lost]
 
     # --- parts of a quantum ---
@@ -96,7 +89,7 @@ class Engine:
             except Exception as error:
                 logger.exception("a request of %s could not get its slots", self.name, extra=logs.of(request))
                 report.failed[request] = error
-                self.cancel(request)
+                self.scheduler.cancel(request)
 
     def _take(self, images: list[Image]) -> None:
         """Put images that share what is known into their slots."""
@@ -176,7 +169,7 @@ class Engine:
         failed = {self.scheduler.running[slot].request: error for slot, error in bad.items()}
         report.failed |= failed
         for request in failed:
-            self.cancel(request)
+            self.scheduler.cancel(request)
 
     def _leave(self, done: list[Image], report: Report) -> None:
         """Images that are done leave. Those that are drawn are done, or are checked first."""

@@ -43,8 +43,8 @@ class Scheduler:
         self.takes_steps = np.zeros(slots + 1, np.bool_)  # whether the image is DRAWING
         self.free = [*range(1, slots + 1)]    # a heap
 
-    def enqueue(self, images: Iterable[Image]) -> None:
-        """Append images; further attempts at images that have had a slot come before all others."""
+    def submit(self, images: Iterable[Image]) -> None:
+        """Have images wait; further attempts at images that have had a slot come before all others."""
         for image in images:
             queue = self.bulk if image.job.bulk else self.interactive
             if image.attempt > 1:
@@ -53,7 +53,7 @@ class Scheduler:
                 queue.append(image)
 
     def cancel(self, request: str) -> None:
-        """Forget a request, wherever it is."""
+        """Forget a request, wherever it is, or do nothing if it is not here. Its slots are free at once."""
         self.interactive, self.bulk = (deque(image for image in images if image.request != request)
                                        for images in (self.interactive, self.bulk))
         for image in [image for image in self.running.values() if image.request == request]:

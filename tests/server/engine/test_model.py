@@ -32,7 +32,7 @@ def ask(model: Model, name: str, images: int = 1, within_s: float = math.inf, **
     model.admit(asked)
     if not asked.job.scored:
         asked.images = images_of(asked.job, name)
-        model.engine.submit(asked.images)
+        model.engine.scheduler.submit(asked.images)
     return asked
 
 
@@ -49,7 +49,7 @@ def run(model: Model) -> list[str]:
         if not request.undone:
             del model.requests[request.id]
     for late in model.too_late():
-        model.engine.cancel(late.id)
+        model.engine.scheduler.cancel(late.id)
         del model.requests[late.id]
     return [image.request for image in report.finished]
 
@@ -96,7 +96,7 @@ def test_what_leaves_in_a_slot_or_in_the_queue_gives_back_its_room(tiny):
     ask(model, "a", 2)
     run(model)
     assert (model.waiting(), model.room_left()) == (1, 0)
-    model.engine.cancel("a")
+    model.engine.scheduler.cancel("a")
     del model.requests["a"]
     assert model.room_left() == 2
     run(model)

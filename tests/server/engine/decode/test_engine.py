@@ -213,7 +213,7 @@ def test_what_leaves_frees_its_slot_and_the_next_image_there_knows_nothing_of_it
         until(engine, lambda report: report.again == 1)
     else:
         until(engine, lambda _: engine.scheduler.running[1].state is State.CHECKING)
-    engine.cancel("gone")
+    engine.scheduler.cancel("gone")
     submit(engine, "next", [Job(seed=7, attempts=then)])
     reports = ran(engine)
     assert sum(report.again for report in reports) == then - 1

@@ -18,7 +18,7 @@ def scheduler(slots=2, length=10):
 def arrive(s, request, count=1, position=0, bulk=False):
     images = [Image(request, Job(bulk=bulk), index, index, None) for index in range(count)]
     s.begins_at |= dict.fromkeys(images, position)
-    s.enqueue(images)
+    s.submit(images)
     return images
 
 
@@ -215,7 +215,7 @@ def test_a_further_attempt_comes_before_all_that_wait_and_shares_no_prefill():
     join(s)
     s.release(first)
     again = Image("a", first.job, 0, 1, None, attempt=2)
-    s.enqueue([again])
+    s.submit([again])
     assert s.join() == [again]
     s.release(again)
     assert s.join() == others[:1]
