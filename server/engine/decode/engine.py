@@ -16,7 +16,7 @@ from ..job import Job
 from .decoder import Decoder
 from .failures import EngineLost, Outcome, isolate
 from .prefill import Prefills
-from .scheduler import QUANTUM_S, Plan, QuantumLength, Scheduler
+from .scheduler import QUANTUM_S, Plan, Scheduler
 
 logger = logging.getLogger("linpix")
 NEVER = 2**62          # an image row that no image has
@@ -32,8 +32,7 @@ class Engine:
         self.decoder, self.config = decoder, decoder.config
         self.name = decoder.checkpoint.name
         self.beat: Callable[[], None] = lambda: None  # called before each call of the decoder
-        self.scheduler = Scheduler(decoder.slots, self.config.length)
-        self._length = QuantumLength(decoder.stride)
+        self.scheduler = Scheduler(decoder.slots, self.config.length, decoder.stride)
         self._prefills = Prefills(decoder, self.scheduler.position)
         self._streams = np.zeros(decoder.slots + 1, np.bool_)  # by slot: whether each image row is to be reported
         self._next_row = np.full(decoder.slots + 1, NEVER)  # by slot: the next image row to be reported, counted from 1
@@ -60,7 +59,7 @@ class Engine:
             self.scheduler.cancel(request)
         if (slots := self.scheduler.drawing).size:
             most = self.config.row_length if self._streams[slots].any() else -(-self.config.length // PARTS)
-            self._decode(self.scheduler.plan(self._length.steps(slots.size, most)), report)
+            self._decode(self.scheduler.plan(most), report)
         self._leave([image for image in ended if image.state is State.DONE], report)
         return report
 
@@ -133,7 +132,7 @@ class Engine:
             self._check_hope(plan, outcome)
         else:
             self._failed_quanta = 0
-            self._length.learn(len(plan), report.seconds / report.passes)
+            self.scheduler.learn(len(plan), report.seconds / report.passes)
 
     def _run(self, plan: Plan) -> list[int]:
         """Decode a plan's images; returns the slots whose parameters were not finite."""

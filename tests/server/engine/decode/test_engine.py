@@ -288,7 +288,7 @@ def test_an_image_that_cannot_be_drawn_ends_alone_beside_images_that_are_judged(
 def test_a_quantum_is_a_part_of_an_image_or_for_streams_an_image_row(source, monkeypatch, stream, steps):
     monkeypatch.setattr("linpix.server.engine.decode.engine.PARTS", 4)
     engine = Engine(new_decoder(source, 2, "eager"))
-    engine._length.learn(2, 1e-9)  # seconds of a step
+    engine.scheduler.learn(2, 1e-9)  # seconds of a step
     submit(engine, "a", [Job(seed=1, stream=stream)])
     submit(engine, "b", [Job(seed=2)])
     engine.run_quantum()
