@@ -68,7 +68,7 @@ class Engine:
         lost = {image.request for image in (*self.scheduler.running.values(), *self._report.finished)}
         lost |= self._report.failed.keys()
         self.scheduler.clear()
-        self._prefills.clear()
+        self._prefills.waiting.clear()
         for request in lost:
             self.scheduler.cancel(request)
         return [*lost]
@@ -95,17 +95,20 @@ class Engine:
         self.beat()
         job, slots, length = images[0].job, np.array([image.slot for image in images]), self.config.length
         self.decoder.take(slots.tolist(), images)
-        conditioned, prefix = bool(self.decoder.conditioned[slots[0]]), job.prefix // self.config.token_size
-        prefill = (conditioned or prefix > 0) and prefix < length  # else nothing to fold in, or nothing to draw
-        self.scheduler.position[slots] = 0 if prefill and not conditioned else prefix
+        prefix, state = job.prefix // self.config.token_size, State.DRAWING
+        if self.decoder.conditioned[slots[0]] and prefix < length:  # else nothing is to be drawn
+            state = State.READING
+        elif 0 < prefix < length:
+            state = State.PREFILL
+        self.scheduler.position[slots] = 0 if state is State.PREFILL else prefix
         self.scheduler.left[slots] = self.decoder.left_from[slots, prefix]
-        self.scheduler.takes_steps[slots] = not prefill
+        self.scheduler.takes_steps[slots] = state is State.DRAWING
         self._streams[slots] = job.stream
         self._next_row[slots] = prefix // self.config.row_length + 1 if job.stream or images[0].attempt == 1 else NEVER
         for image in images:
-            image.state = State.PREFILL if prefill else State.DRAWING  # last: the event loop may look at any time
-        if prefill:
-            self._prefills.append(images)
+            image.state = state  # last: the event loop may look at any time
+        if state is not State.DRAWING:
+            self._prefills.waiting.append(images)
 
     def _decode(self, plan: Plan, report: Report) -> None:
         """Run one quantum. Images that cannot be decoded end their requests."""
@@ -177,7 +180,7 @@ class Engine:
             if image.job.attempts > 1 or image.job.candidates:
                 image.state, image.retried = State.CHECKING, False
                 self.scheduler.takes_steps[image.slot] = False
-                self._prefills.append([image])
+                self._prefills.waiting.append([image])
             else:
                 image.state = State.DONE
                 done.append(image)
