@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from ..errors import deadline_unreachable, queue_full
+from ..errors import ServiceError, deadline_unreachable, queue_full
 from .decode.engine import Engine
 from .decode.scheduler import QUANTUM_S
 from .forecast import CONFIDENT, SAFETY, Pace, Remaining, ends, queue_order
@@ -38,20 +38,24 @@ class Model(ServedModel):
         return sum(request.job.scored + sum(image.state is State.WAITING for image in request.images)
                    for request in self.requests.values() if bulk in (None, request.job.bulk))
 
-    def room_left(self, bulk: bool = False) -> int:
-        """Images of a class that would be admitted now."""
-        left = self.slots + self.queue[False] - self.undone
-        if bulk:
+    def refusal(self, job: Job) -> ServiceError | None:
+        """queue_full, with the time until there is room, if there is none for a job now."""
+        room = left = self.slots + self.queue[False] - self.undone
+        if job.bulk:
             running = self.undone - self.waiting()
-            left = min(left, self.slots - running + self.queue[bulk] - self.waiting(bulk=True))
-        return left
+            left = min(room, self.slots - running + self.queue[True] - self.waiting(bulk=True))
+        if (excess := job.images - left) <= 0:
+            return None
+        bulk = job.images <= room  # only bulk images have too little room
+        until_s = [end for end, _ in self.ends()]  # none, if all room is held by pictures to be scored
+        return queue_full(self.waiting(True if bulk else None), job.images, self.queue[bulk],
+                          until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
 
     def admit(self, request: Request) -> None:
-        """Raises queue_full with the time until there is room, or deadline_unreachable."""
+        """Raises deadline_unreachable."""
         job, now = request.job, time.monotonic()
         if not self.requests and now - self._measured_at > STALE_S:
             self.pace.forget()
-        self.check_room(job)
         if not job.scored:
             tokens = self.undone * self.config.length + request.tokens * job.images  # at most
             # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
@@ -63,14 +67,6 @@ class Model(ServedModel):
                     ahead = sum(other.undone for other in self.requests.values() if not other.job.scored)
                     raise deadline_unreachable(left_s, needed_s, ahead)
         self.requests[request.id] = request
-
-    def check_room(self, job: Job) -> None:
-        """Raise queue_full, with the time until there is room for a job, if there is none now."""
-        if (excess := job.images - self.room_left(job.bulk)) > 0:
-            bulk = job.bulk and job.images <= self.room_left()  # only bulk images have too little room
-            until_s = [end for end, _ in self.ends()]  # none, if all room is held by pictures to be scored
-            raise queue_full(self.waiting(job.bulk if bulk else None), job.images, self.queue[bulk],
-                            until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
 
     def ends(self, new: Sequence[Remaining] = (), *, bulk: bool = False) -> list[tuple[float, str]]:
         """Seconds until each image will be done, and its request. new: images that would come last in their class."""

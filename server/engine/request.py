@@ -15,7 +15,6 @@ from linpix.model.checkpoint import Checkpoint
 
 from ..errors import ClientLeft, ServiceError, deadline_passed, draining, engine_gone
 from ..metrics import Metrics
-from .attempts import chosen
 from .image import Image
 from .job import Job
 
@@ -43,6 +42,9 @@ class ServedModel:
         self.name, self.config = checkpoint.name, checkpoint.net.config
         self.backend = checkpoint.net.attention.steps_as  # its attention, as metrics name it
         self.queue = max_queue, max_queue - max_queue // BULK_QUEUE  # images that may wait: in all, of them bulk ones
+
+    def admit(self, request: "Request") -> None:
+        """Take room for a request. Raises ServiceError if its deadline is too near. (Replicas admit for themselves.)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,14 +81,6 @@ class Request:
 
     def send(self, event: Event | ServiceError) -> None:
         self.events.put_nowait(event)
-
-    def finish(self, image: Image) -> None:
-        """The last attempt at an image is done: send the best one."""
-        self.undone, self.drawn = self.undone - 1, time.monotonic()
-        best = chosen(image)
-        assert best.canvas is not None
-        recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
-        self.send(Event(image.index, self.model.config.height, best.canvas, True, recognised))
 
     def check_time(self) -> None:
         """Raise deadline_passed if the deadline passed during work that the event loop could not interrupt."""
@@ -140,9 +134,6 @@ class Requests:
         """
         return None
 
-    def _admit(self, request: Request) -> None:
-        """Take room for a request. Raises ServiceError; the request then holds nothing."""
-
     def _begin(self, request: Request) -> None:
         """Have an admitted request's images drawn, or its picture scored."""
         raise NotImplementedError
@@ -175,7 +166,9 @@ class Requests:
             raise
         try:
             self.check_open()
-            self._admit(request)
+            if refusal := self.refusal(request.client, request.job, request.model):
+                raise refusal
+            request.model.admit(request)
         except ServiceError as error:
             self.metrics.requests_rejected.labels(error.code).inc()
             raise

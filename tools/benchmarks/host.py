@@ -101,7 +101,7 @@ class Host:
         model = self.admission.models["preset"]
         request = Request(str(self.asked), "generations", "somebody", Job(images=images, seed=self.asked), model, 600.0)
         self.asked += images
-        self.admission._admit(request)
+        model.admit(request)
         self.admission.in_progress[request.id] = request
         self.admission._begin(request)
         self.thread._take_calls(wait=False)
