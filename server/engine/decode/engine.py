@@ -52,14 +52,15 @@ class Engine:
         report = self._report = Report()
         self._join(report)
         report.joined_at = time.monotonic()
-        drawing = bool(self.scheduler.drawing.size)
+        drawing = bool(self.scheduler.takes_steps.any())
         ended = self._prefills.run(self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=drawing)
         self.scheduler.takes_steps[[image.slot for image in ended if image.state is State.DRAWING]] = True
         for request in report.failed:
             self.scheduler.cancel(request)
-        if (slots := self.scheduler.drawing).size:
-            most = self.config.row_length if self._streams[slots].any() else -(-self.config.length // PARTS)
-            self._decode(self.scheduler.plan(most), report)
+        streamed = self._streams[self.scheduler.takes_steps].any()
+        plan = self.scheduler.plan(self.config.row_length if streamed else -(-self.config.length // PARTS))
+        if len(plan):
+            self._decode(plan, report)
         self._leave([image for image in ended if image.state is State.DONE], report)
         return report
 

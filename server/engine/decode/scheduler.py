@@ -91,14 +91,9 @@ class Scheduler:
         for image in [*self.running.values()]:
             self.release(image)
 
-    @property
-    def drawing(self) -> NDArray[np.int64]:
-        """Slots whose images take steps."""
-        return np.flatnonzero(self.takes_steps & (self.position < self.length))
-
     def plan(self, most: int) -> Plan:
         """Each drawing image with its steps in the next quantum: as many as fit in QUANTUM_S, at most `most`."""
-        slots, steps = self.drawing, self._stride
+        slots, steps = np.flatnonzero(self.takes_steps & (self.position < self.length)), self._stride
         size = len(slots).bit_length()
         if known := [measured for measured in self._seconds if measured <= size]:
             # a size that is not known is taken from the next smaller one, as if each image cost the same
