@@ -40,7 +40,6 @@ class Admission(Requests):
         """engines: by name, the default one first · max_queue: images of one model that may wait · client_images: that
         one client may have; 0: any number."""
         super().__init__(metrics)
-        self.models = {}
         self._thread, self._max_queue, self._client_images = thread, max_queue, client_images
         self._all: dict[Engine, Model] = {}  # of `models`, and those that are decoded until their last request ends
         self.serve(engines)
@@ -77,9 +76,7 @@ class Admission(Requests):
         job, model = request.job, request.model
         assert isinstance(model, Model)
         if model.engine not in self._all:  # it was replaced while the upload was decoded
-            self._all[model.engine] = model
-            self._follow(model)
-            self._thread.serve([*self._all])
+            self._add(model)
         request.expiry = asyncio.get_running_loop().call_at(
             request.deadline, lambda: request.send(deadline_passed(request.timeout_s)))
         if job.scored:
@@ -117,18 +114,16 @@ class Admission(Requests):
 
     def serve(self, engines: dict[str, Engine]) -> None:
         """Admit requests to these models from now on. Requests admitted to other models go on until they end."""
-        for engine in engines.values():
-            if engine not in self._all:
-                self._all[engine] = Model(engine, self._max_queue)
-        self.models.clear()
-        self.models.update((name, self._all[engine]) for name, engine in engines.items())
+        self.models = {name: self._all.get(engine) or Model(engine, self._max_queue)
+                       for name, engine in engines.items()}
         for model in self.models.values():
-            self._follow(model)
-        self._thread.serve([*self._all])
+            self._add(model)
         self._forget_idle()
 
-    def _follow(self, model: Model) -> None:
-        """Have the gauges follow a model; one and the one that replaces it have the same name, and count together."""
+    def _add(self, model: Model) -> None:
+        """Have a model decoded, and the gauges follow it; it counts together with one of its name that it replaces."""
+        self._all[model.engine] = model
+        self._thread.serve([*self._all])
         self.metrics.add_model(name := model.name, model.backend)
 
         def total(number: Callable[[Model], int]) -> int:

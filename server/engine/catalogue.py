@@ -148,8 +148,14 @@ class Catalogue:
         """missing: whether named models may be missing, and there may be no model at all."""
         settings = self._settings
         if settings.models:
-            named = [name.strip() for name in settings.models.split(",")]
-            return [folder for name in named if (folder := self._find(name, missing=missing)) is not None]
+            found = []
+            for name in settings.models.split(","):
+                try:
+                    found.append(checkpoint.find(name.strip(), settings.checkpoints))
+                except CheckpointError:
+                    if not missing:
+                        raise
+            return found
         root = checkpoint.root(settings.checkpoints)
         found = checkpoint.folders(root)
         if not found and not missing:
@@ -157,15 +163,6 @@ class Catalogue:
                                   "model with linpix train")
         return sorted(found, key=lambda folder: (_FIRST.index(folder.name) if folder.name in _FIRST else 9,
                                                  folder.name))
-
-    def _find(self, name: str, *, missing: bool) -> Path | None:
-        try:
-            return checkpoint.find(name, self._settings.checkpoints)
-        except CheckpointError:
-            if missing:
-                return None
-            raise
-
 
 def _engines(admission: Admission) -> dict[str, Engine]:
     return {name: model.engine for name, model in admission.models.items()}

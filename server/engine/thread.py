@@ -170,10 +170,9 @@ class EngineThread:
         piece of work before it begins another. drawing: images are being drawn.
         """
         began, error, ended = time.perf_counter(), None, False
-        ready = [work for work in self._background if not drawing or began >= work.rests_until]
-        if not ready:
+        work = next((work for work in self._background if not drawing or began >= work.rests_until), None)
+        if work is None:
             return 0.0
-        work = ready[0]
         self._watchdog.beat(PATIENCE)
         try:
             next(work.pieces)

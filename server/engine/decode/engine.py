@@ -68,8 +68,6 @@ class Engine:
         """After an exception from run_quantum: empty every slot. Returns the requests that lost an image."""
         lost = {image.request for image in (*self.scheduler.running.values(), *self._report.finished)}
         lost |= self._report.failed.keys()
-        self.scheduler.clear()
-        self._prefills.waiting.clear()
         for request in lost:
             self.scheduler.cancel(request)
         return [*lost]

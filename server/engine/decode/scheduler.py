@@ -86,11 +86,6 @@ class Scheduler:
         self.left[image.slot], self.takes_steps[image.slot] = 0, False
         heapq.heappush(self.free, image.slot)
 
-    def clear(self) -> None:
-        """Empty all slots."""
-        for image in [*self.running.values()]:
-            self.release(image)
-
     def plan(self, most: int) -> Plan:
         """Each drawing image with its steps in the next quantum: as many as fit in QUANTUM_S, at most `most`."""
         slots, steps = np.flatnonzero(self.takes_steps & (self.position < self.length)), self._stride
