@@ -43,7 +43,7 @@ class Admission(Requests):
         self._thread, self._max_queue, self._client_images = thread, max_queue, client_images
         self._all: dict[Engine, Model] = {}  # of `models`, and those that are decoded until their last request ends
         self.serve(engines)
-        metrics.heartbeat_age.set_function(lambda: thread.heartbeat_age_s)
+        metrics.heartbeat_age.set_function(lambda: thread.watchdog.age_s)
         metrics.requests_waiting.set_function(lambda: sum(not request.begun for request in self.in_progress.values()))
         metrics.requests_running.set_function(lambda: sum(bool(request.begun) for request in self.in_progress.values()))
 

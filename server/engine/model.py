@@ -83,18 +83,16 @@ class Model(ServedModel):
 
     def seconds_per_token(self, batch: int) -> float:
         """The pace with so many images in slots; until images have finished, that of the running ones; else 0."""
-        if self.pace.measured < CONFIDENT:
-            drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
-            for request in self.requests.values():
-                for index, began in request.begun.items():
-                    image = request.images[index]
-                    if image.slot and image.state is not State.DONE and request.tokens >= self._enough:
-                        drawn += request.tokens - int(self.engine.scheduler.left[image.slot])
-                        seconds, running = seconds + now - began, running + 1
-            if drawn and seconds > MEASURED_S:
-                return (seconds / drawn) * math.sqrt(batch / running)
-            return 0.0
-        return self.pace(batch)
+        if self.pace.measured >= CONFIDENT:
+            return self.pace(batch)
+        drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
+        for request in self.requests.values():
+            for index, began in request.begun.items():
+                image = request.images[index]
+                if image.slot and image.state is not State.DONE and request.tokens >= self._enough:
+                    drawn += request.tokens - int(self.engine.scheduler.left[image.slot])
+                    seconds, running = seconds + now - began, running + 1
+        return (seconds / drawn) * math.sqrt(batch / running) if drawn and seconds > MEASURED_S else 0.0
 
     def finished(self, request: Request, image: Image) -> None:
         """One of a request's images is done: learn from the time it took."""

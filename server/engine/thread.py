@@ -70,19 +70,19 @@ class EngineThread:
         self._call_on_loop: Callable[..., object]
         self._reports: Reports
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._watchdog = Watchdog(watchdog_timeout_s, lambda: self.load > 0, self._hung)
+        self.watchdog = Watchdog(watchdog_timeout_s, lambda: self.load > 0, self._hung)
 
     def start(self, reports: Reports, call_on_loop: Callable[..., object]) -> None:
         """call_on_loop: makes a call on the event loop, as loop.call_soon_threadsafe does."""
         self._reports, self._call_on_loop = reports, call_on_loop
         self._thread.start()
-        self._watchdog.start()
+        self.watchdog.start()
 
     def stop(self) -> None:
         """End the thread after the current quantum."""
         self._inbox.put(None)
         self._thread.join()  # if it hangs, the watchdog still runs
-        self._watchdog.stop()
+        self.watchdog.stop()
 
     def serve(self, engines: Sequence[Engine]) -> None:
         """Run the quanta of these models from now on, and forget all others."""
@@ -108,11 +108,6 @@ class EngineThread:
         """Models with images to draw, and pieces of background work."""
         return sum(engine.busy for engine in self._engines) + len(self._background)
 
-    @property
-    def heartbeat_age_s(self) -> float:
-        """Seconds since the last heartbeat while there is work; else 0."""
-        return self._watchdog.age_s
-
     # --- on the engine thread ---
 
     def _run(self) -> None:
@@ -133,7 +128,9 @@ class EngineThread:
                            f"because of {type(failure).__name__}")
                     self._end(why, engine_failed(why))
                 died.append(now)
-                self._abandon(failure)
+                engine, self._current = self._current, None  # its slots are emptied; everything else is as it was
+                requests = engine.abandon() if engine else []
+                self.report(self._reports.batch_lost, requests, batch_failed(type(failure).__name__))
 
     def _take_calls(self, wait: bool) -> bool:
         """Make the calls in the inbox. wait: for at least one. Returns False if the thread is to stop."""
@@ -153,7 +150,7 @@ class EngineThread:
         for engine in self._engines:
             if engine.busy:
                 drawing, self._current = True, engine
-                self._watchdog.beat()
+                self.watchdog.beat()
                 self.report(self._reports.quantum_done, engine, engine.run_quantum())
                 self._current = None
         now = time.perf_counter()
@@ -173,7 +170,7 @@ class EngineThread:
         work = next((work for work in self._background if not drawing or began >= work.rests_until), None)
         if work is None:
             return 0.0
-        self._watchdog.beat(PATIENCE)
+        self.watchdog.beat(PATIENCE)
         try:
             next(work.pieces)
         except StopIteration:
@@ -197,14 +194,8 @@ class EngineThread:
 
     def _serve(self, engines: Sequence[Engine]) -> None:
         for engine in engines:
-            engine.beat = self._watchdog.beat
+            engine.beat = self.watchdog.beat
         self._engines = engines
-
-    def _abandon(self, failure: Exception) -> None:
-        """Empty the slots of the model whose quantum raised; everything else is as it was."""
-        engine, self._current = self._current, None
-        lost = [] if engine is None else engine.abandon()
-        self.report(self._reports.batch_lost, lost, batch_failed(type(failure).__name__))
 
     def report(self, call: Callable[..., None], *about: object) -> None:
         """Make a call on the event loop."""
