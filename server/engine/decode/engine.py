@@ -50,7 +50,7 @@ class Engine:
         While images are decoding, prefill gets at most half of the time. If no image can decode yet, no step is taken.
         """
         report = self._report = Report()
-        self._join(report)
+        self._join()
         report.joined_at = time.monotonic()
         drawing = bool(self.scheduler.takes_steps.any())
         ended = self._prefills.run(self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=drawing)
@@ -60,8 +60,8 @@ class Engine:
         streamed = self._streams[self.scheduler.takes_steps].any()
         plan = self.scheduler.plan(self.config.row_length if streamed else -(-self.config.length // PARTS))
         if len(plan):
-            self._decode(plan, report)
-        self._leave([image for image in ended if image.state is State.DONE], report)
+            self._decode(plan)
+        self._leave([image for image in ended if image.state is State.DONE])
         return report
 
     def abandon(self) -> list[str]:
@@ -74,19 +74,19 @@ class Engine:
 
     # --- parts of a quantum ---
 
-    def _join(self, report: Report) -> None:
+    def _join(self) -> None:
         """Give free slots to waiting images, for at most the time of a quantum."""
         began = time.perf_counter()
         while time.perf_counter() - began < QUANTUM_S and (images := self.scheduler.join()):
             request = images[0].request
             try:
                 self._take(images)
-                report.joined += images
+                self._report.joined += images
             except EngineLost:
                 raise
             except Exception as error:
                 logger.exception("a request of %s could not get its slots", self.name, extra=logs.of(request))
-                report.failed[request] = error
+                self._report.failed[request] = error
                 self.scheduler.cancel(request)
 
     def _take(self, images: list[Image]) -> None:
@@ -109,9 +109,9 @@ class Engine:
         if state is not State.DRAWING:
             self._prefills.waiting.append(images)
 
-    def _decode(self, plan: Plan, report: Report) -> None:
+    def _decode(self, plan: Plan) -> None:
         """Run one quantum. Images that cannot be decoded end their requests."""
-        slots, position = plan[:, 0], self.scheduler.position
+        report, slots, position = self._report, plan[:, 0], self.scheduler.position
         before, saturated, began = position[slots], self.decoder.saturated, time.perf_counter()
         report.batch, report.passes = len(plan), 1
         self.decoder.keep(slots.tolist())
@@ -128,8 +128,8 @@ class Engine:
         self.scheduler.left[slots] = self.decoder.left_from[slots, position[slots]]
         report.subpixels = int((position[slots] - before).sum()) * self.config.token_size
         if outcome.not_finite or outcome.failed:
-            self._end_failed(outcome, report)
-        self._report_rows(report)
+            self._end_failed(outcome)
+        self._report_rows()
         if outcome.retries:
             self._check_hope(plan, outcome)
         else:
@@ -151,8 +151,8 @@ class Engine:
             self.beat()
             self.decoder.restore(some[:, 0].tolist(), self.scheduler.position[some[:, 0]].tolist())
 
-    def _report_rows(self, report: Report) -> None:
-        """Fill report.rows."""
+    def _report_rows(self) -> None:
+        """Report newly finished image rows."""
         rows = self.scheduler.position // self.config.row_length
         due = np.flatnonzero(self.scheduler.takes_steps & (rows >= self._next_row))
         images = [self.scheduler.running[slot] for slot in due.tolist()]
@@ -160,19 +160,19 @@ class Engine:
         canvases = dict(zip(streams, self.decoder.canvases(streams), strict=True)) if streams else {}
         for image in images:
             new = range(int(self._next_row[image.slot]), int(rows[image.slot]) + 1)
-            report.rows.append((image, new, canvases.get(image.slot)))
+            self._report.rows.append((image, new, canvases.get(image.slot)))
             self._next_row[image.slot] = new.stop if image.job.stream else NEVER
 
-    def _end_failed(self, outcome: Outcome, report: Report) -> None:
+    def _end_failed(self, outcome: Outcome) -> None:
         """End requests because of an image in this quantum; their other images are cancelled."""
         error = FloatingPointError(f"model {self.name!r} produced NaN or infinite values for an image of this request")
         bad = dict.fromkeys(outcome.not_finite, error) | outcome.failed
         failed = {self.scheduler.running[slot].request: error for slot, error in bad.items()}
-        report.failed |= failed
+        self._report.failed |= failed
         for request in failed:
             self.scheduler.cancel(request)
 
-    def _leave(self, done: list[Image], report: Report) -> None:
+    def _leave(self, done: list[Image]) -> None:
         """Images that are done leave. Those that are drawn are done, or are checked first."""
         drawn = self.scheduler.takes_steps & (self.scheduler.position >= self.config.length)
         for image in [self.scheduler.running[slot] for slot in np.flatnonzero(drawn).tolist()]:
@@ -183,7 +183,7 @@ class Engine:
             else:
                 image.state = State.DONE
                 done.append(image)
-        report.finished += done  # before anything can raise: see `abandon`
+        self._report.finished += done  # before anything can raise: see `abandon`
         canvases = self.decoder.canvases([image.slot for image in done]) if done else ()
         for image, canvas in zip(done, canvases, strict=True):
             image.canvas = canvas
