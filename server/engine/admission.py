@@ -183,6 +183,7 @@ class Admission(Requests):
             if (request := model.requests.get(id)) is not None:
                 self._failed(request, error)
         for request in model.too_late():
+            request.late = True
             self._thread.cancel(request.id, engine)
             request.send(deadline_passed(request.timeout_s))
         self._count(model, report)

@@ -102,7 +102,7 @@ class Model(ServedModel):
             self.pace.learn(batch, (now - request.begun[image.index]) / request.tokens)
 
     def too_late(self) -> list[Request]:
-        """Requests without a slot that would hardly be done in time even if they got one now; marks them as late.
+        """Requests without a slot that would hardly be done in time even if they got one now.
 
         Decoding them all the same would also delay the requests behind them.
         """
@@ -111,7 +111,4 @@ class Model(ServedModel):
         batch = min(len(self.engine.scheduler.running) + 1, self.slots)
         token_s = self.seconds_per_token(batch) if waiting else 0.0
         next_report = time.monotonic() + QUANTUM_S  # at the latest
-        late = [request for request in waiting if request.tokens * token_s * SAFETY > request.deadline - next_report]
-        for request in late:
-            request.late = True
-        return late
+        return [request for request in waiting if request.tokens * token_s * SAFETY > request.deadline - next_report]
