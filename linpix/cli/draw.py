@@ -49,7 +49,7 @@ def produce(engine: Engine, job: Job,
                 best.recognised = best.recognised._replace(attempts=image.attempt)
             done(best)
         advanced(report)
-    drawn = [images[index] for index in range(job.images)]
+    drawn = [images[index] for index in range(job.count)]
     if job.candidates:
         checked = [image.recognised for image in drawn if image.recognised is not None]
         drawn = [drawn[index] for index in best_of(checked, job.answers)]
@@ -121,9 +121,9 @@ def draw(model: str | Path, count: int, given: tuple[object, object] | None, pre
         job = replace(job, canvas=upload.canvas, known=upload.known)
         for warning in uploads.warnings_of(upload, checkpoint):
             warnings.warn(warning, stacklevel=4)
-    with tqdm(total=job.images, unit="image", disable=None if progress is None else not progress,
+    with tqdm(total=job.count, unit="image", disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
-        images, _ = produce(Engine(new_decoder(checkpoint, min(job.images, batch))), job, lambda image: bar.update())
+        images, _ = produce(Engine(new_decoder(checkpoint, min(job.count, batch))), job, lambda image: bar.update())
     checked = [image.recognised for image in images]
     classes = [job.label if one is None else one.label for one in checked]
     return Images(pixels_of(images).reshape(count, *config.image_shape), config,

@@ -65,9 +65,9 @@ class Admission(Requests):
         job, limit = job or Job(), self._client_images
         if limit:
             theirs = {request.id: request.undone for request in self.in_progress.values() if request.client == client}
-            if (excess := (here := sum(theirs.values())) + job.images - limit) > 0:
+            if (excess := (here := sum(theirs.values())) + job.count - limit) > 0:
                 until_s = sorted(end for model in self._all.values() for end, id in model.ends() if id in theirs)
-                return client_limit(here, job.images, limit, until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
+                return client_limit(here, job.count, limit, until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
         assert model is None or isinstance(model, Model)
         refusals = [asked.refusal(job) for asked in ([model] if model else self.models.values())]
         return refusals[0] if all(refusals) else None

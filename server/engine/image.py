@@ -46,7 +46,7 @@ class Image:
 
 
 def images_of(job: Job, request: str) -> list[Image]:
-    return [Image(request, job, index, job.seed + index, job.label) for index in range(job.images)]
+    return [Image(request, job, index, job.seed + index, job.label) for index in range(job.count)]
 
 
 @dataclass(slots=True)

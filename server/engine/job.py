@@ -21,8 +21,8 @@ class Job:
     """Images of one model to be drawn, which differ in their seeds only; or a picture to be scored."""
 
     model: str = ""
-    images: int = 1                # to draw; image i has the seed `seed` + i
-    answers: int = 1               # images to return: all, or the best of `images` candidates
+    count: int = 1                 # images to draw; image i has the seed `seed` + i
+    answers: int = 1               # images to return: all, or the best of `count` candidates
     candidates: bool = False
     seed: int = 0
     temperature: float = 1.0
@@ -62,12 +62,12 @@ def new_job(checkpoint: Checkpoint, answers: int, *, label: int | None = None, s
         example = f", such as {able}" if able else ""
         raise InvalidRequest(f"{option} need a model that can recognise classes, and {checkpoint.name} cannot; leave "
                              f"out {option}, or use a model that draws the class first{example}", param=option)
-    images = candidates or answers
-    largest = MAX_SEED - images + 1
+    count = candidates or answers
+    largest = MAX_SEED - count + 1
     seed = secrets.randbelow(largest) if seed is None else operator.index(seed)  # numpy's integers would overflow
     if not 0 <= seed <= largest:
-        several = "1 image" if images == 1 else f"{images} images"
-        raise InvalidRequest(f"image i uses seed + i, which must be at least 0 and below 2^53: with {several} the "
+        images = "1 image" if count == 1 else f"{count} images"
+        raise InvalidRequest(f"image i uses seed + i, which must be at least 0 and below 2^53: with {images} the "
                              f"largest seed is {largest}, got {seed}", param="seed")
     if attempts is None:
         attempts = 1 if candidates is not None or temperature == 0 else checkpoint.attempts
@@ -79,7 +79,7 @@ def new_job(checkpoint: Checkpoint, answers: int, *, label: int | None = None, s
     if attempts > 1 and temperature == 0:
         raise InvalidRequest(f"at temperature 0 all attempts are the same, got {attempts} attempts; leave out "
                              "attempts", param="attempts")
-    return Job(model=checkpoint.name, images=images, answers=answers, candidates=candidates is not None, seed=seed,
+    return Job(model=checkpoint.name, count=count, answers=answers, candidates=candidates is not None, seed=seed,
                temperature=temperature, label=label, attempts=attempts)
 
 

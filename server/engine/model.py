@@ -44,11 +44,11 @@ class Model(ServedModel):
         if job.bulk:
             running = self.undone - self.waiting()
             left = min(room, self.slots - running + self.queue[True] - self.waiting(bulk=True))
-        if (excess := job.images - left) <= 0:
+        if (excess := job.count - left) <= 0:
             return None
-        bulk = job.images <= room  # only bulk images have too little room
+        bulk = job.count <= room  # only bulk images have too little room
         until_s = [end for end, _ in self.ends()]  # none, if all room is held by pictures to be scored
-        return queue_full(self.waiting(True if bulk else None), job.images, self.queue[bulk],
+        return queue_full(self.waiting(True if bulk else None), job.count, self.queue[bulk],
                           until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
 
     def admit(self, request: Request) -> None:
@@ -57,11 +57,11 @@ class Model(ServedModel):
         if not self.requests and now - self._measured_at > STALE_S:
             self.pace.forget()
         if not job.scored:
-            tokens = self.undone * self.config.length + request.tokens * job.images  # at most
+            tokens = self.undone * self.config.length + request.tokens * job.count  # at most
             # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
             bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(self.slots)
             if bound_s * SAFETY > (left_s := request.deadline - now):  # hardly ever
-                new = [Remaining(request.id, request.tokens)] * job.images
+                new = [Remaining(request.id, request.tokens)] * job.count
                 needed_s = SAFETY * max(end for end, id in self.ends(new, bulk=job.bulk) if id == request.id)
                 if needed_s > left_s:
                     ahead = sum(other.undone for other in self.requests.values() if not other.job.scored)

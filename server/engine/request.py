@@ -72,7 +72,7 @@ class Request:
     events: asyncio.Queue[Event | ServiceError] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        self.deadline, self.undone = self.began + self.timeout_s, self.job.images
+        self.deadline, self.undone = self.began + self.timeout_s, self.job.count
         config, known, prefix = self.model.config, self.job.known, self.job.prefix
         self.given = prefix // config.token_size // config.row_length
         # a conditional model also reads the known sub-pixels behind a hole; others decode these

@@ -99,7 +99,7 @@ class Host:
 
     def ask(self, images: int) -> None:
         model = self.admission.models["preset"]
-        request = Request(str(self.asked), "generations", "somebody", Job(images=images, seed=self.asked), model, 600.0)
+        request = Request(str(self.asked), "generations", "somebody", Job(count=images, seed=self.asked), model, 600.0)
         self.asked += images
         model.admit(request)
         self.admission.in_progress[request.id] = request

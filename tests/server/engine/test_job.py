@@ -35,7 +35,7 @@ def test_what_is_not_asked_for_is_the_models_own():
 
 def test_images_answers_and_seeds():
     several = job(FIRST, 3, candidates=8, seed=10)
-    assert (several.answers, several.images) == (3, 8)
+    assert (several.answers, several.count) == (3, 8)
     assert seeds(several) == [*range(10, 18)]
 
 

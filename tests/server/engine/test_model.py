@@ -28,7 +28,7 @@ def served(tiny, slots: int, max_queue: int) -> Model:
 
 def ask(model: Model, name: str, images: int = 1, within_s: float = math.inf, **options) -> Request:
     """Admit a request, and submit it."""
-    asked = Request(name, "generations", "somebody", Job(images=images, **options), model, within_s)
+    asked = Request(name, "generations", "somebody", Job(count=images, **options), model, within_s)
     if (refusal := model.refusal(asked.job)) is not None:
         raise refusal
     model.admit(asked)
@@ -100,7 +100,7 @@ def test_what_leaves_in_a_slot_or_in_the_queue_gives_back_its_room(tiny):
     assert (model.waiting(), model.refusal(Job()) is None) == (1, False)
     model.engine.scheduler.cancel("a")
     del model.requests["a"]
-    assert model.refusal(Job(images=2)) is None and model.refusal(Job(images=3)) is not None
+    assert model.refusal(Job(count=2)) is None and model.refusal(Job(count=3)) is not None
     run(model)
     assert not model.engine.scheduler.running
 
@@ -109,7 +109,7 @@ def test_a_picture_to_be_scored_needs_room_in_the_queue_but_no_slot(tiny):
     model = served(tiny, slots=1, max_queue=4)
     ask(model, "scored", scored=True)
     image_takes(model, 6.4)
-    assert model.waiting() == 1 and model.refusal(Job(images=4)) is None and model.refusal(Job(images=5)) is not None
+    assert model.waiting() == 1 and model.refusal(Job(count=4)) is None and model.refusal(Job(count=5)) is not None
     ask(model, "drawn")
     assert model.ends() == [(pytest.approx(6.4), "drawn")], "it waits for nothing"
 
