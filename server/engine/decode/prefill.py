@@ -56,11 +56,12 @@ class Prefills:
                 self._begin_again(groups, error, report)
                 ended = []
             spent_s = (time.perf_counter() - began) / len(groups)
-            for group in groups:
-                group[0].prefill_s += 0.0 if checking else spent_s
+            if not checking:
+                for group in groups:
+                    group[0].prefill_s += spent_s
+                report.prefill_s += [group[0].prefill_s for group in ended]
             for group in ended:
                 self.waiting.remove(group)
-                report.prefill_s += [] if checking else [group[0].prefill_s]
                 for image in group:
                     image.state = State.DONE if checking else State.DRAWING
                 done += group
