@@ -66,7 +66,6 @@ class EngineThread:
         self._current: Engine | None = None    # the one whose quantum is running
         self._background: list[Work] = []      # in the order of turns
         self._rests_until = 0.0                # no background work before, while images are drawn; by perf_counter
-        self._running = False
         self._call_on_loop: Callable[..., object]
         self._reports: Reports
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -101,7 +100,7 @@ class EngineThread:
 
     @property
     def running(self) -> bool:
-        return self._running and self._thread.is_alive()
+        return self._thread.is_alive()
 
     @property
     def load(self) -> int:
@@ -114,7 +113,6 @@ class EngineThread:
         died: deque[float] = deque(maxlen=RESTARTS)
         while True:
             try:
-                self._running = True
                 while self._take_calls(wait=not self.load):
                     self._round()
                 return
