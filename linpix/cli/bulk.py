@@ -43,7 +43,7 @@ def draw_shards(folder: Path, job: Job, engine: Engine, *, shards: int, shard_fo
     seed_given: else the seed is that of the folder's first call. Raises ValueError if the folder was begun with other
     settings, or is in use.
     """
-    count, digits = job.images, max(5, len(str(shards - 1)))  # of fixed width, for names like shard-{00000..00099}
+    count, digits = job.count, max(5, len(str(shards - 1)))  # of fixed width, for names like shard-{00000..00099}
     with _locked(folder):
         job = replace(job, seed=_settle(folder, job, engine, seed_given, {
             "count": count, "shards": shards, "shard_format": shard_format, "scale": scale}))
@@ -78,7 +78,8 @@ def _drawn(engine: Engine, job: Job, shards: Sequence[range], bar: "tqdm[Any]") 
         while number not in finished:
             while parts and (not engine.busy if eager else len(engine.scheduler.interactive) < slots):
                 part = parts.popleft()
-                engine.submit(images_of(replace(job, seed=job.seed + part[0], images=len(part)), str(part[0])))
+                asked = replace(job, seed=job.seed + part[0], count=len(part))
+                engine.scheduler.submit(images_of(asked, str(part[0])))
             _, done = quantum_of(engine)
             finished |= {int(image.request) + image.index: chosen(image) for image in done}
             bar.update(len(done))

@@ -118,7 +118,7 @@ def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Job, Output]:
 
 
 def _engine(given: argparse.Namespace, checkpoint: Checkpoint, job: Job) -> Engine:
-    return Engine(new_decoder(checkpoint, min(job.images, given.batch), given.engine, given.precision,
+    return Engine(new_decoder(checkpoint, min(job.count, given.batch), given.engine, given.precision,
                               device=given.device, state=StateFormat(precision=given.state, defer=given.defer)))
 
 
@@ -146,16 +146,16 @@ def _produce(given: argparse.Namespace, engine: Engine, output: Output, job: Job
         if animated:
             facts["frames"], text = frames, f"{text} ({frames} frames)"
     if job.candidates:
-        facts["candidates"] = job.images
+        facts["candidates"] = job.count
         for place, image in enumerate([] if output.kind else kept):
             output.write_one(place, image)
     seeds = [job.seed + image.index for image in kept]
     files = list(dict.fromkeys(output.file(place, seed) for place, seed in enumerate(seeds)))
-    result = {"images": len(kept), "seconds": seconds, "images_per_second": len(kept) / seconds, "drawn": job.images,
+    result = {"images": len(kept), "seconds": seconds, "images_per_second": len(kept) / seconds, "drawn": job.count,
               **decoder.facts, "seeds": seeds, "files": files, **facts}
     what = f"the best {len(kept)} of them " if job.candidates else ""
-    drawn = "1 image" if job.images == 1 else f"{job.images} images"
-    _say(given, result, f"{drawn} in {seconds:.2f} s ({job.images / seconds:.2f} images/s, "
+    drawn = "1 image" if job.count == 1 else f"{job.count} images"
+    _say(given, result, f"{drawn} in {seconds:.2f} s ({job.count / seconds:.2f} images/s, "
          f"{decoder.kind} engine, {decoder.precision}), seeds from {job.seed}, {what}written to {text}")
 
 

@@ -36,7 +36,7 @@ def produce(engine: Engine, job: Job,
     Returns them, or the best of candidates, and the seconds of decoding, prefills included. done is called with each
     image that is finished, and then advanced with the quantum's report.
     """
-    engine.submit(images_of(job, "all"))
+    engine.scheduler.submit(images_of(job, "all"))
     images: dict[int, Image] = {}
     seconds = 0.0
     while engine.busy:
@@ -49,7 +49,7 @@ def produce(engine: Engine, job: Job,
                 best.recognised = best.recognised._replace(attempts=image.attempt)
             done(best)
         advanced(report)
-    drawn = [images[index] for index in range(job.images)]
+    drawn = [images[index] for index in range(job.count)]
     if job.candidates:
         checked = [image.recognised for image in drawn if image.recognised is not None]
         drawn = [drawn[index] for index in best_of(checked, job.answers)]
@@ -73,7 +73,7 @@ def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
                                      "--precision fp32, and if that does not help, restore the checkpoint") from error
         raise error
     following = {image: again(image) for image in report.finished}
-    engine.submit([image for image in following.values() if image is not None])
+    engine.scheduler.submit([image for image in following.values() if image is not None])
     return report, [image for image, further in following.items() if further is None]
 
 
@@ -121,9 +121,9 @@ def draw(model: str | Path, count: int, given: tuple[object, object] | None, pre
         job = replace(job, canvas=upload.canvas, known=upload.known)
         for warning in uploads.warnings_of(upload, checkpoint):
             warnings.warn(warning, stacklevel=4)
-    with tqdm(total=job.images, unit="image", disable=None if progress is None else not progress,
+    with tqdm(total=job.count, unit="image", disable=None if progress is None else not progress,
               file=sys.stderr) as bar:
-        images, _ = produce(Engine(new_decoder(checkpoint, min(job.images, batch))), job, lambda image: bar.update())
+        images, _ = produce(Engine(new_decoder(checkpoint, min(job.count, batch))), job, lambda image: bar.update())
     checked = [image.recognised for image in images]
     classes = [job.label if one is None else one.label for one in checked]
     return Images(pixels_of(images).reshape(count, *config.image_shape), config,

@@ -109,15 +109,15 @@ class Progress:
                  frames: int) -> None:
         """colours: as colours_of says · frames: of the film, at most."""
         self._config, self._known = config, job.known
-        self.film = Film(job.images, job.known_rows(config), config.height, frames)
-        self._preview = Preview(stream, job.images, config, colours, terminal_size(stream)) if colours else None
+        self.film = Film(job.count, job.prefix * config.height // config.subpixels, config.height, frames)
+        self._preview = Preview(stream, job.count, config, colours, terminal_size(stream)) if colours else None
         self._live = stream.isatty()
         self._canvas = np.zeros((self._preview.count if self._preview else 0, config.subpixels), np.uint8)
         if job.canvas is not None:
             self._canvas[:] = job.canvas
         self._finished, self._drawn_at = 0, 0.0
-        self._bar = tqdm(total=job.images * config.height, file=stream, disable=not self._live,
-                         desc=f"0/{job.images} images", bar_format="{l_bar}{bar}| [{elapsed}<{remaining}]")
+        self._bar = tqdm(total=job.count * config.height, file=stream, disable=not self._live,
+                         desc=f"0/{job.count} images", bar_format="{l_bar}{bar}| [{elapsed}<{remaining}]")
 
     def __enter__(self) -> "Progress":
         if self._live:

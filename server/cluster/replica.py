@@ -80,12 +80,12 @@ class Replica:
             if call.job.stream:
                 yield []
             news, done = News(), 0
-            while done < call.job.images:
+            while done < call.job.count:
                 event = await request.next_event()
                 assert event is not None
                 news.append(event)
                 done += event.done
-                if call.job.stream and request.events.empty() and done < call.job.images:
+                if call.job.stream and request.events.empty() and done < call.job.count:
                     yield news
                     news = News()
             self.requests.release(request, "completed")

@@ -120,7 +120,7 @@ class Comparisons:
         """The comparison's units of work, one a `next`, on the engine thread, which reports each to the event loop."""
         try:
             for _ in comparison.run():
-                self._thread.report(self._advance, job, comparison.progress, comparison.report, self._thread.shared)
+                self._thread.report(self._advance, job, comparison.progress, comparison.report, self._thread.load > 1)
                 yield
             self._thread.report(self._complete, job, comparison.report)
         except Exception as failure:

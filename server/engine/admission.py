@@ -17,7 +17,7 @@ from .. import logs
 from ..errors import ServiceError, client_limit, deadline_passed, engine_failed
 from ..memory import collect
 from ..metrics import PRIORITIES, Metrics
-from .attempts import again
+from .attempts import again, chosen
 from .decode.engine import Engine
 from .image import Image, Report, images_of
 from .job import Job
@@ -40,11 +40,10 @@ class Admission(Requests):
         """engines: by name, the default one first · max_queue: images of one model that may wait · client_images: that
         one client may have; 0: any number."""
         super().__init__(metrics)
-        self.models = {}
         self._thread, self._max_queue, self._client_images = thread, max_queue, client_images
         self._all: dict[Engine, Model] = {}  # of `models`, and those that are decoded until their last request ends
         self.serve(engines)
-        metrics.heartbeat_age.set_function(lambda: thread.heartbeat_age_s)
+        metrics.heartbeat_age.set_function(lambda: thread.watchdog.age_s)
         metrics.requests_waiting.set_function(lambda: sum(not request.begun for request in self.in_progress.values()))
         metrics.requests_running.set_function(lambda: sum(bool(request.begun) for request in self.in_progress.values()))
 
@@ -63,28 +62,21 @@ class Admission(Requests):
     # --- requests ---
 
     def refusal(self, client: str, job: Job | None = None, model: ServedModel | None = None) -> ServiceError | None:
-        job = job or Job()
-        try:
-            self._check_client(client, job.images)
-            model = model or max(self.models.values(), key=lambda model: model.room_left())
-            assert isinstance(model, Model)
-            model.check_room(job)
-        except ServiceError as error:
-            return error
-        return None
-
-    def _admit(self, request: Request) -> None:
-        assert isinstance(request.model, Model)
-        self._check_client(request.client, request.job.images)
-        request.model.admit(request)
-        if request.model.engine not in self._all:  # it was replaced while the upload was decoded
-            self._all[request.model.engine] = request.model
-            self._follow(request.model)
-            self._thread.serve([*self._all])
+        job, limit = job or Job(), self._client_images
+        if limit:
+            theirs = {request.id: request.undone for request in self.in_progress.values() if request.client == client}
+            if (excess := (here := sum(theirs.values())) + job.count - limit) > 0:
+                until_s = sorted(end for model in self._all.values() for end, id in model.ends() if id in theirs)
+                return client_limit(here, job.count, limit, until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
+        assert model is None or isinstance(model, Model)
+        refusals = [asked.refusal(job) for asked in ([model] if model else self.models.values())]
+        return refusals[0] if all(refusals) else None
 
     def _begin(self, request: Request) -> None:
         job, model = request.job, request.model
         assert isinstance(model, Model)
+        if model.engine not in self._all:  # it was replaced while the upload was decoded
+            self._add(model)
         request.expiry = asyncio.get_running_loop().call_at(
             request.deadline, lambda: request.send(deadline_passed(request.timeout_s)))
         if job.scored:
@@ -118,31 +110,20 @@ class Admission(Requests):
         if len(self._all) > len(self.models):
             self._forget_idle()
 
-    def _check_client(self, client: str, images: int) -> None:
-        """Raise client_limit, with the time until there is room, if so many more images are too many for one client."""
-        if not self._client_images:
-            return
-        theirs = {request.id: request.undone for request in self.in_progress.values() if request.client == client}
-        if (excess := (here := sum(theirs.values())) + images - self._client_images) > 0:
-            until = sorted(end for model in self._all.values() for end, id in model.ends() if id in theirs)
-            raise client_limit(here, images, self._client_images, until[min(excess, len(until)) - 1] if until else 0.0)
-
     # --- models ---
 
     def serve(self, engines: dict[str, Engine]) -> None:
         """Admit requests to these models from now on. Requests admitted to other models go on until they end."""
-        for engine in engines.values():
-            if engine not in self._all:
-                self._all[engine] = Model(engine, self._max_queue)
-        self.models.clear()
-        self.models.update((name, self._all[engine]) for name, engine in engines.items())
+        self.models = {name: self._all.get(engine) or Model(engine, self._max_queue)
+                       for name, engine in engines.items()}
         for model in self.models.values():
-            self._follow(model)
-        self._thread.serve([*self._all])
+            self._add(model)
         self._forget_idle()
 
-    def _follow(self, model: Model) -> None:
-        """Have the gauges follow a model; one and the one that replaces it have the same name, and count together."""
+    def _add(self, model: Model) -> None:
+        """Have a model decoded, and the gauges follow it; it counts together with one of its name that it replaces."""
+        self._all[model.engine] = model
+        self._thread.serve([*self._all])
         self.metrics.add_model(name := model.name, model.backend)
 
         def total(number: Callable[[Model], int]) -> int:
@@ -202,6 +183,7 @@ class Admission(Requests):
             if (request := model.requests.get(id)) is not None:
                 self._failed(request, error)
         for request in model.too_late():
+            request.late = True
             self._thread.cancel(request.id, engine)
             request.send(deadline_passed(request.timeout_s))
         self._count(model, report)
@@ -214,7 +196,11 @@ class Admission(Requests):
             self._thread.submit(model.engine, [following])
             return
         model.finished(request, image)
-        request.finish(image)
+        best = chosen(image)
+        assert best.canvas is not None
+        recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
+        request.undone, request.drawn = request.undone - 1, time.monotonic()
+        request.send(Event(image.index, model.config.height, best.canvas, True, recognised))
         self.metrics.images_completed.labels(model.name, model.backend, "completed").inc()
 
     def _failed(self, request: Request, error: Exception,

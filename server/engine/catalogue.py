@@ -77,7 +77,7 @@ class Catalogue:
 
     def _put(self, admission: Admission, name: str, fresh: Engine, order: list[str]) -> None:
         outcome = "replaced" if name in admission.models else "added"
-        serving = _engines(admission) | {name: fresh}
+        serving = {other: model.engine for other, model in admission.models.items()} | {name: fresh}
         admission.serve({model: serving[model] for model in [*order, *serving] if model in serving})
         logger.warning("SIGHUP: %s is %s: checkpoint %s", name, outcome, fresh.decoder.checkpoint.digest[:16])
         admission.metrics.reloads.labels(outcome).inc()
@@ -94,8 +94,7 @@ class Catalogue:
                 self._refuse(admission, f"{name} is kept: {folder} does not exist, but without it no model would be "
                                         f"left; put a valid checkpoint into {folder.parent}, and send SIGHUP again")
             else:
-                kept = {other: engine for other, engine in _engines(admission).items() if other != name}
-                admission.serve(kept)
+                admission.serve({other: model.engine for other, model in admission.models.items() if other != name})
                 logger.warning("SIGHUP: %s was removed", name)
                 admission.metrics.reloads.labels("removed").inc()
 
@@ -148,8 +147,14 @@ class Catalogue:
         """missing: whether named models may be missing, and there may be no model at all."""
         settings = self._settings
         if settings.models:
-            named = [name.strip() for name in settings.models.split(",")]
-            return [folder for name in named if (folder := self._find(name, missing=missing)) is not None]
+            found = []
+            for name in settings.models.split(","):
+                try:
+                    found.append(checkpoint.find(name.strip(), settings.checkpoints))
+                except CheckpointError:
+                    if not missing:
+                        raise
+            return found
         root = checkpoint.root(settings.checkpoints)
         found = checkpoint.folders(root)
         if not found and not missing:
@@ -157,19 +162,6 @@ class Catalogue:
                                   "model with linpix train")
         return sorted(found, key=lambda folder: (_FIRST.index(folder.name) if folder.name in _FIRST else 9,
                                                  folder.name))
-
-    def _find(self, name: str, *, missing: bool) -> Path | None:
-        try:
-            return checkpoint.find(name, self._settings.checkpoints)
-        except CheckpointError:
-            if missing:
-                return None
-            raise
-
-
-def _engines(admission: Admission) -> dict[str, Engine]:
-    return {name: model.engine for name, model in admission.models.items()}
-
 
 def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:
     """Raise ValueError if slots do not fit into memory. shadowed: whether each needs room for a copy as well."""

@@ -1,6 +1,7 @@
 """Forecasts: when each admitted image will be done, from one measured number. Plain Python, without a clock."""
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -53,13 +54,11 @@ class Remaining(NamedTuple):
 
 def queue_order(interactive: Iterable[Remaining], bulk: Iterable[Remaining]) -> list[Remaining]:
     """Waiting images in the order in which they will get slots."""
-    classes, order, overtaken = ([*interactive], [*bulk]), list[Remaining](), 0
-    at = [0, 0]
-    while any(left := [len(images) - place for images, place in zip(classes, at, strict=True)]):
-        kind = int(bulk_is_next(left[0], left[1], overtaken))
-        order.append(classes[kind][at[kind]])
-        at[kind] += 1
-        overtaken = 0 if kind or not left[1] else overtaken + 1
+    classes, order, overtaken = (deque(interactive), deque(bulk)), list[Remaining](), 0
+    while classes[False] or classes[True]:
+        kind = bulk_is_next(len(classes[False]), len(classes[True]), overtaken)
+        order.append(classes[kind].popleft())
+        overtaken = 0 if kind or not classes[True] else overtaken + 1
     return order
 
 

@@ -13,7 +13,8 @@ from .job import Job
 
 class State(Enum):
     WAITING = "has no slot yet"
-    PREFILL = "in a slot: what is known is read or folded in"
+    PREFILL = "in a slot: known tokens before the first unknown one are folded in"
+    READING = "in a slot: a conditional model reads all that is known"
     DRAWING = "in a slot: takes steps"
     CHECKING = "in a slot, drawn: the model reads it to see whether it recognises the class"
     DONE = "has left its slot"
@@ -45,7 +46,7 @@ class Image:
 
 
 def images_of(job: Job, request: str) -> list[Image]:
-    return [Image(request, job, index, job.seed + index, job.label) for index in range(job.images)]
+    return [Image(request, job, index, job.seed + index, job.label) for index in range(job.count)]
 
 
 @dataclass(slots=True)

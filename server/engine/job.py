@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from linpix.model.attempts import MAX_ATTEMPTS
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.config import ModelConfig
 from linpix.model.inputs import first_hole
 from linpix.model.philox import MAX_SEED
 
@@ -22,8 +21,8 @@ class Job:
     """Images of one model to be drawn, which differ in their seeds only; or a picture to be scored."""
 
     model: str = ""
-    images: int = 1                # to draw; image i has the seed `seed` + i
-    answers: int = 1               # images to return: all, or the best of `images` candidates
+    count: int = 1                 # images to draw; image i has the seed `seed` + i
+    answers: int = 1               # images to return: all, or the best of `count` candidates
     candidates: bool = False
     seed: int = 0
     temperature: float = 1.0
@@ -37,29 +36,15 @@ class Job:
     stream: bool = False           # each finished image row is sent
 
     @property
-    def checked(self) -> bool:
-        """Whether the model reads each image that it has drawn, to see whether it recognises its class."""
-        return self.attempts > 1 or self.candidates
-
-    @property
     def prefix(self) -> int:
         """Known sub-pixels before the first unknown one: they are prefilled or read, not decoded."""
         return 0 if self.known is None else first_hole(self.known)
-
-    def known_rows(self, config: ModelConfig) -> int:
-        """Whole image rows that are known from the start."""
-        return self.prefix // config.row_length // config.token_size
-
-    def tokens(self, config: ModelConfig) -> int:
-        """Tokens of an image that must be drawn: not known ones that the model reads first, nor those before a hole."""
-        read = int(self.known.sum()) if self.known is not None and config.patch else self.prefix
-        return config.length - read // config.token_size
 
 
 def new_job(checkpoint: Checkpoint, answers: int, *, label: int | None = None, seed: int | None = None,
             temperature: float | None = None, candidates: int | None = None, attempts: int | None = None,
             limit: int | None = None, able: str | None = "mnist-conditional") -> Job:
-    """Check the options of images, and give those that are None their defaults. Raises InvalidRequest.
+    """Check the options of images, and give those that are None their defaults. Raises InvalidRequest, or TypeError.
 
     seed: None is a random one · candidates: draw so many, and return the best · limit: the most images that a request
     may draw · able: the name of a model that draws the class first, if there is one to name.
@@ -77,27 +62,13 @@ def new_job(checkpoint: Checkpoint, answers: int, *, label: int | None = None, s
         example = f", such as {able}" if able else ""
         raise InvalidRequest(f"{option} need a model that can recognise classes, and {checkpoint.name} cannot; leave "
                              f"out {option}, or use a model that draws the class first{example}", param=option)
-    images = candidates or answers
-    return Job(model=checkpoint.name, images=images, answers=answers, candidates=candidates is not None,
-               seed=_first_seed(seed, images), temperature=temperature, label=label,
-               attempts=_attempts(attempts, checkpoint, candidates=candidates, temperature=temperature))
-
-
-def _first_seed(seed: int | None, count: int) -> int:
-    """The seed of the first of so many images; None: a random one. Raises InvalidRequest, or TypeError."""
+    count = candidates or answers
     largest = MAX_SEED - count + 1
-    if seed is None:
-        return secrets.randbelow(largest)
-    seed = operator.index(seed)  # of numpy, too, whose integers would overflow
+    seed = secrets.randbelow(largest) if seed is None else operator.index(seed)  # numpy's integers would overflow
     if not 0 <= seed <= largest:
         images = "1 image" if count == 1 else f"{count} images"
         raise InvalidRequest(f"image i uses seed + i, which must be at least 0 and below 2^53: with {images} the "
                              f"largest seed is {largest}, got {seed}", param="seed")
-    return seed
-
-
-def _attempts(attempts: int | None, checkpoint: Checkpoint, *, candidates: int | None, temperature: float) -> int:
-    """Job.attempts."""
     if attempts is None:
         attempts = 1 if candidates is not None or temperature == 0 else checkpoint.attempts
     if attempts not in range(1, MAX_ATTEMPTS + 1):
@@ -108,7 +79,8 @@ def _attempts(attempts: int | None, checkpoint: Checkpoint, *, candidates: int |
     if attempts > 1 and temperature == 0:
         raise InvalidRequest(f"at temperature 0 all attempts are the same, got {attempts} attempts; leave out "
                              "attempts", param="attempts")
-    return attempts
+    return Job(model=checkpoint.name, count=count, answers=answers, candidates=candidates is not None, seed=seed,
+               temperature=temperature, label=label, attempts=attempts)
 
 
 def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from ..errors import deadline_unreachable, queue_full
+from ..errors import ServiceError, deadline_unreachable, queue_full
 from .decode.engine import Engine
 from .decode.scheduler import QUANTUM_S
 from .forecast import CONFIDENT, SAFETY, Pace, Remaining, ends, queue_order
@@ -38,39 +38,35 @@ class Model(ServedModel):
         return sum(request.job.scored + sum(image.state is State.WAITING for image in request.images)
                    for request in self.requests.values() if bulk in (None, request.job.bulk))
 
-    def room_left(self, bulk: bool = False) -> int:
-        """Images of a class that would be admitted now."""
-        left = self.slots + self.queue[False] - self.undone
-        if bulk:
+    def refusal(self, job: Job) -> ServiceError | None:
+        """queue_full, with the time until there is room, if there is none for a job now."""
+        room = left = self.slots + self.queue[False] - self.undone
+        if job.bulk:
             running = self.undone - self.waiting()
-            left = min(left, self.slots - running + self.queue[bulk] - self.waiting(bulk=True))
-        return left
+            left = min(room, self.slots - running + self.queue[True] - self.waiting(bulk=True))
+        if (excess := job.count - left) <= 0:
+            return None
+        bulk = job.count <= room  # only bulk images have too little room
+        until_s = [end for end, _ in self.ends()]  # none, if all room is held by pictures to be scored
+        return queue_full(self.waiting(True if bulk else None), job.count, self.queue[bulk],
+                          until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
 
     def admit(self, request: Request) -> None:
-        """Raises queue_full with the time until there is room, or deadline_unreachable."""
+        """Raises deadline_unreachable."""
         job, now = request.job, time.monotonic()
         if not self.requests and now - self._measured_at > STALE_S:
             self.pace.forget()
-        self.check_room(job)
         if not job.scored:
-            tokens = self.undone * self.config.length + request.tokens * job.images  # at most
+            tokens = self.undone * self.config.length + request.tokens * job.count  # at most
             # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
             bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(self.slots)
             if bound_s * SAFETY > (left_s := request.deadline - now):  # hardly ever
-                new = [Remaining(request.id, request.tokens)] * job.images
+                new = [Remaining(request.id, request.tokens)] * job.count
                 needed_s = SAFETY * max(end for end, id in self.ends(new, bulk=job.bulk) if id == request.id)
                 if needed_s > left_s:
                     ahead = sum(other.undone for other in self.requests.values() if not other.job.scored)
                     raise deadline_unreachable(left_s, needed_s, ahead)
         self.requests[request.id] = request
-
-    def check_room(self, job: Job) -> None:
-        """Raise queue_full, with the time until there is room for a job, if there is none now."""
-        if (excess := job.images - self.room_left(job.bulk)) > 0:
-            bulk = job.bulk and job.images <= self.room_left()  # only bulk images have too little room
-            until_s = [end for end, _ in self.ends()]  # none, if all room is held by pictures to be scored
-            raise queue_full(self.waiting(job.bulk if bulk else None), job.images, self.queue[bulk],
-                            until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
 
     def ends(self, new: Sequence[Remaining] = (), *, bulk: bool = False) -> list[tuple[float, str]]:
         """Seconds until each image will be done, and its request. new: images that would come last in their class."""
@@ -87,18 +83,16 @@ class Model(ServedModel):
 
     def seconds_per_token(self, batch: int) -> float:
         """The pace with so many images in slots; until images have finished, that of the running ones; else 0."""
-        if self.pace.measured < CONFIDENT:
-            drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
-            for request in self.requests.values():
-                for index, began in request.begun.items():
-                    image = request.images[index]
-                    if image.slot and image.state is not State.DONE and request.tokens >= self._enough:
-                        drawn += request.tokens - int(self.engine.scheduler.left[image.slot])
-                        seconds, running = seconds + now - began, running + 1
-            if drawn and seconds > MEASURED_S:
-                return (seconds / drawn) * math.sqrt(batch / running)
-            return 0.0
-        return self.pace(batch)
+        if self.pace.measured >= CONFIDENT:
+            return self.pace(batch)
+        drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
+        for request in self.requests.values():
+            for index, began in request.begun.items():
+                image = request.images[index]
+                if image.slot and image.state is not State.DONE and request.tokens >= self._enough:
+                    drawn += request.tokens - int(self.engine.scheduler.left[image.slot])
+                    seconds, running = seconds + now - began, running + 1
+        return (seconds / drawn) * math.sqrt(batch / running) if drawn and seconds > MEASURED_S else 0.0
 
     def finished(self, request: Request, image: Image) -> None:
         """One of a request's images is done: learn from the time it took."""
@@ -108,7 +102,7 @@ class Model(ServedModel):
             self.pace.learn(batch, (now - request.begun[image.index]) / request.tokens)
 
     def too_late(self) -> list[Request]:
-        """Requests without a slot that would hardly be done in time even if they got one now; marks them as late.
+        """Requests without a slot that would hardly be done in time even if they got one now.
 
         Decoding them all the same would also delay the requests behind them.
         """
@@ -117,7 +111,4 @@ class Model(ServedModel):
         batch = min(len(self.engine.scheduler.running) + 1, self.slots)
         token_s = self.seconds_per_token(batch) if waiting else 0.0
         next_report = time.monotonic() + QUANTUM_S  # at the latest
-        late = [request for request in waiting if request.tokens * token_s * SAFETY > request.deadline - next_report]
-        for request in late:
-            request.late = True
-        return late
+        return [request for request in waiting if request.tokens * token_s * SAFETY > request.deadline - next_report]

@@ -15,7 +15,6 @@ from linpix.model.checkpoint import Checkpoint
 
 from ..errors import ClientLeft, ServiceError, deadline_passed, draining, engine_gone
 from ..metrics import Metrics
-from .attempts import chosen
 from .image import Image
 from .job import Job
 
@@ -44,6 +43,9 @@ class ServedModel:
         self.backend = checkpoint.net.attention.steps_as  # its attention, as metrics name it
         self.queue = max_queue, max_queue - max_queue // BULK_QUEUE  # images that may wait: in all, of them bulk ones
 
+    def admit(self, request: "Request") -> None:
+        """Take room for a request. Raises ServiceError if its deadline is too near. (Replicas admit for themselves.)"""
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -70,19 +72,15 @@ class Request:
     events: asyncio.Queue[Event | ServiceError] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        self.deadline, self.undone = self.began + self.timeout_s, self.job.images
-        self.tokens, self.given = self.job.tokens(self.model.config), self.job.known_rows(self.model.config)
+        self.deadline, self.undone = self.began + self.timeout_s, self.job.count
+        config, known, prefix = self.model.config, self.job.known, self.job.prefix
+        self.given = prefix // config.token_size // config.row_length
+        # a conditional model also reads the known sub-pixels behind a hole; others decode these
+        read = int(known.sum()) if known is not None and config.patch else prefix
+        self.tokens = config.length - read // config.token_size
 
     def send(self, event: Event | ServiceError) -> None:
         self.events.put_nowait(event)
-
-    def finish(self, image: Image) -> None:
-        """The last attempt at an image is done: send the best one."""
-        self.undone, self.drawn = self.undone - 1, time.monotonic()
-        best = chosen(image)
-        assert best.canvas is not None
-        recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
-        self.send(Event(image.index, self.model.config.height, best.canvas, True, recognised))
 
     def check_time(self) -> None:
         """Raise deadline_passed if the deadline passed during work that the event loop could not interrupt."""
@@ -136,9 +134,6 @@ class Requests:
         """
         return None
 
-    def _admit(self, request: Request) -> None:
-        """Take room for a request. Raises ServiceError; the request then holds nothing."""
-
     def _begin(self, request: Request) -> None:
         """Have an admitted request's images drawn, or its picture scored."""
         raise NotImplementedError
@@ -171,7 +166,9 @@ class Requests:
             raise
         try:
             self.check_open()
-            self._admit(request)
+            if refusal := self.refusal(request.client, request.job, request.model):
+                raise refusal
+            request.model.admit(request)
         except ServiceError as error:
             self.metrics.requests_rejected.labels(error.code).inc()
             raise

@@ -66,30 +66,29 @@ class EngineThread:
         self._current: Engine | None = None    # the one whose quantum is running
         self._background: list[Work] = []      # in the order of turns
         self._rests_until = 0.0                # no background work before, while images are drawn; by perf_counter
-        self._running = False
         self._call_on_loop: Callable[..., object]
         self._reports: Reports
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._watchdog = Watchdog(watchdog_timeout_s, lambda: self.busy, self._hung)
+        self.watchdog = Watchdog(watchdog_timeout_s, lambda: self.load > 0, self._hung)
 
     def start(self, reports: Reports, call_on_loop: Callable[..., object]) -> None:
         """call_on_loop: makes a call on the event loop, as loop.call_soon_threadsafe does."""
         self._reports, self._call_on_loop = reports, call_on_loop
         self._thread.start()
-        self._watchdog.start()
+        self.watchdog.start()
 
     def stop(self) -> None:
         """End the thread after the current quantum."""
         self._inbox.put(None)
         self._thread.join()  # if it hangs, the watchdog still runs
-        self._watchdog.stop()
+        self.watchdog.stop()
 
     def serve(self, engines: Sequence[Engine]) -> None:
         """Run the quanta of these models from now on, and forget all others."""
         self._inbox.put(partial(self._serve, engines))
 
     def submit(self, engine: Engine, images: Sequence[Image]) -> None:
-        self._inbox.put(partial(engine.submit, images))
+        self._inbox.put(partial(engine.scheduler.submit, images))
 
     def run_in_background(self, work: Work) -> None:
         """Run a generator between quanta, one `next` at a time."""
@@ -101,26 +100,12 @@ class EngineThread:
 
     @property
     def running(self) -> bool:
-        return self._running and self._thread.is_alive()
+        return self._thread.is_alive()
 
     @property
-    def drawing(self) -> bool:
-        """Whether a model has images to draw."""
-        return any(engine.busy for engine in self._engines)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._background) or self.drawing
-
-    @property
-    def shared(self) -> bool:
-        """Whether there is other work beside one piece of background work."""
-        return len(self._background) > 1 or self.drawing
-
-    @property
-    def heartbeat_age_s(self) -> float:
-        """Seconds since the last heartbeat while there is work; else 0."""
-        return self._watchdog.age_s
+    def load(self) -> int:
+        """Models with images to draw, and pieces of background work."""
+        return sum(engine.busy for engine in self._engines) + len(self._background)
 
     # --- on the engine thread ---
 
@@ -128,8 +113,7 @@ class EngineThread:
         died: deque[float] = deque(maxlen=RESTARTS)
         while True:
             try:
-                self._running = True
-                while self._take_calls(wait=not self.busy):
+                while self._take_calls(wait=not self.load):
                     self._round()
                 return
             except EngineLost as lost:
@@ -142,7 +126,9 @@ class EngineThread:
                            f"because of {type(failure).__name__}")
                     self._end(why, engine_failed(why))
                 died.append(now)
-                self._abandon(failure)
+                engine, self._current = self._current, None  # its slots are emptied; everything else is as it was
+                requests = engine.abandon() if engine else []
+                self.report(self._reports.batch_lost, requests, batch_failed(type(failure).__name__))
 
     def _take_calls(self, wait: bool) -> bool:
         """Make the calls in the inbox. wait: for at least one. Returns False if the thread is to stop."""
@@ -162,7 +148,7 @@ class EngineThread:
         for engine in self._engines:
             if engine.busy:
                 drawing, self._current = True, engine
-                self._watchdog.beat()
+                self.watchdog.beat()
                 self.report(self._reports.quantum_done, engine, engine.run_quantum())
                 self._current = None
         now = time.perf_counter()
@@ -179,11 +165,10 @@ class EngineThread:
         piece of work before it begins another. drawing: images are being drawn.
         """
         began, error, ended = time.perf_counter(), None, False
-        ready = [work for work in self._background if not drawing or began >= work.rests_until]
-        if not ready:
+        work = next((work for work in self._background if not drawing or began >= work.rests_until), None)
+        if work is None:
             return 0.0
-        work = ready[0]
-        self._watchdog.beat(PATIENCE)
+        self.watchdog.beat(PATIENCE)
         try:
             next(work.pieces)
         except StopIteration:
@@ -202,19 +187,13 @@ class EngineThread:
 
     def _cancel(self, id: str, engine: Engine | None) -> None:
         if engine is not None:
-            engine.cancel(id)
+            engine.scheduler.cancel(id)
         self._background = [work for work in self._background if work.id != id]
 
     def _serve(self, engines: Sequence[Engine]) -> None:
         for engine in engines:
-            engine.beat = self._watchdog.beat
+            engine.beat = self.watchdog.beat
         self._engines = engines
-
-    def _abandon(self, failure: Exception) -> None:
-        """Empty the slots of the model whose quantum raised; everything else is as it was."""
-        engine, self._current = self._current, None
-        lost = [] if engine is None else engine.abandon()
-        self.report(self._reports.batch_lost, lost, batch_failed(type(failure).__name__))
 
     def report(self, call: Callable[..., None], *about: object) -> None:
         """Make a call on the event loop."""

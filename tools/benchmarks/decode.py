@@ -185,7 +185,7 @@ def seconds_of(work: Callable[[], object], clock: Clock) -> float:
 def eager_step(source: Checkpoint, batch: int, repeat: int, clock: Clock) -> float:
     engine = EagerDecoder(source, batch)
     slots = list(range(1, batch + 1))
-    engine.take(slots, images_of(Job(images=batch), "all"))
+    engine.take(slots, images_of(Job(count=batch), "all"))
     engine.quantum(slots, [0] * batch, [1] * batch)
     return statistics.median(seconds_of(lambda: engine.quantum(slots, [1] * batch, [EAGER_STEPS] * batch), clock)
                              for _ in range(repeat)) / EAGER_STEPS
@@ -196,7 +196,7 @@ def decode(engine: Decoder, batch: int, repeat: int, clock: Clock) -> list[float
     config, slots, row = engine.config, list(range(1, batch + 1)), engine.config.row_length
     decodes: list[list[float]] = []
     for _ in range(repeat + 1):
-        engine.take(slots, images_of(Job(images=batch), "all"))
+        engine.take(slots, images_of(Job(count=batch), "all"))
         decodes.append([seconds_of(lambda at=at: engine.quantum(slots, [at] * batch, [row] * batch), clock) / row
                         for at in range(0, config.length, row)])
     return [statistics.median(steps) for steps in zip(*decodes[1:], strict=True)]  # the first was to warm up

@@ -31,9 +31,9 @@ from linpix.model.cuda import GpuPool
 from linpix.model.transformer import Transformer
 from linpix.server.engine import catalogue
 from linpix.server.engine.admission import Admission
+from linpix.server.engine.decode import engine
 from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.engine import Engine
-from linpix.server.engine.decode.scheduler import QuantumLength
 from linpix.server.engine.job import Job
 from linpix.server.engine.request import Request
 from linpix.server.engine.thread import EngineThread
@@ -83,13 +83,6 @@ def instant(checkpoint: Checkpoint, slots: int, *_: object, kernels: Kernels | N
     return CudaDecoder(checkpoint, slots, pool, precision="fp32")
 
 
-class ImageRow(QuantumLength):
-    """Quanta of one image row, however little time its steps take."""
-
-    def steps(self, images: int, most: int) -> int:
-        return PRESETS["mnist"].row_length
-
-
 class Times(NamedTuple):
     engine: float  # us of a quantum, on the engine's thread
     loop: float    # and on the event loop
@@ -101,15 +94,14 @@ class Host:
     def __init__(self, checkpoint: Checkpoint, slots: int, n: int) -> None:
         self.kernels, self.thread, self.n, self.asked = Kernels(), EngineThread(), n, 0
         self.engine = Engine(instant(checkpoint, slots, kernels=self.kernels))
-        self.engine._length = ImageRow(self.engine.decoder.stride)
         metrics = Metrics(["linear"], kernel="none")
         self.admission = Admission({"preset": self.engine}, metrics, self.thread, max_queue=2 * slots)
 
     def ask(self, images: int) -> None:
         model = self.admission.models["preset"]
-        request = Request(str(self.asked), "generations", "somebody", Job(images=images, seed=self.asked), model, 600.0)
+        request = Request(str(self.asked), "generations", "somebody", Job(count=images, seed=self.asked), model, 600.0)
         self.asked += images
-        self.admission._admit(request)
+        model.admit(request)
         self.admission.in_progress[request.id] = request
         self.admission._begin(request)
         self.thread._take_calls(wait=False)
@@ -186,6 +178,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    engine.PARTS = PRESETS["mnist"].height  # quanta of one image row
     asyncio.run(measure(given))
 
 

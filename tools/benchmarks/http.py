@@ -88,12 +88,12 @@ def bare(engine: Engine, batch: int, seconds: float) -> Result:
     while (passed := time.perf_counter() - began) < seconds:
         running = len(engine.scheduler.running) + len(engine.scheduler.interactive)
         for _ in range(batch - running):
-            engine.submit(images_of(Job(seed=asked), str(asked)))
+            engine.scheduler.submit(images_of(Job(seed=asked), str(asked)))
             asked += 1
         subpixels += engine.run_quantum().subpixels
     images, used = subpixels / engine.decoder.config.subpixels, time.process_time() - used
     for image in engine.scheduler.running.copy().values():
-        engine.cancel(image.request)
+        engine.scheduler.cancel(image.request)
     while engine.busy:
         engine.run_quantum()
     return Result(images / passed, used / images)

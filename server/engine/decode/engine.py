@@ -6,7 +6,7 @@ images that make it raise, and only their requests end.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ..job import Job
 from .decoder import Decoder
 from .failures import EngineLost, Outcome, isolate
 from .prefill import Prefills
-from .scheduler import QUANTUM_S, Plan, QuantumLength, Scheduler
+from .scheduler import QUANTUM_S, Plan, Scheduler
 
 logger = logging.getLogger("linpix")
 NEVER = 2**62          # an image row that no image has
@@ -32,8 +32,7 @@ class Engine:
         self.decoder, self.config = decoder, decoder.config
         self.name = decoder.checkpoint.name
         self.beat: Callable[[], None] = lambda: None  # called before each call of the decoder
-        self.scheduler = Scheduler(decoder.slots, self.config.length)
-        self._length = QuantumLength(decoder.stride)
+        self.scheduler = Scheduler(decoder.slots, self.config.length, decoder.stride)
         self._prefills = Prefills(decoder, self.scheduler.position)
         self._streams = np.zeros(decoder.slots + 1, np.bool_)  # by slot: whether each image row is to be reported
         self._next_row = np.full(decoder.slots + 1, NEVER)  # by slot: the next image row to be reported, counted from 1
@@ -45,79 +44,74 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.interactive or self.scheduler.bulk)
 
-    def submit(self, images: Sequence[Image]) -> None:
-        self.scheduler.enqueue(images)
-
-    def cancel(self, request: str) -> None:
-        """Forget a request, or do nothing if it is not here. Its slots are free before the next quantum decodes."""
-        self.scheduler.cancel(request)
-
     def run_quantum(self) -> Report:
         """Let waiting images join, prefill for a while, run one quantum, let finished images leave. Raises EngineLost.
 
         While images are decoding, prefill gets at most half of the time. If no image can decode yet, no step is taken.
         """
         report = self._report = Report()
-        self._join(report)
+        self._join()
         report.joined_at = time.monotonic()
-        drawing = bool(self.scheduler.drawing.size)
+        drawing = bool(self.scheduler.takes_steps.any())
         ended = self._prefills.run(self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=drawing)
         self.scheduler.takes_steps[[image.slot for image in ended if image.state is State.DRAWING]] = True
         for request in report.failed:
-            self.cancel(request)
-        if (slots := self.scheduler.drawing).size:
-            most = self.config.row_length if self._streams[slots].any() else -(-self.config.length // PARTS)
-            self._decode(self.scheduler.plan(self._length.steps(slots.size, most)), report)
-        self._leave([image for image in ended if image.state is State.DONE], report)
+            self.scheduler.cancel(request)
+        streamed = self._streams[self.scheduler.takes_steps].any()
+        plan = self.scheduler.plan(self.config.row_length if streamed else -(-self.config.length // PARTS))
+        if len(plan):
+            self._decode(plan)
+        self._leave([image for image in ended if image.state is State.DONE])
         return report
 
     def abandon(self) -> list[str]:
         """After an exception from run_quantum: empty every slot. Returns the requests that lost an image."""
         lost = {image.request for image in (*self.scheduler.running.values(), *self._report.finished)}
         lost |= self._report.failed.keys()
-        self.scheduler.clear()
-        self._prefills.clear()
         for request in lost:
-            self.cancel(request)
+            self.scheduler.cancel(request)
         return [*lost]
 
     # --- parts of a quantum ---
 
-    def _join(self, report: Report) -> None:
+    def _join(self) -> None:
         """Give free slots to waiting images, for at most the time of a quantum."""
         began = time.perf_counter()
         while time.perf_counter() - began < QUANTUM_S and (images := self.scheduler.join()):
             request = images[0].request
             try:
                 self._take(images)
-                report.joined += images
+                self._report.joined += images
             except EngineLost:
                 raise
             except Exception as error:
                 logger.exception("a request of %s could not get its slots", self.name, extra=logs.of(request))
-                report.failed[request] = error
-                self.cancel(request)
+                self._report.failed[request] = error
+                self.scheduler.cancel(request)
 
     def _take(self, images: list[Image]) -> None:
         """Put images that share what is known into their slots."""
         self.beat()
         job, slots, length = images[0].job, np.array([image.slot for image in images]), self.config.length
         self.decoder.take(slots.tolist(), images)
-        conditioned, prefix = bool(self.decoder.conditioned[slots[0]]), job.prefix // self.config.token_size
-        prefill = (conditioned or prefix > 0) and prefix < length  # else nothing to fold in, or nothing to draw
-        self.scheduler.position[slots] = 0 if prefill and not conditioned else prefix
+        prefix, state = job.prefix // self.config.token_size, State.DRAWING
+        if self.decoder.conditioned[slots[0]] and prefix < length:  # else nothing is to be drawn
+            state = State.READING
+        elif 0 < prefix < length:
+            state = State.PREFILL
+        self.scheduler.position[slots] = 0 if state is State.PREFILL else prefix
         self.scheduler.left[slots] = self.decoder.left_from[slots, prefix]
-        self.scheduler.takes_steps[slots] = not prefill
+        self.scheduler.takes_steps[slots] = state is State.DRAWING
         self._streams[slots] = job.stream
-        self._next_row[slots] = job.known_rows(self.config) + 1 if job.stream or images[0].attempt == 1 else NEVER
+        self._next_row[slots] = prefix // self.config.row_length + 1 if job.stream or images[0].attempt == 1 else NEVER
         for image in images:
-            image.state = State.PREFILL if prefill else State.DRAWING  # last: the event loop may look at any time
-        if prefill:
-            self._prefills.append(images)
+            image.state = state  # last: the event loop may look at any time
+        if state is not State.DRAWING:
+            self._prefills.waiting.append(images)
 
-    def _decode(self, plan: Plan, report: Report) -> None:
+    def _decode(self, plan: Plan) -> None:
         """Run one quantum. Images that cannot be decoded end their requests."""
-        slots, position = plan[:, 0], self.scheduler.position
+        report, slots, position = self._report, plan[:, 0], self.scheduler.position
         before, saturated, began = position[slots], self.decoder.saturated, time.perf_counter()
         report.batch, report.passes = len(plan), 1
         self.decoder.keep(slots.tolist())
@@ -134,13 +128,13 @@ class Engine:
         self.scheduler.left[slots] = self.decoder.left_from[slots, position[slots]]
         report.subpixels = int((position[slots] - before).sum()) * self.config.token_size
         if outcome.not_finite or outcome.failed:
-            self._end_failed(outcome, report)
-        self._report_rows(report)
+            self._end_failed(outcome)
+        self._report_rows()
         if outcome.retries:
             self._check_hope(plan, outcome)
         else:
             self._failed_quanta = 0
-            self._length.learn(len(plan), report.seconds / report.passes)
+            self.scheduler.learn(len(plan), report.seconds / report.passes)
 
     def _run(self, plan: Plan) -> list[int]:
         """Decode a plan's images; returns the slots whose parameters were not finite."""
@@ -157,8 +151,8 @@ class Engine:
             self.beat()
             self.decoder.restore(some[:, 0].tolist(), self.scheduler.position[some[:, 0]].tolist())
 
-    def _report_rows(self, report: Report) -> None:
-        """Fill report.rows."""
+    def _report_rows(self) -> None:
+        """Report newly finished image rows."""
         rows = self.scheduler.position // self.config.row_length
         due = np.flatnonzero(self.scheduler.takes_steps & (rows >= self._next_row))
         images = [self.scheduler.running[slot] for slot in due.tolist()]
@@ -166,30 +160,30 @@ class Engine:
         canvases = dict(zip(streams, self.decoder.canvases(streams), strict=True)) if streams else {}
         for image in images:
             new = range(int(self._next_row[image.slot]), int(rows[image.slot]) + 1)
-            report.rows.append((image, new, canvases.get(image.slot)))
+            self._report.rows.append((image, new, canvases.get(image.slot)))
             self._next_row[image.slot] = new.stop if image.job.stream else NEVER
 
-    def _end_failed(self, outcome: Outcome, report: Report) -> None:
+    def _end_failed(self, outcome: Outcome) -> None:
         """End requests because of an image in this quantum; their other images are cancelled."""
         error = FloatingPointError(f"model {self.name!r} produced NaN or infinite values for an image of this request")
         bad = dict.fromkeys(outcome.not_finite, error) | outcome.failed
         failed = {self.scheduler.running[slot].request: error for slot, error in bad.items()}
-        report.failed |= failed
+        self._report.failed |= failed
         for request in failed:
-            self.cancel(request)
+            self.scheduler.cancel(request)
 
-    def _leave(self, done: list[Image], report: Report) -> None:
+    def _leave(self, done: list[Image]) -> None:
         """Images that are done leave. Those that are drawn are done, or are checked first."""
         drawn = self.scheduler.takes_steps & (self.scheduler.position >= self.config.length)
         for image in [self.scheduler.running[slot] for slot in np.flatnonzero(drawn).tolist()]:
-            if image.job.checked:
+            if image.job.attempts > 1 or image.job.candidates:
                 image.state, image.retried = State.CHECKING, False
                 self.scheduler.takes_steps[image.slot] = False
-                self._prefills.append([image])
+                self._prefills.waiting.append([image])
             else:
                 image.state = State.DONE
                 done.append(image)
-        report.finished += done  # before anything can raise: see `abandon`
+        self._report.finished += done  # before anything can raise: see `abandon`
         canvases = self.decoder.canvases([image.slot for image in done]) if done else ()
         for image, canvas in zip(done, canvases, strict=True):
             image.canvas = canvas

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -27,16 +28,9 @@ class Prefills:
     def __init__(self, decoder: Decoder, position: Numbers) -> None:
         """position: by slot, the next token to fold in, which is moved on."""
         self._decoder, self._position = decoder, position
-        self._waiting: deque[list[Image]] = deque()
+        self.waiting: deque[list[Image]] = deque()  # images in PREFILL or READING, or one in CHECKING
         self._token_s = 0.0  # seconds per token in the last piece; 0: none was run yet
         self._overdrawn_s = 0.0  # seconds that pieces took beyond their share while other images decode
-
-    def append(self, images: list[Image]) -> None:
-        """Images in the state PREFILL, or one in CHECKING."""
-        self._waiting.append(images)
-
-    def clear(self) -> None:
-        self._waiting.clear()
 
     def run(self, seconds: float, beat: Callable[[], None], report: Report, *, others: bool) -> list[Image]:
         """Run pieces for so many seconds, and report requests that raised twice. Raises EngineLost.
@@ -47,10 +41,11 @@ class Prefills:
         that these images get theirs even if a piece is longer than a quantum. beat is called before each piece.
         """
         seconds -= self._overdrawn_s if others else 0.0
-        self._waiting = deque(group for group in self._waiting if group[0].state is not State.CANCELLED)
+        self.waiting = deque(group for group in self.waiting if group[0].state is not State.CANCELLED)
         left_s, end, done = seconds, time.perf_counter() + seconds, list[Image]()
-        while self._waiting and left_s > 0:
+        while self.waiting and left_s > 0:
             groups = self._next()
+            checking = groups[0][0].state is State.CHECKING
             beat()
             began = time.perf_counter()
             try:
@@ -61,37 +56,29 @@ class Prefills:
                 self._begin_again(groups, error, report)
                 ended = []
             spent_s = (time.perf_counter() - began) / len(groups)
-            for group in groups:
-                if group[0].state is State.PREFILL:
+            if not checking:
+                for group in groups:
                     group[0].prefill_s += spent_s
+                report.prefill_s += [group[0].prefill_s for group in ended]
             for group in ended:
-                self._waiting.remove(group)
-                if group[0].state is State.PREFILL:
-                    report.prefill_s.append(group[0].prefill_s)
+                self.waiting.remove(group)
                 for image in group:
-                    image.state = State.DONE if image.state is State.CHECKING else State.DRAWING
+                    image.state = State.DONE if checking else State.DRAWING
                 done += group
             left_s = end - time.perf_counter()
         self._overdrawn_s = max(0.0, -left_s)
         return done
 
-    def _kind(self, group: list[Image]) -> tuple[State, bool]:
-        """Groups of one kind can be read in one call."""
-        return group[0].state, bool(self._decoder.conditioned[group[0].slot])
-
     def _next(self) -> list[list[Image]]:
-        """The first group; if the model reads it, with those behind it that the decoder takes in one call.
-
-        A group whose prefill raised before runs alone.
+        """The first group; if the model reads it, with those in the same state behind it that the decoder takes in one
+        call. A group whose prefill raised before runs alone.
         """
-        first, *others = self._waiting
-        folded = self._kind(first) == (State.PREFILL, False)
-        groups, most = [first], 1 if folded or first[0].retried else self._decoder.reads_together
-        for other in others:
-            if len(groups) == most or other[0].retried or self._kind(other) != self._kind(first):
-                break
-            groups.append(other)
-        return groups
+        first, *others = self.waiting
+        state = first[0].state
+        if state is State.PREFILL or first[0].retried:
+            return [first]
+        alike = takewhile(lambda other: other[0].state is state and not other[0].retried, others)
+        return [first, *islice(alike, self._decoder.reads_together - 1)]
 
     def _begin_again(self, groups: list[list[Image]], error: Exception, report: Report) -> None:
         """Begin again after an exception; after a second one the request fails."""
@@ -101,16 +88,16 @@ class Prefills:
                              " again" if first.retried else "; starting it again", extra=logs.of(first.request))
             if first.retried:
                 report.failed[first.request] = error
-                self._waiting.remove(group)
+                self.waiting.remove(group)
                 continue
             first.retried = True
             if first.state is State.PREFILL:
-                if self._kind(group) == (State.PREFILL, False):
-                    self._position[first.slot] = 0
+                self._position[first.slot] = 0
+            if first.state is not State.CHECKING:
                 self._decoder.pool.clear(first.slot)
 
     def _advance(self, groups: list[list[Image]], left_s: float) -> list[list[Image]]:
-        """Run one piece: as many strides of a prefix as fit in left_s, at least one; or read groups of another kind.
+        """Run one piece: as many strides of a prefix as fit in left_s, at least one; or read groups in another state.
 
         Returns the groups that are done.
         """
@@ -120,7 +107,7 @@ class Prefills:
             for image, recognised in zip(images, decoder.judge([image.slot for image in images]), strict=True):
                 image.recognised = recognised
             return groups
-        if decoder.conditioned[first.slot]:
+        if first.state is State.READING:
             decoder.read([[image.slot for image in group] for group in groups])
             return groups
         stride, length = decoder.prefill_stride, first.job.prefix // decoder.config.token_size

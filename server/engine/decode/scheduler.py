@@ -30,9 +30,10 @@ def bulk_is_next(interactive: int, bulk: int, overtaken: int) -> bool:
 class Scheduler:
     """Slots 1..slots for the images of one model. Images wait first come, first served in each of two classes."""
 
-    def __init__(self, slots: int, length: int) -> None:
-        """length: tokens of an image."""
-        self.slots, self.length = slots, length
+    def __init__(self, slots: int, length: int, stride: int) -> None:
+        """length: tokens of an image · stride: steps that the decoder runs in one go; a quantum has a multiple of them.
+        """
+        self.slots, self.length, self._stride = slots, length, stride
         self.interactive: deque[Image] = deque()
         self.bulk: deque[Image] = deque()
         self.overtaken = 0                    # see bulk_is_next
@@ -42,9 +43,10 @@ class Scheduler:
         self.left = np.zeros(slots + 1, np.int64)      # tokens still to be drawn; 0 in free slots
         self.takes_steps = np.zeros(slots + 1, np.bool_)  # whether the image is DRAWING
         self.free = [*range(1, slots + 1)]    # a heap
+        self._seconds: dict[int, float] = {}  # of a step, smoothed, by the number of images in powers of two
 
-    def enqueue(self, images: Iterable[Image]) -> None:
-        """Append images; further attempts at images that have had a slot come before all others."""
+    def submit(self, images: Iterable[Image]) -> None:
+        """Have images wait; further attempts at images that have had a slot come before all others."""
         for image in images:
             queue = self.bulk if image.job.bulk else self.interactive
             if image.attempt > 1:
@@ -53,7 +55,7 @@ class Scheduler:
                 queue.append(image)
 
     def cancel(self, request: str) -> None:
-        """Forget a request, wherever it is."""
+        """Forget a request, wherever it is, or do nothing if it is not here. Its slots are free at once."""
         self.interactive, self.bulk = (deque(image for image in images if image.request != request)
                                        for images in (self.interactive, self.bulk))
         for image in [image for image in self.running.values() if image.request == request]:
@@ -84,43 +86,18 @@ class Scheduler:
         self.left[image.slot], self.takes_steps[image.slot] = 0, False
         heapq.heappush(self.free, image.slot)
 
-    def clear(self) -> None:
-        """Empty all slots."""
-        for image in [*self.running.values()]:
-            self.release(image)
-
-    @property
-    def drawing(self) -> NDArray[np.int64]:
-        """Slots whose images take steps."""
-        return np.flatnonzero(self.takes_steps & (self.position < self.length))
-
-    def plan(self, steps: int) -> Plan:
-        """Each drawing image with its number of steps in a quantum of so many."""
-        slots = self.drawing
-        most = np.minimum(steps, self.length - self.position[slots])
-        return np.stack([slots, most], 1)[np.argsort(-most, kind="stable")]
-
-
-class QuantumLength:
-    """The length of a quantum: as many steps as fit in QUANTUM_S.
-
-    It learns the seconds of a step, without prefill, for each number of images in powers of two.
-    """
-
-    def __init__(self, stride: int) -> None:
-        """stride: steps that the engine runs in one go; a quantum has a multiple of them."""
-        self._stride = stride
-        self._seconds: dict[int, float] = {}  # smoothed
-
-    def steps(self, batch: int, most: int) -> int:
-        known = [size for size in self._seconds if size <= batch.bit_length()]
-        if not known:
-            return self._stride
-        # a size that is not known is taken from the next smaller one, as if each image cost the same
-        seconds = self._seconds[max(known)] * 2 ** (batch.bit_length() - max(known))
-        return max(self._stride, min(most, int(QUANTUM_S / seconds)) // self._stride * self._stride)
+    def plan(self, most: int) -> Plan:
+        """Each drawing image with its steps in the next quantum: as many as fit in QUANTUM_S, at most `most`."""
+        slots, steps = np.flatnonzero(self.takes_steps & (self.position < self.length)), self._stride
+        size = len(slots).bit_length()
+        if known := [measured for measured in self._seconds if measured <= size]:
+            # a size that is not known is taken from the next smaller one, as if each image cost the same
+            seconds = self._seconds[max(known)] * 2 ** (size - max(known))
+            steps = max(steps, min(most, int(QUANTUM_S / seconds)) // steps * steps)
+        left = np.minimum(steps, self.length - self.position[slots])
+        return np.stack([slots, left], 1)[np.argsort(-left, kind="stable")]
 
     def learn(self, batch: int, seconds: float) -> None:
-        """One step of so many images took so many seconds."""
+        """One step of so many images took so many seconds, without prefill."""
         before = self._seconds.get(batch.bit_length(), seconds)
         self._seconds[batch.bit_length()] = 0.7 * before + 0.3 * seconds

@@ -206,7 +206,7 @@ class Images(Answer):
         Of candidates, these are the best ones, once all are drawn.
         """
         job, done, candidates = request.job, 0, dict[int, Event]()
-        while done < job.images:
+        while done < job.count:
             event = await request.next_event(patience_s)
             done += event is not None and event.done
             if event is None or not job.candidates:
@@ -214,7 +214,7 @@ class Images(Answer):
             elif event.done:
                 candidates[event.image] = event
         if candidates:
-            checked = [candidates[index].recognised for index in range(job.images)]
+            checked = [candidates[index].recognised for index in range(job.count)]
             for place, index in enumerate(best_of([image for image in checked if image is not None], job.answers)):
                 yield place, candidates[index]
 

@@ -152,7 +152,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("known", [0, 20])
 def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total_and_the_film_with_all_rows(class_first, known):
     mask = np.arange(64) < known
-    job = Job(images=5, attempts=4, stream=True,
+    job = Job(count=5, attempts=4, stream=True,
               **({"canvas": np.zeros(64, np.uint8), "known": mask} if known else {}))
     read = checkpoint.read(class_first)
     with Progress(job, read.net.config, Terminal(), colours=0, frames=60) as progress:

@@ -46,7 +46,7 @@ def images(jobs: Sequence[Job], request: str = "a") -> list[Image]:
 
 def submit(engine: Engine, request: str, jobs: Sequence[Job]) -> list[Image]:
     new = images(jobs, request)
-    engine.submit(new)
+    engine.scheduler.submit(new)
     return new
 
 
@@ -81,5 +81,5 @@ def run(engine: Engine) -> Ran:
         best = chosen(image)
         recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
         finished.append(Drawn(image.request, image.index, best.canvas, best.label, recognised))
-    engine.submit(further)
+    engine.scheduler.submit(further)
     return Ran(report, finished, len(further))

@@ -32,7 +32,7 @@ async def serving(tiny, slots: int = 4, max_queue: int = 8, **limits: Any) -> As
 
 
 def request(id: str, model: Model, images: int = 1, **options: Any) -> Request:
-    return Request(id, "generations", "somebody", Job(images=images, **options), model, 30.0)
+    return Request(id, "generations", "somebody", Job(count=images, **options), model, 30.0)
 
 
 async def test_a_client_with_too_many_images_is_refused(tiny):

@@ -28,26 +28,15 @@ def seeds(of: Job) -> list[int]:
 def test_what_is_not_asked_for_is_the_models_own():
     assert dataclasses.asdict(job(seed=5)) == dataclasses.asdict(Job(model="tiny", seed=5, temperature=0.8))
     assert job(FIRST, seed=5).attempts == 4
-    for once, checked in ((job(FIRST, seed=5, temperature=0.0), False), (job(FIRST, seed=5, candidates=3), True)):
-        assert (once.attempts, once.checked) == (1, checked)
+    for once in (job(FIRST, seed=5, temperature=0.0), job(FIRST, seed=5, candidates=3)):
+        assert once.attempts == 1
     assert len({job().seed for _ in range(8)}) == 8
 
 
 def test_images_answers_and_seeds():
     several = job(FIRST, 3, candidates=8, seed=10)
-    assert (several.answers, several.images) == (3, 8)
+    assert (several.answers, several.count) == (3, 8)
     assert seeds(several) == [*range(10, 18)]
-
-
-def test_tokens_to_draw_and_rows_that_are_known():
-    known = np.arange(64) < 20
-    for source, scattered in ((TINY, 44), (FIRST, 43)):  # only a model that reads what is known skips what comes later
-        asked = dataclasses.replace(job(source), canvas=np.zeros(64, np.uint8), known=known)
-        config = source.net.config
-        assert (asked.prefix, asked.known_rows(config), asked.tokens(config)) == (20, 2, 44)
-        further = dataclasses.replace(asked, known=known | (np.arange(64) == 40))
-        assert further.tokens(config) == scattered and further.known_rows(config) == 2
-    assert (job().prefix, job().tokens(TINY.net.config)) == (0, 64)
 
 
 @pytest.mark.parametrize(("asked", "param", "words"), [

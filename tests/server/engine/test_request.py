@@ -13,6 +13,7 @@ from linpix.server.engine.job import Job
 from linpix.server.engine.request import Event, Request, Requests, ServedModel
 from linpix.server.errors import ClientLeft, ServiceError, deadline_passed, engine_failed, queue_full
 from linpix.server.metrics import Metrics
+from tests.nets import CLASS_FIRST
 
 MODEL = ServedModel(Checkpoint("tiny", Transformer(PRESETS["tiny"]), {}, "", ()), {}, 4, 8)
 CANVAS = np.zeros(64, np.uint8)
@@ -30,9 +31,8 @@ class Held(Requests):
         super().__init__(Metrics([], "eager"))
         self.models, self.log, self.fails = {"tiny": MODEL}, [], fails
 
-    def _admit(self, request: Request) -> None:
-        if self.in_progress:
-            raise queue_full(1, 1, 0, 2.0)
+    def refusal(self, *_: object) -> ServiceError | None:
+        return queue_full(1, 1, 0, 2.0) if self.in_progress else None
 
     def _begin(self, request: Request) -> None:
         self.log.append("begins")
@@ -41,6 +41,16 @@ class Held(Requests):
 
     def _end(self, request: Request) -> None:
         self.log.append(request.outcome)
+
+
+def test_tokens_to_draw_and_rows_that_are_known():
+    known = np.arange(64) < 20
+    for config, scattered in ((PRESETS["tiny"], 44), (CLASS_FIRST, 43)):  # only a model that reads what is known skips
+        model = ServedModel(Checkpoint("some", Transformer(config), {}, "", ()), {}, 4, 8)  # what comes later
+        for parts, tokens in ((known, 44), (known | (np.arange(64) == 40), scattered)):
+            asked = Request("a", "edits", "somebody", Job(canvas=CANVAS, known=parts), model, 60.0)
+            assert (asked.job.prefix, asked.given, asked.tokens) == (20, 2, tokens)
+    assert (request().job.prefix, request().given, request().tokens) == (0, 0, 64)
 
 
 @pytest.mark.parametrize(("raised", "outcome"), [

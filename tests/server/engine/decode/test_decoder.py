@@ -214,7 +214,7 @@ def test_a_request_that_leaves_in_the_middle_of_its_prefill_frees_its_slots(tiny
     submit(model, "gone", completions([1, 2]))
     submit(model, "next", [Job(seed=9)])
     model.run_quantum()
-    model.cancel("gone")
+    model.scheduler.cancel("gone")
     assert len(model.run_quantum().joined) == 1
     assert len([call for call in calls if len(call) == 3]) == 1
     assert finish(model).images.keys() == {("next", 0)}

@@ -213,7 +213,7 @@ def test_what_leaves_frees_its_slot_and_the_next_image_there_knows_nothing_of_it
         until(engine, lambda report: report.again == 1)
     else:
         until(engine, lambda _: engine.scheduler.running[1].state is State.CHECKING)
-    engine.cancel("gone")
+    engine.scheduler.cancel("gone")
     submit(engine, "next", [Job(seed=7, attempts=then)])
     reports = ran(engine)
     assert sum(report.again for report in reports) == then - 1
@@ -288,7 +288,7 @@ def test_an_image_that_cannot_be_drawn_ends_alone_beside_images_that_are_judged(
 def test_a_quantum_is_a_part_of_an_image_or_for_streams_an_image_row(source, monkeypatch, stream, steps):
     monkeypatch.setattr("linpix.server.engine.decode.engine.PARTS", 4)
     engine = Engine(new_decoder(source, 2, "eager"))
-    engine._length.learn(2, 1e-9)  # seconds of a step
+    engine.scheduler.learn(2, 1e-9)  # seconds of a step
     submit(engine, "a", [Job(seed=1, stream=stream)])
     submit(engine, "b", [Job(seed=2)])
     engine.run_quantum()

@@ -30,43 +30,42 @@ def prefills(clock, token_s: float = 0.0, reading_s: float = 0.0) -> Prefills:
         clock[0] += reading_s
 
     return Prefills(SimpleNamespace(prefill=fold, read=read, copy=lambda slots: None, prefill_stride=STRIDE,
-                                    reads_together=1, conditioned=[reading_s > 0] * 9,
-                                    config=SimpleNamespace(token_size=1)), np.zeros(10, np.int64))
+                                    reads_together=1, config=SimpleNamespace(token_size=1)), np.zeros(10, np.int64))
 
 
-def run(waiting: Prefills, seconds: float, *, others: bool = False) -> Report:
-    waiting.run(seconds, lambda: None, report := Report(), others=others)
+def run(queue: Prefills, seconds: float, *, others: bool = False) -> Report:
+    queue.run(seconds, lambda: None, report := Report(), others=others)
     return report
 
 
-def group(count: int = 1, known: int = 1) -> list[Image]:
+def group(count: int = 1, known: int = 1, state: State = State.READING) -> list[Image]:
     job = Job(known=np.arange(784) < known)
-    return [Image("a", job, index, index, None, state=State.PREFILL, slot=index + 1) for index in range(count)]
+    return [Image("a", job, index, index, None, state=state, slot=index + 1) for index in range(count)]
 
 
 def test_images_may_decode_when_all_pieces_are_done(clock):
-    waiting, images = prefills(clock, token_s=1e-3), group(2, 3 * STRIDE)
-    waiting.append(images)
+    queue, images = prefills(clock, token_s=1e-3), group(2, 3 * STRIDE, State.PREFILL)
+    queue.waiting.append(images)
     seconds = []
     for _ in range(3):
         assert {image.state for image in images} == {State.PREFILL}
-        report = run(waiting, 0.01)  # less than a piece takes
+        report = run(queue, 0.01)  # less than a piece takes
         assert not report.failed
         seconds += report.prefill_s
     assert seconds == [pytest.approx(3 * STRIDE * 1e-3)]
     assert {image.state for image in images} == {State.DRAWING}
-    assert waiting._position[[image.slot for image in images]].tolist() == [3 * STRIDE] * 2
+    assert queue._position[[image.slot for image in images]].tolist() == [3 * STRIDE] * 2
 
 
 @pytest.mark.parametrize(("reading_s", "quantum_s"), [(0.030, 0.003), (0.001, 0.003), (0.004, 0.003)])
 def test_beside_images_that_are_drawn_it_gets_half_of_the_time_however_long_a_piece_is(clock, reading_s, quantum_s):
-    waiting = prefills(clock, reading_s=reading_s)
+    queue = prefills(clock, reading_s=reading_s)
     read = drawn = 0.0
     for _ in range(1000):
         for _ in range(4):  # so there is always more to do
-            waiting.append(group())
+            queue.waiting.append(group())
         before = clock[0]
-        run(waiting, quantum_s, others=True)
+        run(queue, quantum_s, others=True)
         read += clock[0] - before
         clock[0] += quantum_s
         drawn += quantum_s
@@ -74,19 +73,19 @@ def test_beside_images_that_are_drawn_it_gets_half_of_the_time_however_long_a_pi
 
 
 def test_where_nothing_is_drawn_nothing_is_paid_back(clock):
-    waiting = prefills(clock, reading_s=1.0)
+    queue = prefills(clock, reading_s=1.0)
     for _ in range(3):
-        waiting.append(group())
-        assert len(run(waiting, 0.05).prefill_s) == 1
+        queue.waiting.append(group())
+        assert len(run(queue, 0.05).prefill_s) == 1
 
 
 def test_what_was_not_used_is_not_saved(clock):
-    waiting = prefills(clock, reading_s=0.002)
+    queue = prefills(clock, reading_s=0.002)
     for _ in range(100):
-        run(waiting, 0.05, others=True)
+        run(queue, 0.05, others=True)
     for _ in range(100):
-        waiting.append(group())
-    assert len(run(waiting, 0.010, others=True).prefill_s) == pytest.approx(5, abs=1)
+        queue.waiting.append(group())
+    assert len(run(queue, 0.010, others=True).prefill_s) == pytest.approx(5, abs=1)
 
 
 # --- several in one call ---
@@ -109,31 +108,27 @@ def recorded(clock, together: int = 3, broken: frozenset[int] = frozenset()) -> 
         prefill=lambda slots, positions, steps: called("prefill", slots.tolist()), judge=judge,
         read=lambda requests: called("read", [slots[0] for slots in requests]), copy=lambda slots: None,
         prefill_stride=STRIDE, reads_together=together, pool=SimpleNamespace(clear=lambda slot: None),
-        checkpoint=SimpleNamespace(name="fake"), config=SimpleNamespace(token_size=1),
-        conditioned=[slot != FOLDED for slot in range(10)]), np.zeros(10, np.int64)), calls
+        checkpoint=SimpleNamespace(name="fake"), config=SimpleNamespace(token_size=1)), np.zeros(10, np.int64)), calls
 
 
-FOLDED = 8  # the slot of an image whose prefix is folded in
-
-
-def image(slot: int, state: State = State.PREFILL) -> Image:
+def image(slot: int, state: State = State.READING) -> Image:
     return Image(f"request {slot}", Job(known=np.arange(784) < STRIDE), 0, 0, None, state=state, slot=slot)
 
 
 def waiting_for(clock, *slots: int, state: State, broken: frozenset[int] = frozenset()):
-    waiting, calls = recorded(clock, broken=broken)
+    queue, calls = recorded(clock, broken=broken)
     images = [image(slot, state) for slot in slots]
     for one in images:
-        waiting.append([one])
-    return waiting, calls, images
+        queue.waiting.append([one])
+    return queue, calls, images
 
 
 def test_readings_and_checks_go_several_in_a_call_in_the_order_in_which_they_came(clock):
-    waiting, calls, _ = waiting_for(clock, 1, 2, 3, 4, state=State.PREFILL)
+    queue, calls, _ = waiting_for(clock, 1, 2, 3, 4, state=State.READING)
     checked = [image(slot, State.CHECKING) for slot in (5, 6)]
-    for one in (*checked, image(7), image(FOLDED), image(9)):
-        waiting.append([one])
-    report = run(waiting, 1.0)
+    for one in (*checked, image(7), image(8, State.PREFILL), image(9)):
+        queue.waiting.append([one])
+    report = run(queue, 1.0)
     assert calls == [("read", [1, 2, 3]), ("read", [4]), ("judge", [5, 6]), ("read", [7]), ("prefill", [8]),
                      ("read", [9])]
     assert [one.recognised for one in checked] == [Recognised(5, -5.0), Recognised(6, -6.0)]
@@ -142,29 +137,29 @@ def test_readings_and_checks_go_several_in_a_call_in_the_order_in_which_they_cam
 
 
 def test_the_time_of_a_call_is_divided_among_those_that_share_it(clock):
-    waiting, _, _ = waiting_for(clock, 1, 2, 3, 4, state=State.PREFILL)
-    assert run(waiting, 1.0).prefill_s == pytest.approx([0.002] * 3 + [0.006])
+    queue, _, _ = waiting_for(clock, 1, 2, 3, 4, state=State.READING)
+    assert run(queue, 1.0).prefill_s == pytest.approx([0.002] * 3 + [0.006])
 
 
 def test_what_is_not_checked_yet_is_not_done(clock):
-    waiting, _, images = waiting_for(clock, 1, 2, 3, 4, state=State.CHECKING)
-    run(waiting, 0.001)
+    queue, _, images = waiting_for(clock, 1, 2, 3, 4, state=State.CHECKING)
+    run(queue, 0.001)
     assert [one.state for one in images] == [State.DONE] * 3 + [State.CHECKING]
 
 
-@pytest.mark.parametrize(("kind", "state"), [("read", State.PREFILL), ("judge", State.CHECKING)])
+@pytest.mark.parametrize(("kind", "state"), [("read", State.READING), ("judge", State.CHECKING)])
 def test_what_threw_together_goes_alone_and_what_throws_again_fails_alone(clock, kind, state):
-    waiting, calls, images = waiting_for(clock, 1, 2, 3, 4, 5, state=state, broken=frozenset({2}))
-    report = run(waiting, 1.0)
+    queue, calls, images = waiting_for(clock, 1, 2, 3, 4, 5, state=state, broken=frozenset({2}))
+    report = run(queue, 1.0)
     assert calls == [(kind, slots) for slots in ([1, 2, 3], [1], [2], [3], [4, 5])]
     assert report.failed.keys() == {"request 2"} and str(report.failed["request 2"]) == "[2]"
     assert [one.state is not state for one in images] == [True, False, True, True, True]
-    assert not run(waiting, 1.0).failed and len(calls) == 5
+    assert not run(queue, 1.0).failed and len(calls) == 5
 
 
 def test_what_was_cancelled_is_neither_read_nor_checked(clock):
-    waiting, calls, images = waiting_for(clock, 1, 2, 3, state=State.CHECKING)
+    queue, calls, images = waiting_for(clock, 1, 2, 3, state=State.CHECKING)
     images[1].state = State.CANCELLED
-    run(waiting, 1.0)
+    run(queue, 1.0)
     assert [one.recognised is not None for one in images] == [True, False, True]
     assert calls == [("judge", [1, 3])]

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linpix.server.engine.decode.scheduler import BULK_EVERY, QUANTUM_S, QuantumLength, Scheduler
+from linpix.server.engine.decode.scheduler import BULK_EVERY, QUANTUM_S, Scheduler
 from linpix.server.engine.image import Image, State
 from linpix.server.engine.job import Job
 
 
 def scheduler(slots=2, length=10):
-    s = Scheduler(slots, length)
+    s = Scheduler(slots, length, 1)
+    s.learn(1, 1e-9)  # seconds of a step: no plan is bounded by time
     s.begins_at = {}  # the position of each image that joins
     return s
 
@@ -18,7 +19,7 @@ def scheduler(slots=2, length=10):
 def arrive(s, request, count=1, position=0, bulk=False):
     images = [Image(request, Job(bulk=bulk), index, index, None) for index in range(count)]
     s.begins_at |= dict.fromkeys(images, position)
-    s.enqueue(images)
+    s.submit(images)
     return images
 
 
@@ -215,7 +216,7 @@ def test_a_further_attempt_comes_before_all_that_wait_and_shares_no_prefill():
     join(s)
     s.release(first)
     again = Image("a", first.job, 0, 1, None, attempt=2)
-    s.enqueue([again])
+    s.submit([again])
     assert s.join() == [again]
     s.release(again)
     assert s.join() == others[:1]
@@ -223,29 +224,35 @@ def test_a_further_attempt_comes_before_all_that_wait_and_shares_no_prefill():
 
 # --- the length of a quantum ---
 
+def steps(s, images, most=1000):
+    """Of a quantum of so many images."""
+    s.takes_steps[1:] = [True] * images + [False] * (s.slots - images)
+    return int(s.plan(most)[0, 1])
+
+
 def test_a_quantum_is_one_stride_until_a_step_was_measured():
-    assert QuantumLength(4).steps(16, 256) == 4
+    assert steps(Scheduler(16, 1000, 4), 16) == 4
 
 
-@pytest.mark.parametrize(("step_s", "steps"), [
+@pytest.mark.parametrize(("step_s", "expected"), [
     (QUANTUM_S / 10, 8), (QUANTUM_S / 100, 100), (QUANTUM_S / 1000, 256), (2 * QUANTUM_S, 4)])
-def test_it_has_as_many_whole_strides_as_fit_in_its_time_and_at_least_one(step_s, steps):
-    length = QuantumLength(4)
-    length.learn(16, step_s)
-    assert length.steps(16, 256) == steps
+def test_it_has_as_many_whole_strides_as_fit_in_its_time_and_at_least_one(step_s, expected):
+    s = Scheduler(16, 1000, 4)
+    s.learn(16, step_s)
+    assert steps(s, 16, 256) == expected
 
 
 def test_a_size_that_was_not_measured_is_taken_from_the_next_smaller_one():
-    length = QuantumLength(1)
-    length.learn(1, QUANTUM_S / 800)
-    length.learn(4, QUANTUM_S / 400)
-    assert length.steps(5, 1000) == 400, "sizes are powers of two"
-    assert length.steps(16, 1000) == 100, "as if each image cost the same"
-    assert length.steps(2, 1000) == 400
+    s = Scheduler(16, 1000, 1)
+    s.learn(1, QUANTUM_S / 800)
+    s.learn(4, QUANTUM_S / 400)
+    assert steps(s, 5) == 400, "sizes are powers of two"
+    assert steps(s, 16) == 100, "as if each image cost the same"
+    assert steps(s, 2) == 400
 
 
 def test_a_step_s_time_is_smoothed():
-    length = QuantumLength(1)
-    length.learn(8, QUANTUM_S / 100)
-    length.learn(8, QUANTUM_S / 50)
-    assert length.steps(8, 1000) == int(100 / 1.3)
+    s = Scheduler(16, 1000, 1)
+    s.learn(8, QUANTUM_S / 100)
+    s.learn(8, QUANTUM_S / 50)
+    assert steps(s, 8) == int(100 / 1.3)
