@@ -57,7 +57,7 @@ class Replica:
         return {"images": fullest.undone, "slots": fullest.slots}
 
     async def run(self, call: Call) -> AsyncIterator[News]:
-        """The events of a call: for a stream as they come, first none when it is admitted; else all at once."""
+        """The events of a call: for a stream as they come, first None when it is admitted; else all at once."""
         logs.REQUEST_ID.set(call.id)
         try:
             async for news in self._events(call):
@@ -78,7 +78,7 @@ class Replica:
                           time.monotonic() - call.spent_s)
         with self.requests.admit(request):
             if call.job.stream:
-                yield []
+                yield [None]
             news, done = News(), 0
             while done < call.job.images:
                 event = await request.next_event()

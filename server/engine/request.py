@@ -67,13 +67,13 @@ class Request:
     late: bool = False             # its deadline has passed, or can no longer be met
     released: bool = False
     expiry: asyncio.TimerHandle | None = None  # sends deadline_passed
-    events: asyncio.Queue[Event | ServiceError] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[Event | ServiceError | None] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
         self.deadline, self.undone = self.began + self.timeout_s, self.job.images
         self.tokens, self.given = self.job.tokens(self.model.config), self.job.known_rows(self.model.config)
 
-    def send(self, event: Event | ServiceError) -> None:
+    def send(self, event: Event | ServiceError | None) -> None:
         self.events.put_nowait(event)
 
     def finish(self, image: Image) -> None:
@@ -92,7 +92,7 @@ class Request:
 
     async def next_event(self, patience_s: float | None = None) -> Event | None:
         """The next event; None after patience_s without one. Raises the ServiceError that ended the request early."""
-        event: Event | ServiceError | None = None
+        event = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 event = await self.events.get()
