@@ -69,12 +69,7 @@ class Remote(Requests):
     def _fail(self, request: Request, error: ServiceError) -> None:
         """End a request that no replica counts."""
         self.metrics.requests.labels(request.endpoint, "failed").inc()
-        self._pass_on(request, [error])
-
-    def _pass_on(self, request: Request, news: News) -> None:
-        for event in news:
-            request.undone -= isinstance(event, Event) and event.done
-            request.send(event)
+        request.send(error)
 
     async def _run(self, request: Request) -> None:
         """Pass on what replicas answer. A call whose replica dies runs again, if nothing was passed on."""
@@ -90,7 +85,8 @@ class Remote(Requests):
                     gone = [event for event in news if getattr(event, "code", "") in ELSEWHERE]
                     if gone and not (last or passed):  # else it is the answer, which the replica has counted
                         raise ReplicaLost(str(gone[0]))
-                    self._pass_on(request, news)
+                    for event in news:
+                        request.send(event)
                     passed |= news != [None]
                 return
             except ReplicaLost as lost:
