@@ -111,14 +111,9 @@ def screen_pixels(screen, lines: int, width: int) -> np.ndarray:
                      for row in cells for half in ("fg", "bg")])
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_preview_is_drawn_over_itself_and_leaves_what_is_around_it(monkeypatch):
     monkeypatch.setattr(preview, "REDRAWN_S", 0.0)
-    screen, stream, job = pyte.Screen(80, 24), Terminal(), Job(images=2, stream=True)
+    screen, stream, job = pyte.Screen(80, 24), Stream(terminal=True), Job(images=2, stream=True)
     first, second = noise(2, TINY), noise(2, TINY)
     stream.write("before\n")
     with Progress(job, TINY, stream, colours=TRUE_COLOURS, frames=1) as progress:
@@ -126,7 +121,8 @@ def test_a_preview_is_drawn_over_itself_and_leaves_what_is_around_it(monkeypatch
             progress.advanced(Report(rows=[(image, range(1, 9), canvas) for image, canvas
                                            in zip(images_of(job, "all"), images, strict=True)]))
     stream.write("after")
-    pyte.Stream(screen).feed(stream.getvalue().replace("\n", "\r\n"))
+    stream.flush()
+    pyte.Stream(screen).feed(stream.buffer.getvalue().decode().replace("\n", "\r\n"))
     assert screen.display[0].strip() == "before" and screen.display[7].strip() == "after"
     assert screen.display[6].startswith("0/2 images: 100%|"), "the bar"
     screen.cursor.y = 0
