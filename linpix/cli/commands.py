@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from linpix.model import checkpoint as checkpoints
 from linpix.model import ops
-from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool, StateFormat
 from linpix.model.transformer import Transformer
@@ -61,8 +60,7 @@ def sample(given: argparse.Namespace) -> None:
         return
     if given.shard_format:
         raise ValueError(f"--shard-format {given.shard_format} needs --shards, the number of shards")
-    checkpoint, job, output = _opened(given)
-    _produce(given, _engine(given, checkpoint, job), output, job)
+    _produce(given, *_opened(given))
 
 
 def _sample_shards(given: argparse.Namespace) -> None:
@@ -75,8 +73,7 @@ def _sample_shards(given: argparse.Namespace) -> None:
         raise ValueError(f"--shards {given.shards}: each shard needs at least one image, and --count is "
                          f"{given.count}; give fewer shards")
     given.preview = "never"
-    checkpoint, job, _ = _opened(given)
-    engine = _engine(given, checkpoint, job)
+    engine, job, _ = _opened(given)
     drawn = bulk.draw_shards(Path(given.out), job, engine, shards=given.shards, scale=given.scale or 1,
                              shard_format=given.shard_format or "tar", seed_given=given.seed is not None)
     count, seconds, decoder = drawn["drawn"], drawn["seconds"], engine.decoder
@@ -93,19 +90,19 @@ def complete(given: argparse.Namespace) -> None:
     if given.lay_back and (kind_of(given.out) or given.scale):
         raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
                          "leave out --scale")
-    checkpoint, job, output = _opened(given)
-    upload = uploads.read(picture, checkpoint.net.config, mask=mask, keep_rows=given.keep_rows,
-                          preparation=given.prepare, lay_back=given.lay_back)
-    warn("complete", uploads.warnings_of(upload, checkpoint))
+    engine, job, output = _opened(given)
+    upload = uploads.read(picture, output.config, mask=mask, keep_rows=given.keep_rows, preparation=given.prepare,
+                          lay_back=given.lay_back)
+    warn("complete", uploads.warnings_of(upload, engine.decoder.checkpoint))
     facts = {name: upload.facts[name] for name in ("conditioning", "known")} | {"crop": upload.crop}
     job = dataclasses.replace(job, canvas=upload.canvas, known=upload.known)
     if upload.figure is not None:
         facts["prepared"] = {"inverted": upload.inverted, "box": upload.figure}
-    _produce(given, _engine(given, checkpoint, job), dataclasses.replace(output, overlay=upload.overlay), job, **facts)
+    _produce(given, engine, job, dataclasses.replace(output, overlay=upload.overlay), **facts)
 
 
-def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Job, Output]:
-    """The model, what it draws, and where that goes. What cannot be drawn, written or shown is refused here."""
+def _opened(given: argparse.Namespace) -> tuple[Engine, Job, Output]:
+    """An engine, what it draws, and where that goes. What cannot be drawn, written or shown is refused here."""
     kind, quiet = check_output(given.out), given.json and given.preview == "auto"
     given.colours = preview.colours_of(sys.stderr, "never" if quiet else given.preview, os.environ)
     checkpoint = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
@@ -114,15 +111,12 @@ def _opened(given: argparse.Namespace) -> tuple[Checkpoint, Job, Output]:
     job = new_job(checkpoint, given.count, label=class_of(given.label, checkpoint), seed=given.seed,
                   temperature=given.temperature, candidates=given.candidates, attempts=given.attempts)
     warn(given.command, checkpoint.temperature_warnings(job.temperature))
-    return checkpoint, job, Output(given.out, kind, scale, config)
+    decoder = new_decoder(checkpoint, min(job.count, given.batch), given.engine, given.precision,
+                          device=given.device, state=StateFormat(precision=given.state, defer=given.defer))
+    return Engine(decoder), job, Output(given.out, kind, scale, config)
 
 
-def _engine(given: argparse.Namespace, checkpoint: Checkpoint, job: Job) -> Engine:
-    return Engine(new_decoder(checkpoint, min(job.count, given.batch), given.engine, given.precision,
-                              device=given.device, state=StateFormat(precision=given.state, defer=given.defer)))
-
-
-def _produce(given: argparse.Namespace, engine: Engine, output: Output, job: Job, **facts: object) -> None:
+def _produce(given: argparse.Namespace, engine: Engine, job: Job, output: Output, **facts: object) -> None:
     """Draw all images, choose those to return if there are candidates, write them, and report."""
     decoder, config = engine.decoder, output.config
     job, animated = dataclasses.replace(job, stream=True), output.kind in ("GIF", "WEBP")  # a preview needs a stream

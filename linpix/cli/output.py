@@ -88,10 +88,9 @@ class Output:
             frames = [animation.grid(images, self.config, rows=rows, known=known) for rows in moments]
             _write(self.path, animation.animate(frames, self.kind, self.scale))
             return len(frames)
-        if len(images) == 1:
-            _write(self.path, encode.png(images[0], self.config, self.scale))  # no frame: to be completed or scored
-            return 1
-        sheet = animation.grid(images, self.config).repeat(self.scale, axis=0).repeat(self.scale, axis=1)
+        alone = len(images) == 1  # and then without a frame: to be completed or scored
+        sheet = images[0].reshape(self.config.image_shape) if alone else animation.grid(images, self.config)
+        sheet = sheet.repeat(self.scale, axis=0).repeat(self.scale, axis=1)
         _write(self.path, encode.encoded(sheet.reshape(*sheet.shape[:2], -1)))
         return 1
 

@@ -76,46 +76,29 @@ def terminal_size(stream: TextIO) -> os.terminal_size:
     return size if min(size) > 0 else shutil.get_terminal_size()
 
 
-class Preview:
-    """The first images, as many as fit, redrawn in place as they grow; the line below them is for the bar."""
-
-    def __init__(self, stream: TextIO, count: int, config: ModelConfig, colours: int, size: os.terminal_size) -> None:
-        self._stream, self._colours, self._lines = stream, colours, 0
-        width, height = max(1, size.columns - 1), max(2, 2 * (size.lines - 2))  # in pixels
-        self.columns = max(1, min(count, (width - 1) // (config.width + 1)))
-        down = max(1, min(-(-count // self.columns), (height - 1) // (config.height + 1)))
-        self.count = min(count, self.columns * down)
-        self._reduction = max(1, -(-(self.columns * (config.width + 1) + 1) // width),
-                              -(-(down * (config.height + 1) + 1) // height))
-
-    def draw(self, sheet: Picture) -> None:
-        """sheet: of the same shape in every call."""
-        if self._reduction > 1:
-            sheet = np.asarray(Image.fromarray(sheet).reduce(self._reduction))
-        lines = half_blocks(sheet, self._colours)
-        up = f"\x1b[{self._lines}A\r" if self._lines else ""
-        self._stream.write(up + "".join(line + "\n" for line in lines))
-        self._stream.flush()
-        self._lines = len(lines)
-
-
 class Progress:
-    """The progress of images while they are drawn: a bar on a terminal, a preview where it is wanted, and the film.
+    """The progress of images while they are drawn: a bar on a terminal, a preview above it where it is wanted, and the
+    film.
 
-    A context manager; inside it, call done for each finished image, then advanced for each quantum.
+    The preview has the first images, as many as fit, and is redrawn in place. A context manager; inside it, call done
+    for each finished image, then advanced for each quantum.
     """
 
-    def __init__(self, job: Job, config: ModelConfig, stream: TextIO, *, colours: int,
-                 frames: int) -> None:
+    def __init__(self, job: Job, config: ModelConfig, stream: TextIO, *, colours: int, frames: int) -> None:
         """colours: as colours_of says · frames: of the film, at most."""
-        self._config, self._known = config, job.known
+        self._config, self._known, self._stream, self._colours = config, job.known, stream, colours
         self.film = Film(job.count, job.prefix * config.height // config.subpixels, config.height, frames)
-        self._preview = Preview(stream, job.count, config, colours, terminal_size(stream)) if colours else None
-        self._live = stream.isatty()
-        self._canvas = np.zeros((self._preview.count if self._preview else 0, config.subpixels), np.uint8)
+        size = terminal_size(stream)
+        width, height = max(1, size.columns - 1), max(2, 2 * (size.lines - 2))  # in pixels
+        self._columns = max(1, min(job.count, (width - 1) // (config.width + 1)))
+        down = max(1, min(-(-job.count // self._columns), (height - 1) // (config.height + 1)))
+        self._reduction = max(1, -(-(self._columns * (config.width + 1) + 1) // width),
+                              -(-(down * (config.height + 1) + 1) // height))
+        self._canvas = np.zeros((min(job.count, self._columns * down) if colours else 0, config.subpixels), np.uint8)
         if job.canvas is not None:
             self._canvas[:] = job.canvas
-        self._finished, self._drawn_at = 0, 0.0
+        self._live = stream.isatty()
+        self._finished, self._drawn_at, self._lines = 0, 0.0, 0  # lines: of the preview, once it was drawn
         self._bar = tqdm(total=job.count * config.height, file=stream, disable=not self._live,
                          desc=f"0/{job.count} images", bar_format="{l_bar}{bar}| [{elapsed}<{remaining}]")
 
@@ -140,14 +123,22 @@ class Progress:
         for image, _, canvas in report.rows:
             if canvas is not None and image.index < len(self._canvas):
                 self._canvas[image.index] = canvas
-        if self._preview and self._live and time.perf_counter() - self._drawn_at >= REDRAWN_S:
+        if self._live and time.perf_counter() - self._drawn_at >= REDRAWN_S:
             self._draw()
         self._bar.update(int(self.film.rows.sum()) - self._bar.n)  # less, if an image is drawn again
 
     def _draw(self) -> None:
-        if self._preview:
-            self._bar.clear()
-            self._preview.draw(grid(self._canvas, self._config, rows=self.film.rows[:len(self._canvas)],
-                                    known=self._known, columns=self._preview.columns))
-            self._bar.refresh()
-            self._drawn_at = time.perf_counter()
+        """Draw the preview over the last one; the line below it is for the bar."""
+        if not self._colours:
+            return
+        sheet = grid(self._canvas, self._config, rows=self.film.rows[:len(self._canvas)], known=self._known,
+                     columns=self._columns)
+        if self._reduction > 1:
+            sheet = np.asarray(Image.fromarray(sheet).reduce(self._reduction))
+        lines = half_blocks(sheet, self._colours)
+        up = f"\x1b[{self._lines}A\r" if self._lines else ""
+        self._bar.clear()
+        self._stream.write(up + "".join(line + "\n" for line in lines))
+        self._stream.flush()
+        self._bar.refresh()
+        self._lines, self._drawn_at = len(lines), time.perf_counter()

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -35,8 +34,7 @@ LOST = (RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, 
 
 
 class ReplicaActor(Replica):
-    async def __init__(self, given: dict[str, Any], threads: int) -> None:  # type: ignore[misc]  # Serve awaits it
-        settings = Settings(**given)
+    async def __init__(self, settings: Settings, threads: int) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.configure(settings.log_format, settings.log_level)
         if threads:
             take_cores(serve.get_replica_context().rank.local_rank, threads)
@@ -53,11 +51,10 @@ class ReplicaActor(Replica):
 class Front:
     """HTTP on the port that all fronts of a machine share, on the event loop of Serve and of its routers."""
 
-    async def __init__(self, given: dict[str, Any], replicas: DeploymentHandle) -> None:  # type: ignore[misc]
+    async def __init__(self, settings: Settings, replicas: DeploymentHandle) -> None:  # type: ignore[misc]
         if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
             raise RuntimeError("this front would run on another event loop than asyncio's, without the limits of its "
                                f"connections; if you set ray_actor_options, add these env_vars to them: {ONE_LOOP}")
-        settings = Settings(**given)
         logs.configure(settings.log_format, settings.log_level)
         self._replicas = replicas.options(request_serialization="pickle", response_serialization="pickle", stream=True)
         self._server = await front_server(settings, replicas.describe.remote, self._run,
@@ -93,10 +90,10 @@ class Front:
             raise RuntimeError("the HTTP server of this front has ended")
 
 
-def _given(settings: Settings) -> dict[str, Any]:
-    return settings.model_dump(mode="json") | {
-        name: str(Path(value).resolve()) for name in ("checkpoints", "api_keys", "metrics_targets")
-        if (value := getattr(settings, name))}
+def _anywhere(settings: Settings) -> Settings:
+    """With absolute paths, since Ray's processes have folders of their own."""
+    return settings.model_copy(update={name: path.resolve() for name in ("checkpoints", "api_keys", "metrics_targets")
+                                       if (path := getattr(settings, name)) is not None})
 
 
 def replicas(settings: Settings) -> Application:
@@ -110,7 +107,7 @@ def replicas(settings: Settings) -> Application:
         ray_actor_options={"num_cpus": max(1, threads), "runtime_env": {"env_vars": environment}, **gpu},
         health_check_period_s=2, health_check_timeout_s=math.ceil(settings.watchdog_timeout),
         graceful_shutdown_wait_loop_s=0.2, graceful_shutdown_timeout_s=settings.drain_timeout + ENDS_S,
-        logging_config=LOG).bind(_given(settings), threads)
+        logging_config=LOG).bind(_anywhere(settings), threads)
 
 
 def fronts(settings: Settings, replicas: Application | DeploymentHandle) -> Application:
@@ -119,8 +116,8 @@ def fronts(settings: Settings, replicas: Application | DeploymentHandle) -> Appl
         Front, name="Front", num_replicas=max(1, settings.fronts), max_ongoing_requests=ANY_NUMBER,
         ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": ONE_LOOP | {"OMP_NUM_THREADS": "1"}}},
         health_check_period_s=2, graceful_shutdown_wait_loop_s=0.2,
-        graceful_shutdown_timeout_s=settings.drain_timeout + ENDS_S, logging_config=LOG).bind(_given(settings),
-                                                                                              replicas)
+        graceful_shutdown_timeout_s=settings.drain_timeout + ENDS_S, logging_config=LOG).bind(
+            _anywhere(settings), replicas)
 
 
 def app(arguments: dict[str, Any]) -> Application:

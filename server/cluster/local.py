@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import time
-from types import FrameType
+from typing import Any
 
 from linpix.model.sharing import remove_unused
 from linpix.model.team import usable_cores
@@ -38,34 +38,6 @@ LOOK_S = 0.1
 logger = logging.getLogger("linpix")
 
 
-class _Signals:
-    """SIGTERM and SIGINT: the first asks for a drain, a second one for the end. During the start, one is the end.
-
-    SIGHUP is only answered.
-    """
-
-    def __init__(self) -> None:
-        self.asked, self.started, self.ending = 0, False, False  # ending: Serve ends its processes, as they get ready
-        self.listen()
-
-    def listen(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-        if hasattr(signal, "SIGHUP"):
-            signal.signal(signal.SIGHUP, self._hang_up)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it
-
-    def _hang_up(self, number: int, frame: FrameType | None) -> None:
-        logger.warning("SIGHUP: ignored, since replicas do not read checkpoints again; start this command again to "
-                       "serve others (files of keys are read again by themselves)")
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked += 1
-        if (self.ending and self.asked > 1) or (not self.started and self.asked == 1):
-            raise KeyboardInterrupt
-
-
 def serve(settings: Settings) -> None:
     """Run replicas and fronts until a signal ends them. Raises OSError, ValueError or ModuleNotFoundError with the
     cure."""
@@ -82,20 +54,39 @@ def serve(settings: Settings) -> None:
     logs.configure(settings.log_format, settings.log_level)
     settings = _checked(settings)
     warn_of_exposure(settings)
-    signals, folder = _Signals(), tempfile.mkdtemp(prefix="linpix-ray-")  # for Ray's logs and sockets
+    _hear(signal.default_int_handler)
+    folder = tempfile.mkdtemp(prefix="linpix-ray-")  # for Ray's logs and sockets
     try:
         _begin(folder, settings.replicas * settings.replica_threads + settings.fronts + 1)
-        signals.listen()  # Ray has put handlers of its own in the place of these
-        _run(settings, signals)
+        _hear(signal.default_int_handler)  # Ray has put handlers of its own in the place of these
+        _start(settings)
+        with contextlib.suppress(KeyboardInterrupt):  # of a signal
+            while True:
+                time.sleep(LOOK_S)
+        with contextlib.suppress(KeyboardInterrupt):  # of a second one, which ends what is not finished
+            cluster.delete("fronts", _blocking=False)  # before the replicas, which finish what the fronts have admitted
+            while "fronts" in cluster.status().applications:
+                time.sleep(LOOK_S)
+            cluster.shutdown()
     finally:
-        with contextlib.suppress(KeyboardInterrupt):
-            signals.ending = True
-            if ray.is_initialized() and signals.asked < 2:
-                cluster.shutdown()
-        signals.ending = False
+        _hear(signal.SIG_IGN)
         ray.shutdown()
         remove_unused()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _hear(handler: Any) -> None:
+    """Have SIGTERM and SIGINT handled so; SIGHUP is only answered."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, _hang_up)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it
+
+
+def _hang_up(number: int, frame: object) -> None:
+    logger.warning("SIGHUP: ignored, since replicas do not read checkpoints again; start this command again to "
+                   "serve others (files of keys are read again by themselves)")
 
 
 def _begin(folder: str, cores: int) -> None:
@@ -138,8 +129,8 @@ def _free(host: str, port: int, of: str = "") -> int:
     return int(port)
 
 
-def _run(settings: Settings, signals: _Signals) -> None:
-    """Serve until a signal; then drain, until a second one."""
+def _start(settings: Settings) -> None:
+    """Start the replicas and fronts, and announce them."""
     from ray import serve as cluster
 
     from .deployments import fronts, replicas
@@ -151,11 +142,5 @@ def _run(settings: Settings, signals: _Signals) -> None:
         cluster.run(fronts(settings, handle), name="fronts", route_prefix=None)
     except RuntimeError as error:
         raise OSError(f"the replicas or fronts did not start ({error}); the log above says why") from error
-    signals.started = True
     logs.announce(f"LinPix serves {settings.replicas} replicas through {settings.fronts} fronts at "
                   f"{url_of(settings.host or 'localhost', settings.port)}", settings.log_format)
-    while not signals.asked:
-        time.sleep(LOOK_S)
-    cluster.delete("fronts", _blocking=False)  # before the replicas, which finish what the fronts have admitted
-    while signals.asked < 2 and "fronts" in cluster.status().applications:
-        time.sleep(LOOK_S)

@@ -16,7 +16,7 @@ logger = logging.getLogger("linpix")
 RUNS = 2      # of a call: one whose replica died runs only once more, since it may be what kills replicas
 LATE_S = 0.5  # seconds from a deadline until the front ends the request; the replica, which counts it, does so before
 ELSEWHERE = "engine_gone", "draining"  # errors of a replica that ends: another can draw the same
-News = list[Event | ServiceError]  # an error is the last
+News = list[Event | ServiceError | None]  # None: a stream is admitted; an error is the last
 Described = dict[str, tuple[dict[str, str], int]]  # of each model of a replica: facts of its decoder, and slots
 
 
@@ -42,30 +42,25 @@ class Remote(Requests):
 
     def __init__(self, models: Mapping[str, ServedModel], metrics: Metrics,
                  run: Callable[[Call], AsyncIterator[News]]) -> None:
-        """run: news of a call from some replica, first an empty list when a stream is admitted. Raises ReplicaLost."""
+        """run: news of a call from some replica, first None when a stream is admitted. Raises ReplicaLost."""
         super().__init__(metrics)
         self.models, self._run_call = models, run
         for model in models.values():
             metrics.add_model(model.name, model.backend)
         self._calls: dict[str, asyncio.Task[None]] = {}
-        self._admitted: dict[str, asyncio.Future[None]] = {}  # of streams
 
     def _begin(self, request: Request) -> None:
         loop = asyncio.get_running_loop()
-        if request.job.stream:
-            self._admitted[request.id] = loop.create_future()
         request.expiry = loop.call_at(request.deadline + LATE_S, self._expire, request)
         self._calls[request.id] = loop.create_task(self._run(request))
 
     async def answering(self, request: Request) -> None:
         """Wait until a replica has admitted a stream, since its answer begins then. Raises the replica's error."""
-        if (admitted := self._admitted.get(request.id)) is not None:
-            await admitted
+        await request.next_event()
 
     def _end(self, request: Request) -> None:
         if (call := self._calls.pop(request.id, None)) is not None:
             call.cancel()
-        self._admitted.pop(request.id, None)
 
     def _expire(self, request: Request) -> None:
         self.metrics.deadlines_passed.labels("waiting").inc()
@@ -74,18 +69,7 @@ class Remote(Requests):
     def _fail(self, request: Request, error: ServiceError) -> None:
         """End a request that no replica counts."""
         self.metrics.requests.labels(request.endpoint, "failed").inc()
-        self._pass_on(request, [error])
-
-    def _pass_on(self, request: Request, news: News) -> None:
-        admitted = self._admitted.get(request.id)
-        if admitted is not None and not admitted.done():
-            if news and isinstance(news[0], ServiceError):
-                admitted.set_exception(news[0])
-            else:
-                admitted.set_result(None)
-        for event in news:
-            request.undone -= isinstance(event, Event) and event.done
-            request.send(event)
+        request.send(error)
 
     async def _run(self, request: Request) -> None:
         """Pass on what replicas answer. A call whose replica dies runs again, if nothing was passed on."""
@@ -101,8 +85,9 @@ class Remote(Requests):
                     gone = [event for event in news if getattr(event, "code", "") in ELSEWHERE]
                     if gone and not (last or passed):  # else it is the answer, which the replica has counted
                         raise ReplicaLost(str(gone[0]))
-                    self._pass_on(request, news)
-                    passed |= bool(news)
+                    for event in news:
+                        request.send(event)
+                    passed |= news != [None]
                 return
             except ReplicaLost as lost:
                 again = not (last or passed)

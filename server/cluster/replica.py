@@ -57,39 +57,34 @@ class Replica:
         return {"images": fullest.undone, "slots": fullest.slots}
 
     async def run(self, call: Call) -> AsyncIterator[News]:
-        """The events of a call: for a stream as they come, first none when it is admitted; else all at once."""
+        """The events of a call: for a stream as they come, first None when it is admitted; else all at once."""
         logs.REQUEST_ID.set(call.id)
+        model, stream, left = self.requests.models.get(call.job.model), call.job.stream, call.job.count
+        if model is None or model.facts != call.facts:  # replicas are replaced one after the other
+            self.requests.metrics.requests.labels(call.endpoint, "failed").inc()
+            yield [engine_gone("this replica serves other models, weights or precisions than the front that sent the "
+                               "request")]
+            return
+        request = Request(call.id, call.endpoint, call.client, call.job, model, call.timeout_s,
+                          time.monotonic() - call.spent_s)
         try:
-            async for news in self._events(call):
+            with self.requests.admit(request):
+                news: News = [None] if stream else []
+                while left:
+                    if stream and request.events.empty():
+                        yield news
+                        news = []
+                    event = await request.next_event()
+                    assert event is not None
+                    news.append(event)
+                    left -= event.done
+                self.requests.release(request, "completed")
                 yield news
         except ServiceError as error:
             yield [error]
         except Exception as failure:
             logger.exception("a request from a front failed")
             yield [engine_failed(f"the engine failed on this request ({type(failure).__name__})")]
-
-    async def _events(self, call: Call) -> AsyncIterator[News]:
-        model = self.requests.models.get(call.job.model)
-        if model is None or model.facts != call.facts:  # replicas are replaced one after the other
-            self.requests.metrics.requests.labels(call.endpoint, "failed").inc()
-            raise engine_gone("this replica serves other models, weights or precisions than the front that sent the "
-                             "request")
-        request = Request(call.id, call.endpoint, call.client, call.job, model, call.timeout_s,
-                          time.monotonic() - call.spent_s)
-        with self.requests.admit(request):
-            if call.job.stream:
-                yield []
-            news, done = News(), 0
-            while done < call.job.count:
-                event = await request.next_event()
-                assert event is not None
-                news.append(event)
-                done += event.done
-                if call.job.stream and request.events.empty() and done < call.job.count:
-                    yield news
-                    news = News()
-            self.requests.release(request, "completed")
-            yield news
 
 
 def take_cores(rank: int, threads: int) -> None:

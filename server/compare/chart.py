@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .report import Report, Result, dataset_of, duration, figure, machine_of, markdown, results_of, rows_of, title_of
+from .report import Report, Result, dataset_of, duration, machine_of, markdown, measured, results_of, rows_of, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def svg(report: Report) -> str:
     dataset, title = dataset_of(report)
     columns = [(f"images/s, B = {batch}", [result for result in report["results"] if result["batch"] == batch])
                for batch in sorted({result["batch"] for result in report["results"]})]
-    paper = [{"backend": backend, "engine": "eager", "estimated": False, **figures}
+    paper = [{"backend": backend, "engine": "eager", **figures}
              for backend, figures in report["paper"][dataset].items()]
     with matplotlib.rc_context(_STYLE):
         chart = Figure(figsize=(max(8.5, 2 + 2.4 * (len(columns) + 1)), 4.4 + 0.28 * len(rows)), layout="constrained")
@@ -72,8 +72,7 @@ def svg(report: Report) -> str:
             axes.set_title(name)
         low, high = plots[0].get_xlim()
         plots[0].set_xlim(low / 2, high * (high / low) ** 0.3)  # on the right there is room for figures
-        if columns:
-            _lines(parts[1].subplots(), rows, columns[-1][1], max(1, report["tokens"] - 1))
+        _lines(parts[1].subplots(), rows, columns[-1][1], max(1, report["tokens"] - 1))
         text = io.StringIO()
         chart.savefig(text, format="svg", metadata={"Date": None, "Title": title_of(report)})
     return text.getvalue()
@@ -85,9 +84,8 @@ def _bars(axes: "Axes", rows: Sequence[Row], results: list[Result]) -> None:
         for result in results_of(results, backend, engine):
             if speed := result["images_per_second"]:
                 axes.barh(place, speed, height=0.7, color=_COLOURS.get(backend, _OTHER),
-                          alpha=0.55 if result["estimated"] else 1.0)
-                axes.annotate(("~" if result["estimated"] else "") + figure(speed)
-                              + ("†" if result.get("disturbed") else ""), (speed, place), (4, 0),
+                          alpha=0.55 if result.get("estimated") else 1.0)
+                axes.annotate(measured(result, "images_per_second"), (speed, place), (4, 0),
                               textcoords="offset points", va="center", fontsize=8.5)
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -20,27 +20,22 @@ _FREE = {"attention", "twin_of", "eps", "first_marginal",
 
 
 def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
-    """The checkpoints in `folder` to compare this one with.
-
-    These are its twins, or the twins of the model that it is a twin of; and that model, if no twin stands for its
-    attention. Raises CheckpointError if one cannot be read.
+    """The checkpoints in `folder` to compare this one with: its twins; or the model that it is a twin of, followed by
+    the other twins of that. Raises CheckpointError if one cannot be read.
     """
-    ours = checkpoint.net.config
-    family = ours.twin_of or checkpoint.name
-    twins: list[Checkpoint] = []
-    head: list[Checkpoint] = []
+    family = checkpoint.net.config.twin_of or checkpoint.name
+    found: list[Checkpoint] = []
     for candidate in checkpoints.folders(folder):
         try:
             theirs = json.loads((candidate / "config.json").read_text())["architecture"]
-            related, named = theirs.get("twin_of") == family, candidate.name == family
+            related = candidate.name != checkpoint.name and family in (candidate.name, theirs.get("twin_of"))
             known = theirs["attention"] in get_args(AttentionKind)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # not a checkpoint of ours, so not a twin either
         known &= not theirs.get("patch") and theirs.get("background") is None  # see check_comparable
-        if known and (related or (named and candidate.name != checkpoint.name)):
-            (twins if related else head).append(checkpoints.read(candidate))
-    covered = {backend for twin in twins for backend in _stands_for(twin.net.config, ours)}
-    return twins + [model for model in head if not covered.issuperset(_stands_for(model.net.config, ours))]
+        if known and related:
+            found.append(checkpoints.read(candidate))
+    return sorted(found, key=lambda twin: twin.name != family)
 
 
 def check_comparable(checkpoint: Checkpoint) -> None:
@@ -52,7 +47,7 @@ def check_comparable(checkpoint: Checkpoint) -> None:
 
 
 def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str, Checkpoint | None]:
-    """The checkpoint whose weights each backend runs; None: random weights.
+    """The checkpoint whose weights each backend runs; None: random weights. twins: see find_twins; the last one counts.
 
     A twin stands for its attention rather than the model that it is a twin of, since twins were trained alike. A twin
     that is itself compared stands for its own attention. Raises ValueError for a checkpoint that is not a twin, or a

@@ -46,12 +46,6 @@ class ComparisonPlan:
         for backend in self.backends:
             if backend not in BACKENDS:
                 raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}", param="backends")
-        if not self.backends:
-            raise InvalidRequest(f"backends must name at least one of {', '.join(BACKENDS)}, got none",
-                                 param="backends")
-        for batch in self.batches:
-            if type(batch) is not int or batch < 1:
-                raise InvalidRequest(f"batch must be an integer of at least 1, got {batch!r}", param="batch")
         if not (math.isfinite(self.budget_s) and self.budget_s > 0):
             raise InvalidRequest(f"budget must be a number of seconds above 0, got {self.budget_s!r}", param="budget")
 
@@ -65,7 +59,7 @@ class Comparison:
 
     def __init__(self, checkpoint: Checkpoint, twins: Sequence[Checkpoint], plan: ComparisonPlan, *, command: str = "",
                  clock: Callable[[], float] = time.perf_counter,
-                 processor: Callable[[], float] | None = time.thread_time) -> None:
+                 processor: Callable[[], float] = time.thread_time) -> None:
         """twins: see find_twins; attention that no checkpoint has gets random weights. Raises ValueError.
 
         clock, processor: see Stopwatch.

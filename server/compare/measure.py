@@ -5,7 +5,6 @@ The work comes in short units, so that a service can fit it between live request
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
@@ -25,9 +24,8 @@ SLACK = 1.15              # an undisturbed decode takes at most this many times 
 class Stopwatch:
     """Seconds spent inside units of work."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter,
-                 processor: Callable[[], float] | None = time.thread_time) -> None:
-        """processor: seconds that this thread has been on a processor; None if the clock is made up."""
+    def __init__(self, clock: Callable[[], float], processor: Callable[[], float]) -> None:
+        """processor: seconds that this thread has been on a processor."""
         self.clock, self.processor, self.spent = clock, processor, 0.0
         self.deadline = math.inf  # in seconds spent in units, not on the wall clock
         self._began = 0.0
@@ -124,14 +122,14 @@ class Cell:
         while True:
             if watch.elapsed() > watch.deadline:
                 raise TimeoutError
-            worked = processor() if processor else 0.0
+            worked = processor()
             began = watch.clock()
             try:
                 next(work)
             except StopIteration:
                 over = True
             took = watch.clock() - began
-            used = min(took, processor() - worked) if processor else took
+            used = min(took, processor() - worked)
             seconds += used
             self.timed_s += took
             self.waited_s += took - used

@@ -47,7 +47,7 @@ def table(report: Report) -> str:
              "bits/dim")]
     for result in report["results"]:
         rows.append((result["backend"], ENGINES[result["engine"]], str(result["batch"]),
-                     _measured(result, "images_per_second"), _measured(result, "seconds_per_image"),
+                     measured(result, "images_per_second"), measured(result, "seconds_per_image"),
                      _size(result["state_bytes"]), _ratio(result["tail_over_head"]), _bits(result)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) if index < 2 else cell.rjust(width)
@@ -116,7 +116,7 @@ def _throughput(report: Report) -> list[list[str]]:
         bases = [_at(report, "softmax", engine, batch) for batch in batches]
         theirs = paper.get(backend, {})
         grid.append([name, _bits(ours[0]),
-                     *(_measured(one, "images_per_second", base) for one, base in zip(ours, bases, strict=True)),
+                     *(measured(one, "images_per_second", base) for one, base in zip(ours, bases, strict=True)),
                      _printed(theirs, "bits_per_dim"), _printed(theirs, "images_per_second", paper["softmax"])])
     return grid
 
@@ -127,7 +127,7 @@ def _alone(report: Report) -> list[list[str]]:
     grid = [["backend", "seconds", "paper: CPU", "paper: GPU"]]
     for name, backend, engine in rows_of(report):
         base = _at(report, "linear", engine, 1)
-        grid.append([name, _measured(_at(report, backend, engine, 1), "seconds_per_image", base),
+        grid.append([name, measured(_at(report, backend, engine, 1), "seconds_per_image", base),
                      *(_printed(paper.get(backend, {}), device, paper["linear"])
                        for device in ("cpu_seconds", "gpu_seconds"))])
     return grid
@@ -167,14 +167,6 @@ def _bits(result: Result) -> str:
     """bits/dim, with a star if it is not strictly autoregressive."""
     bits = result.get("bits_per_dim")
     return figure(bits) + ("*" if bits and result.get("exception") else "")
-
-
-def _measured(result: Result, field: str, base: Result | None = None) -> str:
-    """Our figure with the marks that it needs, and its factor against base's."""
-    if not (x := result.get(field)):
-        return figure(x)
-    return (figure(x, "~" if result["estimated"] else "") + ("†" if result.get("disturbed") else "")
-            + (factor(x, base.get(field)) if base else ""))
 
 
 def _printed(figures: dict[str, float], field: str, base: dict[str, float] | None = None) -> str:
@@ -236,6 +228,14 @@ def figure(x: float | None, mark: str = "") -> str:
         return "-"
     digits = max(0, 2 - math.floor(math.log10(abs(x)))) if x else 0
     return f"{mark}{x:,.{digits}f}"
+
+
+def measured(result: Result, field: str, base: Result | None = None) -> str:
+    """Our figure with the marks that it needs, and its factor against base's."""
+    if not (x := result.get(field)):
+        return figure(x)
+    return (figure(x, "~" if result.get("estimated") else "") + ("†" if result.get("disturbed") else "")
+            + (factor(x, base.get(field)) if base else ""))
 
 
 def machine_of(report: Report) -> str:

@@ -69,7 +69,7 @@ class Request:
     late: bool = False             # its deadline has passed, or can no longer be met
     released: bool = False
     expiry: asyncio.TimerHandle | None = None  # sends deadline_passed
-    events: asyncio.Queue[Event | ServiceError] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[Event | ServiceError | None] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
         self.deadline, self.undone = self.began + self.timeout_s, self.job.count
@@ -79,7 +79,7 @@ class Request:
         read = int(known.sum()) if known is not None and config.patch else prefix
         self.tokens = config.length - read // config.token_size
 
-    def send(self, event: Event | ServiceError) -> None:
+    def send(self, event: Event | ServiceError | None) -> None:
         self.events.put_nowait(event)
 
     def check_time(self) -> None:
@@ -90,7 +90,7 @@ class Request:
 
     async def next_event(self, patience_s: float | None = None) -> Event | None:
         """The next event; None after patience_s without one. Raises the ServiceError that ended the request early."""
-        event: Event | ServiceError | None = None
+        event = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 event = await self.events.get()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import fcntl
-import io
 import json
 import math
 import os
@@ -29,7 +28,7 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.job import Job
 from tests.linpix.cli.test_animation import enlarged, frames_of
-from tests.linpix.cli.test_preview import read_half_blocks, screen_pixels
+from tests.linpix.cli.test_preview import Stream, read_half_blocks, screen_pixels
 from tests.linpix.test_main import pixels
 from tests.nets import saved
 
@@ -144,18 +143,13 @@ def test_a_checkpoint_says_how_many_attempts_are_made(succeeds, class_first, thr
     assert "attempts" not in ranked and len(ranked["confidences"]) == 2
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize("known", [0, 20])
 def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total_and_the_film_with_all_rows(class_first, known):
     mask = np.arange(64) < known
     job = Job(count=5, attempts=4, stream=True,
               **({"canvas": np.zeros(64, np.uint8), "known": mask} if known else {}))
     read = checkpoint.read(class_first)
-    with Progress(job, read.net.config, Terminal(), colours=0, frames=60) as progress:
+    with Progress(job, read.net.config, Stream(terminal=True), colours=0, frames=60) as progress:
         images, _ = produce(Engine(new_decoder(read, 2)), job, progress.done, progress.advanced)
         assert progress._bar.n == progress._bar.total == 5 * 8
     assert [image.recognised.attempts for image in images] == [4] * 5

@@ -1,7 +1,6 @@
 """Previews in half-block characters, read back to pixels, on emulated terminals."""
 
 import io
-import os
 import re
 
 import numpy as np
@@ -9,7 +8,9 @@ import pyte
 import pytest
 
 from linpix.cli import animation, preview
-from linpix.cli.preview import TRUE_COLOURS, Preview
+from linpix.cli.preview import TRUE_COLOURS, Progress
+from linpix.server.engine.image import Report, images_of
+from linpix.server.engine.job import Job
 from tests.linpix.cli.test_animation import COLOURS, DIGITS, RNG, TINY, noise
 
 
@@ -90,12 +91,14 @@ def test_a_stream_that_cannot_encode_half_blocks_gets_none():
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60), (30, 24), (20, 10), (7, 4), (1, 1)])
 @pytest.mark.parametrize(("count", "config"), [(1, DIGITS), (64, DIGITS), (3, COLOURS), (30, TINY)])
-def test_a_preview_fits_whatever_terminal(size, count, config):
+def test_a_preview_fits_whatever_terminal(size, count, config, monkeypatch):
+    for name, value in zip(("COLUMNS", "LINES"), size, strict=True):
+        monkeypatch.setenv(name, str(value))
     stream = io.StringIO()
-    preview = Preview(stream, count, config, TRUE_COLOURS, os.terminal_size(size))
-    assert 1 <= preview.count <= count
-    preview.draw(animation.grid(noise(preview.count, config), config, columns=preview.columns))
+    with Progress(Job(images=count), config, stream, colours=TRUE_COLOURS, frames=1):
+        pass
     lines = stream.getvalue().splitlines()
+    assert lines
     assert max(line.count("▀") for line in lines) <= max(1, size[0] - 1)
     assert len(lines) <= max(1, size[1] - 2)
 
@@ -108,18 +111,20 @@ def screen_pixels(screen, lines: int, width: int) -> np.ndarray:
                      for row in cells for half in ("fg", "bg")])
 
 
-def test_a_preview_is_drawn_over_itself_and_leaves_what_is_around_it():
-    screen = pyte.Screen(80, 24)
-    terminal = pyte.Stream(screen)
-    stream = io.StringIO()
-    preview = Preview(stream, 2, TINY, TRUE_COLOURS, os.terminal_size((80, 24)))
-    first, second = (animation.grid(noise(2, TINY), TINY, columns=preview.columns) for _ in range(2))
+def test_a_preview_is_drawn_over_itself_and_leaves_what_is_around_it(monkeypatch):
+    monkeypatch.setattr(preview, "REDRAWN_S", 0.0)
+    screen, stream, job = pyte.Screen(80, 24), Stream(terminal=True), Job(images=2, stream=True)
+    first, second = noise(2, TINY), noise(2, TINY)
     stream.write("before\n")
-    preview.draw(first)
-    preview.draw(second)
+    with Progress(job, TINY, stream, colours=TRUE_COLOURS, frames=1) as progress:
+        for images in (first, second):
+            progress.advanced(Report(rows=[(image, range(1, 9), canvas) for image, canvas
+                                           in zip(images_of(job, "all"), images, strict=True)]))
     stream.write("after")
-    terminal.feed(stream.getvalue().replace("\n", "\r\n"))
-    assert screen.display[0].strip() == "before" and screen.display[6].strip() == "after"
+    stream.flush()
+    pyte.Stream(screen).feed(stream.buffer.getvalue().decode().replace("\n", "\r\n"))
+    assert screen.display[0].strip() == "before" and screen.display[7].strip() == "after"
+    assert screen.display[6].startswith("0/2 images: 100%|"), "the bar"
     screen.cursor.y = 0
     screen.delete_lines(1)
-    assert np.array_equal(screen_pixels(screen, 5, 19), second)
+    assert np.array_equal(screen_pixels(screen, 5, 19), animation.grid(second, TINY))
