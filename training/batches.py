@@ -29,6 +29,14 @@ def makers(device: torch.device, sharing: int) -> int:
     return 0 if device.type == "cpu" else max(0, min(MAX_MAKERS, usable_cores() // sharing - 1))
 
 
+def readings(config: TrainConfig, model: ModelConfig, step: int) -> Tensor | None:
+    """What is known of a step's images in further readings: (batch, readings, T) bool; None: there are none."""
+    if not config.readings:
+        return None
+    known = known_of(np.random.default_rng((config.seed, 4, step)), model, config.batch * config.readings)
+    return torch.from_numpy(known).view(config.batch, config.readings, -1)
+
+
 class Batches(torch_data.Dataset[Batch]):
     """Batch n is a pure function of n: epochs are shuffled, with each image once per epoch."""
 

@@ -128,6 +128,9 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     if config.class_first and given.unconditional is not None:
         raise ValueError(f"--unconditional is not an option of {given.preset}, which draws the class of every image "
                          "first; leave it out")
+    if given.readings and not config.class_first:
+        raise ValueError(f"--readings {given.readings}: this model predicts no classes from known pixels; leave it "
+                         "out, or train mnist-conditional on pictures with classes")
     changes = {field.name: getattr(given, field.name) for field in dataclasses.fields(TrainConfig)
                if getattr(given, field.name) is not None}
     if config.head == "categorical" and not state.exists():

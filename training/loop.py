@@ -28,7 +28,7 @@ from linpix.model.sequences import Sequences
 from linpix.model.team import usable_cores
 from linpix.model.transformer import Transformer
 
-from .batches import Batches, makers
+from .batches import Batches, makers, readings
 from .datasets import Dataset
 from .evaluate import evaluate
 from .export import attempts_of, card, grid, provenance, samples
@@ -52,8 +52,9 @@ def can_compile() -> bool:
 
 
 def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor]:
-    """(images, start, known or None) -> the loss: mean bits/dim of hidden sub-pixels, and the class loss, if any.
+    """(images, start, known or None, again or None) -> the loss: mean bits/dim of hidden sub-pixels, and class losses.
 
+    again: (B, n, T), what is known in n further readings of each image, from which it learns the class alone.
     It is compiled if the settings ask for it and a C++ compiler is there.
     """
     bf16 = config.bf16 and has_bf16_products(net.device)
@@ -70,20 +71,34 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor
         likelihood = log_likelihood(net.config, prediction.parameters, sequences.canvas)
         nats = -likelihood.masked_fill(sequences.known, 0).sum()
         if prediction.class_scores is not None:
-            classes = sequences.start[sequences.query_image] - START - 1  # -1 without a label
-            nats = nats + config.class_weight * F.cross_entropy(prediction.class_scores, classes, reduction="sum",
-                                                                ignore_index=-1)
+            nats = nats + class_loss(prediction.class_scores, sequences)
         return nats / len(sequences.canvas) * bits_per_dim(1.0, net.config)
+
+    def read(sequences: Sequences) -> Tensor:
+        with torch.autocast(net.device.type, torch.bfloat16, enabled=bf16):
+            features = net.features(sequences)
+        nats = class_loss(net.class_scores(features.index_select(0, sequences.query_place)), sequences)
+        return nats / len(sequences.canvas) * bits_per_dim(1.0, net.config)
+
+    def class_loss(scores: Tensor, sequences: Sequences) -> Tensor:
+        classes = sequences.start[sequences.query_image] - START - 1  # -1 without a label
+        return config.class_weight * F.cross_entropy(scores, classes, reduction="sum", ignore_index=-1)
 
     first = 1 if net.config.first_marginal else 0  # that sub-pixel's distribution is not trained
     if config.compile and not can_compile():
         print("training without torch.compile, at about two thirds of the speed, because there is no C++ compiler",
               file=sys.stderr)
     elif config.compile:
-        dense, packed = torch.compile(dense), torch.compile(packed, dynamic=True)
-    if net.config.packed:
-        return lambda images, start, known=None: packed(net.sequences(images, start, known))
-    return lambda images, start, known=None: dense(images, start)
+        dense, packed, read = torch.compile(dense), *(torch.compile(each, dynamic=True) for each in (packed, read))
+
+    def of_sequences(images: Tensor, start: Tensor, known: Tensor | None = None, again: Tensor | None = None) -> Tensor:
+        loss = packed(net.sequences(images, start, known))
+        if again is None:
+            return loss
+        images, start = (each.repeat_interleave(again.shape[1], 0) for each in (images, start))
+        return loss + read(net.sequences(images, start, again.flatten(0, 1), end=0))
+
+    return of_sequences if net.config.packed else lambda images, start, *_: dense(images, start)
 
 
 def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[float, bool]]) -> Iterator[
@@ -104,17 +119,17 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * share * group["share"]
-        batch, loss = next(batches), torch.zeros((), device=run.net.device)
+        batch, loss = (*next(batches), readings(config, run.model, run.step)), torch.zeros((), device=run.net.device)
         for part in range(config.accumulate):
-            images, start, known = (None if each is None else each[workers.rank + part * workers.count::parts]
-                                    .to(run.net.device) for each in batch)
+            images, start, known, again = (None if each is None else each[workers.rank + part * workers.count::parts]
+                                           .to(run.net.device) for each in batch)
             assert images is not None and start is not None
             # the same after a resume; the hashing of lsh is the same in every part, dropout is not
             seed = config.seed * 2**32 + run.step
             if config.dropout:
                 seed = seed * parts + workers.rank + part * workers.count
             torch.manual_seed(seed % 2**64)
-            share_of_loss = loss_of(images, start, known) / config.accumulate
+            share_of_loss = loss_of(images, start, known, again) / config.accumulate
             share_of_loss.backward()
             loss += share_of_loss.detach()
         minutes, last = clock()

@@ -64,7 +64,8 @@ def _brush(generator: np.random.Generator, height: int, width: int) -> _Hidden:
 
 
 def _scattered(generator: np.random.Generator, height: int, width: int) -> _Hidden:
-    return generator.random((height, width)) < generator.random()
+    share: float = max(generator.random(2))  # the more is hidden, the more is to learn
+    return generator.random((height, width)) < share
 
 
 def _rows(generator: np.random.Generator, height: int, width: int) -> _Hidden:

@@ -84,6 +84,8 @@ class TrainConfig:
     conditional: float = setting(0.67, "share of the images with known pixels, for a model with patches")
     class_weight: float = setting(10.0, "weight of the class loss, for a model that predicts classes from known "
                                         "pixels; relative to the likelihood in nats")
+    readings: int = setting(0, "how often each image of a step is read again, each time with other pixels known, to "
+                               "learn its class alone; for a model that predicts classes from known pixels")
     seed: int = setting(0, "seed of initial weights, order of images and omitted labels")
     validation: int = setting(1_000, "number of training images held out for validation; at most a tenth")
     feed_forward_chunks: int = setting(1, "number of parts in which positions pass the feed-forward layers; more parts "
@@ -98,7 +100,7 @@ class TrainConfig:
         if self.batch % self.accumulate:
             raise ValueError(f"batch must be a multiple of accumulate, got {self.batch} images and {self.accumulate} "
                              "parts")
-        for name in ("minutes", "warmup_images", "weight_decay", "validation", "class_weight", "seed"):
+        for name in ("minutes", "warmup_images", "weight_decay", "validation", "class_weight", "readings", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("learning_rate", "clip"):

@@ -20,6 +20,7 @@ from linpix.model import checkpoint, mixture
 from linpix.model.config import PRESETS, AttentionKind, FeatureMap
 from linpix.model.generate import generate
 from linpix.model.inputs import START
+from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
 from linpix.training.batches import Batches
 from linpix.training.datasets import Dataset
@@ -103,6 +104,18 @@ def test_a_conditional_model_learns_from_what_is_known_later(stripes, tmp_path):
     assert torch.equal(generate(net, [0, 1], known=torch.from_numpy(stripes.images[:2]), given=told[:2])[:, 32:],
                        torch.from_numpy(stripes.images[:2, 32:]))
     assert hidden_nats(net, stripes, told) < hidden_nats(net, stripes, hidden)
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_classes_are_learnt_from_readings_of_images_that_are_drawn_whole(stripes, tmp_path, processes):
+    settings = dataclasses.replace(SETTINGS, images=1600, conditional=0.0, weight_decay=0.0)
+    for readings in (0, 3):
+        run = Run(CONDITIONAL, dataclasses.replace(settings, readings=readings))
+        before = run.net.class_head.weight.clone()
+        assert train(run, stripes, tmp_path / f"{readings}", command="test", processes=processes)
+        assert torch.equal(before, run.net.class_head.weight) is (readings == 0)
+    found = [class_log_probs_of(checkpoint.load(tmp_path / "3"), image).argmax() for image in stripes.images]
+    assert np.mean(found == stripes.labels) > 0.9
 
 
 @pytest.mark.parametrize("classes", [0, 10])
@@ -258,7 +271,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_save(strip
 
 
 @pytest.mark.parametrize(("field", "value"), [("images", 0), ("batch", 0), ("ema", 1.5), ("learning_rate", 0.0),
-                                              ("optimizer", "sgd"), ("seed", -1)])
+                                              ("optimizer", "sgd"), ("seed", -1), ("readings", -1)])
 def test_a_setting_that_cannot_work_is_refused_with_its_value(field, value):
     with pytest.raises(ValueError, match=f"{field}.*{value}"):
         TrainConfig(**{field: value})
