@@ -95,7 +95,7 @@ def test_a_preview_fits_whatever_terminal(size, count, config, monkeypatch):
     for name, value in zip(("COLUMNS", "LINES"), size, strict=True):
         monkeypatch.setenv(name, str(value))
     stream = io.StringIO()
-    with Progress(Job(images=count), config, stream, colours=TRUE_COLOURS, frames=1):
+    with Progress(Job(count=count), config, stream, colours=TRUE_COLOURS, frames=1):
         pass
     lines = stream.getvalue().splitlines()
     assert lines
@@ -113,7 +113,7 @@ def screen_pixels(screen, lines: int, width: int) -> np.ndarray:
 
 def test_a_preview_is_drawn_over_itself_and_leaves_what_is_around_it(monkeypatch):
     monkeypatch.setattr(preview, "REDRAWN_S", 0.0)
-    screen, stream, job = pyte.Screen(80, 24), Stream(terminal=True), Job(images=2, stream=True)
+    screen, stream, job = pyte.Screen(80, 24), Stream(terminal=True), Job(count=2, stream=True)
     first, second = noise(2, TINY), noise(2, TINY)
     stream.write("before\n")
     with Progress(job, TINY, stream, colours=TRUE_COLOURS, frames=1) as progress:

@@ -263,7 +263,7 @@ def test_a_wait_for_a_slot_does_not_include_the_images_own_prefill(monkeypatch):
 
 def test_bulk_work_makes_every_image_whatever_the_number_of_slots(tiny):
     for slots in (2, 7, 20):
-        images, seconds = produce(Engine(tiny(slots)), Job(seed=SEEDS[0], images=7))
+        images, seconds = produce(Engine(tiny(slots)), Job(seed=SEEDS[0], count=7))
         assert len(images) == 7
         assert seconds > 0
     assert np.array_equal(np.stack([image.canvas for image in images]), decode(tiny(7), specs()))
