@@ -57,9 +57,8 @@ To add
                     compiled.py passes it on to csrc. If it changes the images, linpix/cli/bulk.py must not continue a
                     run that has another value (_settings there)
   a metric          declare it in metrics.py, update it where it happens: engine/admission.py (quanta, requests),
-                    engine/request.py (refusals), engine/catalogue.py (reloads), web/middleware/, web/uploads.py and
-                    web/error_handlers.py (HTTP), compare/jobs.py, cluster/remote.py; and list it in
-                    tests/server/test_dashboard.py
+                    engine/request.py (refusals), engine/catalogue.py (reloads), web/error_handlers.py (HTTP),
+                    compare/jobs.py, cluster/remote.py; and list it in tests/server/test_dashboard.py
   an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name and options in
                     model/config.py; if it draws, choose in model/packing.py says by which engine, and
                     engine/catalogue.py with how many slots; to compare it, its name in

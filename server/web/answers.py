@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from .. import logs
 from ..engine.job import Job, class_of
 from ..engine.request import Request
-from ..errors import ClientLeft, InvalidRequest, deadline_passed, shown
+from ..errors import ClientLeft, InvalidRequest, ServiceError, deadline_passed, shown
 from ..pictures import encode
 from .error_handlers import sendable
 from .prompts import wish
@@ -97,7 +98,7 @@ class Answer(Response):
                 except TimeoutError:
                     logger.warning("a request was ended because its client does not read the stream")
         finally:
-            state.counted = request.released  # and so it was counted
+            state.counted = request.released or isinstance(sys.exception(), ServiceError)  # admission has counted it
             if logs.TRACED and request.begun:
                 began = min(request.begun.values())
                 drawing = began + max((image.prefill_s for image in request.images), default=0.0)

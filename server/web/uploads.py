@@ -102,14 +102,13 @@ async def decoded(answer: Answer, form: UploadFields, read: Callable[..., Upload
                     keep_rows=form.keep_rows)
 
     if refusal := service.requests.refusal(http.state.client, answer.job, answer.model):
-        raise service.requests.metrics.refused(refusal)
+        raise refusal
     try:
         async with asyncio.timeout_at(http.state.began + answer.timeout_s) as limit:
             found = await while_connected(http, service.upload_slots.run(http.state.client, work))
     except TimeoutError:
         if not limit.expired():
             raise
-        service.requests.metrics.deadlines_passed.labels("reading").inc()
         raise deadline_passed(answer.timeout_s) from None
     except ClientLeft:
         raise
