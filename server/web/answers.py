@@ -130,21 +130,13 @@ def as_json(answer: BaseModel) -> Response:
 
 
 async def while_connected(http: Http, work: Awaitable[T]) -> T:
-    """The result of work. Raises ClientLeft if the client closes its connection first."""
-
-    async def watch() -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
-        here.reschedule(0.0)  # long past: now
-
+    """The result of work. Raises ClientLeft if the client, whose body has been read, closes its connection first."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(http.receive())
     try:
-        async with asyncio.timeout(None) as here:
-            watching = asyncio.ensure_future(watch())
-            try:
-                return await work
-            finally:
-                watching.cancel()
-    except TimeoutError:
-        if not here.expired():
-            raise
-        raise ClientLeft("the client disconnected while it waited for its answer") from None
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft("the client disconnected while it waited for its answer")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
