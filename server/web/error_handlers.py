@@ -49,7 +49,7 @@ async def handle(http: Request, failure: Exception) -> Response:
     if isinstance(failure, ServiceError):
         error = failure
     elif isinstance(failure, RequestValidationError):
-        error = _of_fields(http, failure)
+        error = _of_fields(failure)
     else:
         assert isinstance(failure, HTTPException)
         if failure.status_code == 405:
@@ -76,10 +76,8 @@ def _count(http: Request, error: ServiceError) -> None:
 HANDLERS: dict[Any, Any] = dict.fromkeys((ServiceError, RequestValidationError, HTTPException), handle)
 
 
-def _of_fields(http: Request, failure: RequestValidationError) -> ServiceError:
+def _of_fields(failure: RequestValidationError) -> ServiceError:
     first = failure.errors()[0]
-    if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
-        return errors.not_json(http.headers.get("content-type", "none"))
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}")
     if first["loc"] == ("body",):

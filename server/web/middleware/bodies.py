@@ -28,7 +28,7 @@ CLIENT_SHARE = 4     # one client may have 1/CLIENT_SHARE of what all clients sh
 LINGER_S = 2.0       # longest that a refused client may go on sending: if closed at once, it would lose the answer
 REQUESTS, BYTES = "requests", "bytes of uploads"  # what is shared, as errors name it
 UTF8 = ("utf-8", "utf8", "us-ascii")
-JSON_MEDIA = re.compile(r"\s*application/([^;\s]+\+)?json\s*(;.*)?", re.IGNORECASE)
+JSON_MEDIA = re.compile(r"\s*application/([^/;\s]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
 class Bodies:
