@@ -88,11 +88,15 @@ class Gate:
             if exchange.status:  # too late for another answer: the connection is closed in the middle of this one
                 raise
             if not isinstance(failure, ServiceError):
-                logger.exception("unexpected failure at %s %s", method, _route(scope))
+                found = getattr(scope.get("route"), "path", "(no route)")
+                logger.exception("unexpected failure at %s %s", method, found)
                 failure = unexpected(request_id)
             await (await handle(Request(scope), failure))(scope, receive, exchange.send)
         finally:
-            access(method=method, route=_route(scope), status=exchange.status,
+            # a refused request has not found its route yet, and routes that are not FastAPI's do not say theirs
+            route = getattr(scope.get("route"), "path", None) or _template(scope["app"].routes,
+                                                                           {**scope, "root_path": ""})
+            access(method=method, route=route, status=exchange.status,
                    duration_s=round(time.monotonic() - exchange.began, 6), client=state["client"],
                    model=state.get("model"), images=state.get("images"), traceparent=state.get("traceparent"))
             exchange.hold(0)
@@ -119,14 +123,6 @@ def _client(keys: Keys, authorization: str) -> str:
     return key.name
 
 
-def _route(scope: Scope) -> str | None:
-    """The template of the route that was found, such as /v1/models/{model}: the path itself may contain anything.
-
-    A refused request has not found its route yet, and routes that are not FastAPI's do not say theirs: look it up.
-    """
-    return getattr(scope.get("route"), "path", None) or _template(scope["app"].routes, {**scope, "root_path": ""})
-
-
 def _redirect(path: str, scope: Scope) -> RedirectResponse:
     """To the same path without a slash at its end, or with one if it has none. Relative, since a proxy may have removed
     the beginning of the path."""
@@ -136,6 +132,7 @@ def _redirect(path: str, scope: Scope) -> RedirectResponse:
 
 
 def _template(routes: Iterable[BaseRoute], scope: Scope) -> str | None:
+    """The template of a route that matches, such as /v1/models/{model}: the path itself may contain anything."""
     for route in routes:
         if route.matches(scope)[0] is not Match.NONE:  # one without a path holds those of a file of web/routes
             included = getattr(route, "original_router", None)
