@@ -104,7 +104,7 @@ class Images(Answer):
             self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
         self.format: encode.Format = self.sole_format or fields.output_format or "png"
-        self.kept: uploads.Upload | None = None  # what the answer keeps, if that is more than the model gets
+        self.upload: uploads.Upload | None = None  # the answer keeps all that is known of it
         self.overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
         self.partial_images = 0 if self.job.candidates else fields.partial_images
         self.facts: dict[str, Any] = {"candidates": fields.candidates}  # of all images
@@ -149,12 +149,12 @@ class Images(Answer):
 
     def complete(self, upload: uploads.Upload, conditioning: Literal["prefix", "full"] | None) -> None:
         """Have the hidden part of an upload drawn. conditioning: see EditForm. Raises InvalidRequest."""
+        self.upload, given = upload, upload.prefix_only() if conditioning == "prefix" else upload
+        self.job = replace(self.job, canvas=given.canvas, known=given.known)
         self.warnings += uploads.warnings_of(upload, self.checkpoint)
         prepared = None if upload.figure is None else {
             "inverted": upload.inverted, "box": upload.figure, "b64_json": base64.b64encode(upload.seen()).decode()}
-        if conditioning == "prefix":
-            self.kept, upload = upload, upload.prefix_only()
-        self.facts |= upload.facts | {"crop": upload.crop, "prepared": prepared}
+        self.facts |= given.facts | {"crop": upload.crop, "prepared": prepared}
         if self.facts["conditioning"] == "partial":
             able = self.service.instead_of(self.model, lambda config: bool(config.patch))
             if conditioning == "full":
@@ -167,7 +167,6 @@ class Images(Answer):
                                     "a model that is conditional would use all of them, but none is loaded here"))
         if upload.overlay is not None:
             self.overlay, self.partial_images, self.inline = upload.overlay, 0, False
-        self.job = replace(self.job, canvas=upload.canvas, known=upload.known)
 
     async def in_one_piece(self, request: Admitted) -> Response:
         """Each image is encoded as soon as it is done."""
@@ -223,8 +222,8 @@ class Images(Answer):
         black.
         """
         began, canvas = time.monotonic(), event.canvas
-        if self.kept is not None:
-            canvas = np.where(self.kept.known, self.kept.canvas, canvas)
+        if self.upload is not None:
+            canvas = np.where(self.upload.known, self.upload.canvas, canvas)
         picture = canvas.reshape(self.config.height, self.config.width, self.config.channels)
         if self.overlay is not None:
             file = self.overlay.encoded(picture, self.format)
