@@ -15,12 +15,10 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 logger = logging.getLogger("linpix")
-LOOK_S = 1.0  # a changed file is noticed by the first request this long after the last check
 
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 _RATE = re.compile(r"([1-9]\d{0,8})/(s|min|h)")
@@ -117,14 +115,13 @@ def read(path: Path) -> tuple[Key, ...]:
 class Keys:
     """The keys of a file, read again when it changes. If the file is then bad, the keys stay, and the log says so."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises OSError or ValueError if the file cannot be used."""
-        self._path, self._clock = path, clock
+        self._path = path
         self._stamp = self._look()
         if self._stamp is None:  # it may be a key, given by mistake
             raise ValueError("--api-keys (LINPIX_API_KEYS) must be the path of a file of keys, made with linpix key, "
                              "and no such file can be found; what was given may be a secret, so it is not shown here")
-        self._looked = clock()
         self._keys = read(path)
 
     def _look(self) -> tuple[int, ...] | None:
@@ -153,15 +150,12 @@ class Keys:
 
     def find(self, presented: str) -> Key | None:
         """The key that was presented, if it is one of the file's."""
-        now = self._clock()
-        if now - self._looked >= LOOK_S:
-            self._looked = now
-            if self._look() != self._stamp:
-                self.reload()
+        if self._look() != self._stamp:
+            self.reload()
         digest = hashlib.sha256(presented.encode()).digest()
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         return matches[0] if matches else None  # after a comparison with every key: the time reveals nothing
 
     def wait_s(self, key: Key) -> int:
         """Count a request of a key. Returns 0, or the seconds until it may make one."""
-        return math.ceil(key.take(self._clock()))
+        return math.ceil(key.take(time.monotonic()))
