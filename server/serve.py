@@ -79,8 +79,7 @@ class Server(uvicorn.Server):
         self._drain_until = 0.0
         self.closes_at_once = False  # when it drains: other processes on the same port can answer better than 503
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps only weak references
-        self._reloading = asyncio.Lock()
-        self._stale = False  # a SIGHUP has come since the last reload began
+        self._stale = asyncio.Event()  # a SIGHUP has come since the last reload began
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
@@ -94,6 +93,7 @@ class Server(uvicorn.Server):
             for listening in sockets or []:
                 listening.listen(WAITING)
             await self._beside.enter_async_context(probed(self._service, self._probes))
+            self._begin(self._reload())
             self._announce(sockets or [], self._loop)
 
     def _announce(self, sockets: list[Any], loop: asyncio.AbstractEventLoop) -> None:
@@ -119,19 +119,15 @@ class Server(uvicorn.Server):
 
     def _hang_up(self) -> None:
         """Read keys and checkpoints again: keys at once, checkpoints in a task, while requests go on."""
-        if self._requests.draining:
-            return
-        self._service.reload_keys()
-        if not self._stale:
-            self._stale = True
-            self._begin(self._reload())
+        if not self._requests.draining:
+            self._service.reload_keys()
+            self._stale.set()
 
     async def _reload(self) -> None:
         """Reload checkpoints, one reload at a time. A signal during a reload causes another one after it."""
-        async with self._reloading:
-            self._stale = False
-            if self._service.reload_models is None:
-                return
+        while self._service.reload_models is not None:
+            await self._stale.wait()
+            self._stale.clear()
             try:
                 await self._service.reload_models()
             except Exception:
