@@ -27,6 +27,9 @@ BODY = (errors.body_timeout(1_460, 60.0), errors.body_too_large(1_500_000, PLAIN
 DRAWING = (errors.queue_full(254, 4, 256, 12.0), errors.client_limit(256, 1, 256, 3.0),
            errors.unexpected("4eaca4dc47d7a5db"), errors.batch_failed("RuntimeError"), *LEAVING,
            errors.deadline_unreachable(2.0, 7.25, 90), errors.deadline_passed(30.0))
+UPLOADING = (errors.model_not_found("mnist-large", ["mnist-small"]), errors.body_too_large(20_000_000, 2**24),
+             errors.exhausted(), ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
+                                              "b'hello'", 415, param="image"))
 _HOSTS = (errors.foreign_host("rebound.example"),)  # of every route
 _CLIENTS = (errors.unauthorized(presented=False), errors.rate_limited("alice", "600/min", 1),  # of those under /v1/
             errors.foreign_origin("origin https://elsewhere.example", "localhost:8000"))
@@ -47,10 +50,9 @@ TAGS = [{"name": "images", "description": "draw pictures, complete them, and say
         {"name": "compare", "description": "measure kinds of attention side by side"},
         {"name": "operations", "description": "how the service is doing"}]
 _MEANING = {
-    400: "invalid input: the message says what was given and what is "
-         "allowed", 401: "no API key, or one that this server does not know",
-    403: "a host or origin that is not "
-         "allowed", 404: "nothing here has this name", 408: "the request body did not arrive in time",
+    400: "invalid input: the message says what was given and what is allowed",
+    401: "no API key, or one that this server does not know", 403: "a host or origin that is not allowed",
+    404: "nothing here has this name", 408: "the request body did not arrive in time",
     409: "another comparison is running, or was cancelled a moment ago",
     413: "more bytes or pixels than are allowed", 415: "a format that is not supported",
     429: "the queue is full, or a limit of this client or key is reached; try again later",
@@ -123,8 +125,8 @@ def png_headers(answer: type[BaseModel]) -> dict[str, Any]:
     """Headers of an answer that is a picture or an array, for the fields that it has if it is JSON."""
     fields = answer.model_json_schema(mode="serialization")["properties"]
     return {f"X-LinPix-{name.title().replace('_', '-')}": {
-                "description": "only in answers that are not JSON: "
-                               f"{fields[name]['description']}", "schema": fields[name]}
+                "description": f"only in answers that are not JSON: {fields[name]['description']}",
+                "schema": fields[name]}
             for name in ("seed", "label", "confidence", "attempts", "model", "checkpoint", "engine", "precision",
                          "device", "state", "bits_per_dim", "log_likelihood")
             if name in fields}

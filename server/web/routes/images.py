@@ -20,12 +20,12 @@ from ...engine.attempts import best_of
 from ...engine.job import label_of, new_job
 from ...engine.request import Event
 from ...engine.request import Request as Admitted
-from ...errors import InvalidRequest, ServiceError, body_too_large, exhausted, model_not_found, not_json, shown
+from ...errors import InvalidRequest, ServiceError, model_not_found, not_json, shown
 from ...pictures import encode, uploads
 from ...pictures.overlay import Overlay
 from ..answers import Answer, as_json
 from ..error_handlers import envelope
-from ..openapi import image_responses
+from ..openapi import UPLOADING, image_responses
 from ..request_schemas import EDIT, GENERATE, TIMEOUT_PARAMETER, EditForm, GenerateBody
 from ..schemas import EditEvent, EditResponse, GenerationEvent, ImageData, ImagesResponse, Usage
 from ..uploads import FormRoute, decoded
@@ -38,11 +38,7 @@ _GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16,
 _EDITS = image_responses(EditEvent,
                          InvalidRequest("it is not clear what to fill in: erase that part of the picture (save it "
                                         "as a PNG with transparent pixels), or use a mask or keep_rows",
-                                        param="image"),
-                         model_not_found("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24),
-                         exhausted(),
-                         ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
-                                      "b'hello'", 415, param="image"))
+                                        param="image"), *UPLOADING)
 
 PING_S = 15.0    # of silence before a stream sends a comment: proxies close connections that are silent for a minute
 ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
