@@ -132,26 +132,25 @@ class Keys:
         # ctime also shows a change of owner, and a change by a tool that restores the old mtime
         return status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino
 
-    def reload(self) -> bool:
-        """Read the file again. Returns whether that was possible. Keys whose rate stays the same keep their buckets."""
+    def _reload(self) -> None:
+        """Read the file again. Keys whose rate stays the same keep their buckets."""
         self._stamp = self._look()
         try:
             keys = read(self._path)
         except (OSError, ValueError) as error:
             logger.error("the API keys were not changed: %s", error)
-            return False
+            return
         known = {(key.name, key.rate): key for key in self._keys}
         for key in keys:
             if (old := known.get((key.name, key.rate))) is not None:
                 key.tokens, key.at = old.tokens, old.at
         self._keys = keys
         logger.info("API keys were read again: %s", ", ".join(key.name for key in keys))
-        return True
 
     def find(self, presented: str) -> Key | None:
         """The key that was presented, if it is one of the file's."""
         if self._look() != self._stamp:
-            self.reload()
+            self._reload()
         digest = hashlib.sha256(presented.encode()).digest()
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         return matches[0] if matches else None  # after a comparison with every key: the time reveals nothing

@@ -73,10 +73,6 @@ class Service:
     keys: Keys | None = None  # None: no key is required
     upload_slots: UploadSlots = field(default_factory=UploadSlots)
 
-    def reload_keys(self) -> bool:
-        """Read the file of API keys again. Returns whether that was possible; if it was not, the old keys stay."""
-        return self.keys is None or self.keys.reload()
-
     def find(self, model: str | None) -> ServedModel:
         """The loaded model with this name or alias (--alias); None means the default. Raises ServiceError."""
         name = next(iter(self.requests.models)) if model is None else model
