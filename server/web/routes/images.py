@@ -88,15 +88,14 @@ class Images(Answer):
             raise InvalidRequest(f"n must be 1..{max_n}, got {shown(fields.n)}", param="n")
         chooses = fields.candidates is not None or fields.attempts is not None
         able = service.instead_of(self.model, lambda config: config.class_first) if chooses else None
-        self.stream = bool(fields.stream)
         self.job = replace(new_job(
             self.checkpoint, n, label=self.label, seed=fields.seed, temperature=fields.temperature,
             candidates=fields.candidates, attempts=fields.attempts, limit=max_n, able=able),
-            bulk=bulk, stream=self.stream)
+            bulk=bulk, stream=bool(fields.stream))
         self.warnings += self.checkpoint.temperature_warnings(self.job.temperature)
         usual = "url" if (fields.model or "").startswith("dall-e") else None  # tools made for DALL-E read url
-        self.as_url = (fields.response_format or usual) == "url" and not self.stream
-        if fields.response_format == "url" and self.stream:
+        self.as_url = (fields.response_format or usual) == "url" and not self.job.stream
+        if fields.response_format == "url" and self.job.stream:
             self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
         self.format: encode.Format = self.sole_format or fields.output_format or "png"
@@ -114,10 +113,10 @@ class Images(Answer):
         if (self.sole_format or self.array) and fields.output_format not in (None, self.sole_format):
             raise InvalidRequest(f"output_format {fields.output_format} contradicts Accept: {self.accepted}; send one "
                                  "of them", param="output_format")
-        if self.sole_format and (n != 1 or self.stream):
+        if self.sole_format and (n != 1 or self.job.stream):
             raise InvalidRequest(f"Accept: {self.accepted} returns one picture, so it needs n=1 and no stream, got "
-                                 f"n={n}, stream={str(self.stream).lower()}", param="n")
-        if self.array and self.stream:
+                                 f"n={n}, stream={str(self.job.stream).lower()}", param="n")
+        if self.array and self.job.stream:
             raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
                                  param="stream")
         size = n * self.frame.height * self.frame.width * self.config.channels
@@ -125,7 +124,7 @@ class Images(Answer):
             raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {n} "
                                  f"images of {self.frame.size} have {size:,} bytes. Request fewer or smaller "
                                  "images", param="n")
-        if self.job.candidates and self.stream and fields.partial_images:
+        if self.job.candidates and self.job.stream and fields.partial_images:
             raise InvalidRequest("with candidates, a stream has no partial images, since the best are known only "
                                  "when all are drawn; leave out partial_images, got "
                                  f"{shown(fields.partial_images)}", param="partial_images")
