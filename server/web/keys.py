@@ -14,7 +14,6 @@ import math
 import os
 import re
 import stat
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +38,7 @@ class Key:
     at: float = -math.inf  # long enough ago that the bucket is full
 
     def take(self, now: float) -> float:
-        """Take a token. Returns 0, or the seconds until there is one."""
+        """Take a token, for a request. Returns 0, or the seconds until there is one. now: by time.monotonic."""
         if not self.size:
             return 0.0
         self.tokens = min(self.size, self.tokens + (now - self.at) * self.size / self.seconds)
@@ -154,7 +153,3 @@ class Keys:
         digest = hashlib.sha256(presented.encode()).digest()
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         return matches[0] if matches else None  # after a comparison with every key: the time reveals nothing
-
-    def wait_s(self, key: Key) -> int:
-        """Count a request of a key. Returns 0, or the seconds until it may make one."""
-        return math.ceil(key.take(time.monotonic()))

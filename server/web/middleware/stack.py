@@ -3,6 +3,7 @@ it lets through.
 """
 
 import logging
+import math
 import re
 import secrets
 import time
@@ -118,8 +119,8 @@ def _client(keys: Keys, authorization: str) -> str:
     key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
     if key is None:
         raise unauthorized(presented=bool(presented))
-    if wait_s := keys.wait_s(key):
-        raise rate_limited(key.name, key.rate, wait_s)
+    if wait_s := key.take(time.monotonic()):
+        raise rate_limited(key.name, key.rate, math.ceil(wait_s))
     return key.name
 
 

@@ -106,9 +106,7 @@ class Images(Answer):
         self._check(fields)
 
     def _check(self, fields: GenerateBody) -> None:
-        """Raise InvalidRequest for fields that contradict each other, the accepted media type, or the
-        model.
-        """
+        """Raise InvalidRequest for fields that contradict each other, the accepted media type, or the model."""
         n = self.job.answers
         if (self.sole_format or self.array) and fields.output_format not in (None, self.sole_format):
             raise InvalidRequest(f"output_format {fields.output_format} contradicts Accept: {self.accepted}; send one "
