@@ -68,14 +68,10 @@ _RETRY = {"Retry-After": {"description": "seconds to wait before another try, co
 
 def error_responses(*errors: ServiceError) -> Responses:
     """The `responses` of a route that can answer these errors; `describe` adds those that every route can answer."""
-    return {status: {"model": ErrorEnvelope} | answer for status, answer in _answers(errors).items()}
-
-
-def _answers(errors: tuple[ServiceError, ...]) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
+    found: Responses = {}
     for error in errors:
         answer = found.setdefault(error.status, {"description": _MEANING[error.status], "content": {
-            "application/json": {"examples": {}}}})
+            "application/json": {"schema": _ERROR, "examples": {}}}})
         examples = answer["content"]["application/json"]["examples"]
         name = error.code if error.code not in examples else f"{error.code}, {len(examples) + 1}"
         examples[name] = {"value": envelope(error).model_dump()}
@@ -155,7 +151,7 @@ def _complete(schema: dict[str, Any], *, keys: bool) -> None:
     schemas = schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    schemas |= models_json_schema([(GenerationEvent, "serialization"), (EditEvent, "serialization")],
+    schemas |= models_json_schema([(model, "serialization") for model in (ErrorEnvelope, GenerationEvent, EditEvent)],
                                   ref_template=_PLACE)[1]["$defs"]
     for path, operations in schema["paths"].items():
         v1 = path.startswith("/v1/")
@@ -163,9 +159,8 @@ def _complete(schema: dict[str, Any], *, keys: bool) -> None:
             responses = operation["responses"]
             responses.pop("422", None)
             operation["security"] = [{"key": []}] if keys and v1 else []
-            for status, answer in _answers(_HOSTS + _CLIENTS if v1 else _HOSTS).items():
+            for status, answer in error_responses(*_HOSTS, *(_CLIENTS if v1 else ())).items():
                 there = responses.setdefault(str(status), answer)["content"]["application/json"]
-                there.setdefault("schema", _ERROR)
                 there["examples"] |= answer["content"]["application/json"]["examples"]
             operation["responses"] = dict(sorted(responses.items()))
             for parameter in operation.get("parameters", []):
