@@ -23,10 +23,19 @@ from ...origins import Origins
 from ..error_handlers import HANDLERS, handle
 from ..keys import Keys
 from .bodies import Bodies, Exchange
-from .headers import SECURITY_HEADERS
 
 logger = logging.getLogger("linpix")
 
+# this server's own resources only, and nothing inline
+POLICY = ("default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; object-src 'none'; "
+          "base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
+SECURITY_HEADERS = {  # of every answer
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",  # not no-referrer: forms of our own pages would then come from origin null
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
 _SECURITY_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _ID = re.compile(r"[A-Za-z0-9][\w.:=+/@-]{0,127}", re.ASCII)
 _TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
