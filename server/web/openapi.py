@@ -129,22 +129,12 @@ def png_headers(answer: type[BaseModel]) -> dict[str, Any]:
 
 
 def describe(app: FastAPI, *, keys: bool) -> None:
-    """Complete an app's OpenAPI. keys: whether this server requires them."""
-    generated = app.openapi
+    """Complete the OpenAPI of an app that has all its routes: FastAPI keeps what it makes at the first call.
 
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            _complete(generated(), keys=keys)
-        assert app.openapi_schema is not None
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _complete(schema: dict[str, Any], *, keys: bool) -> None:
-    """Add keys, if they are required, errors that every route can answer, and events. Remove 422: bad input is 400.
-    Move examples to where readers look for them.
+    Add keys, if this server requires them, errors that every route can answer, and events. Remove 422: bad input is
+    400. Move examples to where readers look for them.
     """
+    schema = app.openapi()
     if keys:
         schema["components"].setdefault("securitySchemes", {})["key"] = {
             "type": "http", "scheme": "bearer", "description": "A key from the file of --api-keys."}
