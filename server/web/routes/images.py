@@ -4,7 +4,7 @@ array, JSON or server-sent events.
 
 import base64
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -170,8 +170,8 @@ class Images(Answer):
 
     async def events(self, request: Admitted) -> AsyncIterator[bytes]:
         # an image that is drawn again sends its partial images again, with the same numbers
-        shown = {rows: index for index, rows in enumerate(sorted(partial_rows(
-            self.partial_images, request.given, self.config.height)))}
+        shown = {rows: index for index, rows in enumerate(partial_rows(
+            self.partial_images, request.given, self.config.height))}
         release, kind, common = self.service.requests.release, self.event.kind, self._common()
         try:
             async for place, event in self.returned(request, PING_S):
@@ -254,11 +254,11 @@ class Images(Answer):
                 "output_format": self.format, "warnings": self.warnings, **self.facts}
 
 
-def partial_rows(partial_images: int | None, given: int, height: int) -> set[int]:
+def partial_rows(partial_images: int | None, given: int, height: int) -> Sequence[int]:
     """The numbers of finished image rows at which a stream shows a partial image: all, or so many, evenly spread.
 
     given: image rows that were known from the start; only the following ones count.
     """
     if partial_images is None or partial_images >= height - given:
-        return set(range(given + 1, height + 1))
-    return {given + (height - given) * (index + 1) // (partial_images + 1) for index in range(partial_images)}
+        return range(given + 1, height + 1)
+    return [given + (height - given) * (index + 1) // (partial_images + 1) for index in range(partial_images)]
