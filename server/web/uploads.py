@@ -10,8 +10,8 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from ..errors import ClientLeft, InvalidRequest, ServiceError, deadline_passed, exhausted, shown
-from ..pictures.uploads import Upload
+from ..errors import InvalidRequest, ServiceError, deadline_passed, exhausted, shown
+from ..pictures.uploads import Upload, read
 from .answers import Answer, while_connected
 from .middleware.bodies import Exchange
 from .request_schemas import FORM_FIELDS, FORM_NUMBERS, UploadFields
@@ -84,12 +84,11 @@ class FormRoute(APIRoute):
             await form.close()  # its files are not needed while it waits for a slot
 
 
-async def decoded(answer: Answer, form: UploadFields, read: Callable[..., Upload]) -> Upload:
-    """The result of `read`, given a form's picture, its mask and keep_rows.
+async def decoded(answer: Answer, form: UploadFields, **options: Any) -> Upload:
+    """A form's picture, with its mask or keep_rows. options: of `read`. Raises ServiceError.
 
-    read is called in a thread, and so are the files read: waiting uploads stay in their files, and out of memory.
-    The bytes that the result holds count from then on, in place of the upload's. Raises ServiceError, and what read
-    raises.
+    The files are read in a thread: waiting uploads stay in their files, and out of memory. The bytes that the result
+    holds count from then on, in place of the upload's.
     """
     http, service, mask = answer.http, answer.service, form.mask
     if (image := form.image) is None:
@@ -100,13 +99,11 @@ async def decoded(answer: Answer, form: UploadFields, read: Callable[..., Upload
         async with asyncio.timeout_at(http.state.began + answer.timeout_s) as limit:
             found = await while_connected(http, service.upload_slots.run(http.state.client, lambda: read(
                 image.file.read(), answer.config, mask=None if mask is None else mask.file.read(),
-                keep_rows=form.keep_rows)))
+                keep_rows=form.keep_rows, **options)))
     except TimeoutError:
         if not limit.expired():
             raise
         raise deadline_passed(answer.timeout_s) from None
-    except ClientLeft:
-        raise
     except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread
         logger.exception("a picture could not be decoded")
         raise exhausted() from error

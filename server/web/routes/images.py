@@ -6,7 +6,6 @@ import base64
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -67,8 +66,8 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
     Choose `image/png` as the media type of the response to see the picture itself.
     """
     images = Images(http, form, EditResponse, EditEvent)
-    read = partial(uploads.read, preparation=form.prepare or "none", lay_back=bool(form.lay_back))
-    images.complete(await decoded(images, form, read), form.conditioning)
+    upload = await decoded(images, form, preparation=form.prepare or "none", lay_back=bool(form.lay_back))
+    images.complete(upload, form.conditioning)
     return images
 
 

@@ -3,7 +3,6 @@
 import base64
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -95,7 +94,7 @@ _RESPONSES = _OK | error_responses(
 async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
     scored = Scored(http, form)
-    scored.score(await decoded(scored, form, partial(uploads.read, scored=True)))
+    scored.score(await decoded(scored, form, scored=True))
     return scored
 
 
