@@ -46,22 +46,19 @@ raise, prefill.py the one that cannot be read; the report of that quantum ends t
 of a quantum that raises in another way.
 
 To add
-  a route           a function in web/routes/ (a new file needs a line in app.py), and its answer in web/schemas.py;
-                    every field and parameter needs a description and an example. If it has a body, a model for that in
-                    web/request_schemas.py, and its path in the tuple JSON, or UPLOADS, of web/middleware/bodies.py. If
-                    it needs room in a queue, an Answer of web/answers.py, and the last part of its path in ENDPOINTS of
-                    metrics.py
-  an image option   a field in web/request_schemas.py, a flag in linpix/__main__.py, and a parameter
-                    in linpix/cli/draw.py; web/routes/images.py, and commands.py and draw.py in linpix/cli/, pass it to
-                    new_job in engine/job.py, which checks it. engine/decode/decoder.py keeps it for each slot, and
-                    compiled.py passes it on to csrc. If it changes the images, linpix/cli/bulk.py must not continue a
-                    run that has another value (_settings there)
-  a metric          declare it in metrics.py, update it where it happens: engine/admission.py (quanta, requests),
-                    engine/request.py (refusals), engine/catalogue.py (reloads), web/middleware/, web/uploads.py and
-                    web/error_handlers.py (HTTP), compare/jobs.py, cluster/remote.py; and list it in
-                    tests/server/test_dashboard.py
+  a route           a function in web/routes/ (a new file needs a line in app.py), its answer in web/schemas.py, and a
+                    model of its body, if it has one, in web/request_schemas.py; every field and parameter needs a
+                    description and an example. The path of a body is in JSON or UPLOADS of web/middleware/bodies.py. A
+                    route that needs room in a queue returns an Answer (web/answers.py), and the last part of its path
+                    is in ENDPOINTS of metrics.py
+  an image option   a field in web/request_schemas.py, a flag in linpix/__main__.py, and a parameter in
+                    linpix/cli/draw.py: all three reach new_job in engine/job.py, which checks it.
+                    engine/decode/decoder.py keeps it for each slot, and compiled.py passes it on to csrc. If it
+                    changes the images, linpix/cli/bulk.py must not continue a run that has another value (_settings)
+  a metric          in metrics.py, where it happens, and in tests/server/test_dashboard.py. Refused requests are counted
+                    in web/error_handlers.py, or in engine/request.py if they were read
   an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name and options in
-                    model/config.py; if it draws, choose in model/packing.py says by which engine, and
-                    engine/catalogue.py with how many slots; to compare it, its name in
-                    compare/backends.py, in linpix/__main__.py (compare --backends) and in static/race.js
+                    model/config.py, in compare/backends.py, linpix/__main__.py (compare --backends) and static/race.js.
+                    If it draws, choose in model/packing.py says by which engine, and engine/catalogue.py with how many
+                    slots
 """

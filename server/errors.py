@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-EXHAUSTED, MODEL_NOT_FOUND = "resources_exhausted", "model_not_found"  # codes
+EXHAUSTED, MODEL_NOT_FOUND, UNEXPECTED = "resources_exhausted", "model_not_found", "internal_error"  # codes
 _CODES = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
-          415: "unsupported_media_type", 499: "client_left", 500: "internal_error"}
+          415: "unsupported_media_type", 499: "client_left", 500: UNEXPECTED}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 

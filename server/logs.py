@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from contextvars import ContextVar
-from logging.handlers import QueueHandler, QueueListener
+from logging.handlers import QueueHandler
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -83,8 +83,8 @@ class Lines(QueueHandler):
     def __init__(self, descriptor: int) -> None:
         # SimpleQueue, since its put is reentrant: anywhere, the garbage collector may run a __del__ that logs.
         super().__init__(SimpleQueue())
-        self._lost = 0  # changed under the handler's lock
-        _Writer(self.queue, descriptor).start()
+        self._descriptor, self._lost = descriptor, 0  # _lost is changed under the handler's lock
+        threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def enqueue(self, record: logging.LogRecord) -> None:
         if self.queue.qsize() >= MAX_LINES:
@@ -101,29 +101,22 @@ class Lines(QueueHandler):
         self.queue.put(written)
         written.wait(PATIENCE_S)
 
-
-class _Writer(QueueListener):
-    """Writes many lines at once: each write may wake the reader, which takes the processor from the event loop."""
-
-    queue: SimpleQueue[Any]
-
-    def __init__(self, queue: SimpleQueue[Any], descriptor: int) -> None:
-        super().__init__(queue)
-        self._descriptor = descriptor
-
-    def handle(self, record: Any) -> None:
-        """Write a line, and those that follow within WRITE_S."""
-        entries = [record]
-        with contextlib.suppress(Exception):  # whatever fails, such as a closed pipe: the log goes on
+    def _write(self) -> None:
+        """Write each line with those of the next WRITE_S: a write may wake the reader, which takes the processor from
+        the event loop.
+        """
+        while True:
+            entries = [self.queue.get()]
             time.sleep(WRITE_S)
             while not self.queue.empty():
-                entries.append(self.queue.get_nowait())
+                entries.append(self.queue.get())
             rest = "".join(line for line in entries if isinstance(line, str)).encode("utf-8", "backslashreplace")
-            while rest:
-                rest = rest[os.write(self._descriptor, rest):]
-        for entry in entries:
-            if isinstance(entry, threading.Event):
-                entry.set()
+            with contextlib.suppress(OSError):  # such as of a closed pipe: the log goes on
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest):]
+            for entry in entries:
+                if isinstance(entry, threading.Event):
+                    entry.set()
 
 
 def of(request_id: str) -> dict[str, Any]:

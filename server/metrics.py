@@ -13,8 +13,6 @@ from prometheus_client.process_collector import ProcessCollector
 
 import linpix
 
-from .errors import ServiceError
-
 ENDPOINTS = ("generations", "edits", "likelihoods")
 FAULTS = ("not_finite", "threw")
 OUTCOMES = ("completed", "cancelled", "failed")
@@ -32,9 +30,6 @@ _WAIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3
 _PREFILL_BUCKETS = (0.5e-3, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 10e-3, 15e-3, 20e-3, 30e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0,
                     5.0)
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-
-
-_REASONS = {400: "invalid", 401: "unauthorized", 404: "invalid", 413: "too_large", 415: "invalid"}  # by status
 
 
 def _create(metric: Any, *labels: Iterable[str]) -> None:
@@ -118,11 +113,6 @@ class Metrics:
         _create(self.request_duration, ENDPOINTS, [model])
         _create(self.faults_isolated, [model], FAULTS)
         _create(self.images_completed, [model], [backend], OUTCOMES)
-
-    def refused(self, error: ServiceError) -> ServiceError:
-        """Count a refused request. Returns the error."""
-        self.requests_rejected.labels(_REASONS.get(error.status, error.code)).inc()
-        return error
 
     def values(self, *names: str) -> dict[tuple[str, ...], float]:
         """Samples of these names, by name and label values; labels have the order in which the metric declares them."""

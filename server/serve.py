@@ -1,4 +1,4 @@
-"""The server: uvicorn, which drains on SIGTERM and reads files again on SIGHUP; and metrics on a separate port."""
+"""The server: uvicorn, which drains on SIGTERM and reloads models on SIGHUP; and metrics on a separate port."""
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterato
 class Server(uvicorn.Server):
     """uvicorn, but the first SIGTERM or SIGINT drains: new requests get 503 while admitted ones finish.
 
-    A second one ends those too. SIGHUP, where the system has it, makes it read files again.
+    A second one ends those too. SIGHUP, where the system has it, makes it read checkpoints again.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, probes: list[socket.socket]) -> None:
@@ -79,8 +79,7 @@ class Server(uvicorn.Server):
         self._drain_until = 0.0
         self.closes_at_once = False  # when it drains: other processes on the same port can answer better than 503
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps only weak references
-        self._reloading = asyncio.Lock()
-        self._stale = False  # a SIGHUP has come since the last reload began
+        self._stale = asyncio.Event()  # a SIGHUP has come since the last reload began
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
@@ -94,6 +93,7 @@ class Server(uvicorn.Server):
             for listening in sockets or []:
                 listening.listen(WAITING)
             await self._beside.enter_async_context(probed(self._service, self._probes))
+            self._begin(self._reload())
             self._announce(sockets or [], self._loop)
 
     def _announce(self, sockets: list[Any], loop: asyncio.AbstractEventLoop) -> None:
@@ -103,7 +103,7 @@ class Server(uvicorn.Server):
                 logs.announce(f"LinPix serves {what} at {url_of(*listening.getsockname()[:2])}",
                               self._service.settings.log_format)
         if hasattr(signal, "SIGHUP"):  # not by the loop, which gives the signal up when it closes
-            signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._hang_up, context=Context()))
+            signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._stale.set))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
@@ -117,21 +117,11 @@ class Server(uvicorn.Server):
 
     # --- SIGHUP ---
 
-    def _hang_up(self) -> None:
-        """Read keys and checkpoints again: keys at once, checkpoints in a task, while requests go on."""
-        if self._requests.draining:
-            return
-        self._service.reload_keys()
-        if not self._stale:
-            self._stale = True
-            self._begin(self._reload())
-
     async def _reload(self) -> None:
-        """Reload checkpoints, one reload at a time. A signal during a reload causes another one after it."""
-        async with self._reloading:
-            self._stale = False
-            if self._service.reload_models is None:
-                return
+        """Reload checkpoints while requests go on. A signal during a reload causes another one after it."""
+        while self._service.reload_models is not None:
+            await self._stale.wait()
+            self._stale.clear()
             try:
                 await self._service.reload_models()
             except Exception:

@@ -83,21 +83,19 @@ def prepare(grey: Grey, kept: Mask) -> Prepared:
 
 def _found(grey: Grey, sheet: Mask, kept: Mask) -> Found:
     """Paper, contrast, whether ink is dark, and the figure on a sheet; arrays are (H, W). Raises NoFigure."""
-    def shaded() -> Found | None:
-        """Where light has an edge on the paper, ink is what is darker than its surroundings."""
-        with suppress(NoFigure):
-            found = _inked(grey, _closed(np.where(sheet, grey, paper)), sheet, kept)
-            return None if _cut(found[3]) else found
-        return None
-
     paper = _paper(grey, sheet)
+    found: Found | NoFigure
     try:
         found = _inked(grey, paper, sheet, kept)
-    except NoFigure:
-        if other := shaded():
-            return other
-        raise
-    return shaded() or found if _cut(found[3]) else found
+    except NoFigure as error:
+        found = error
+    if isinstance(found, NoFigure) or _cut(found[3]):
+        with suppress(NoFigure):  # where light has an edge on the paper, ink is what is darker than its surroundings
+            shaded = _inked(grey, _closed(np.where(sheet, grey, paper)), sheet, kept)
+            found = found if _cut(shaded[3]) else shaded
+    if isinstance(found, NoFigure):
+        raise found
+    return found
 
 
 def _closed(grey: NDArray[np.float64]) -> NDArray[np.float64]:

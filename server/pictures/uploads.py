@@ -33,10 +33,10 @@ class Upload:
 
     canvas: NDArray[np.uint8]       # (T,); holes are 0, or what was beneath them
     known: NDArray[np.bool_]        # (T,), the channels of one pixel always agree
-    crop: Box                       # left, top, right, bottom of what it shows, in pixels of the upload
+    crop: tuple[float, ...]         # left, top, right, bottom of what it shows, in pixels of the upload
     read: bool                      # the model is conditional: it reads what is known before it draws anything
     missed: float = 0.0             # the share of the hidden area that is outside the crop
-    figure: Box | None = None       # of a prepared digit, in pixels of the upload
+    figure: tuple[float, ...] | None = None  # as crop, of a prepared digit
     inverted: bool = False          # the digit's ink was darker than the paper
     overlay: Overlay | None = None
 
@@ -120,7 +120,7 @@ def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_r
         canvas = np.where(known[..., None], canvas, beneath)
     over = _overlay(picture, crop, kept, config.channels, flat=flat) if lay_back else None
     return Upload(canvas=canvas.reshape(-1), known=known.reshape(-1).repeat(config.channels), read=bool(config.patch),
-                  crop=_scaled(crop, picture.scale), missed=missed, overlay=over)
+                  crop=tuple(side * picture.scale for side in crop), missed=missed, overlay=over)
 
 
 def _prepared(picture: Picture, alpha: NDArray[np.uint8] | None, keep_rows: int | None, *, flat: bool, lay_back: bool,
@@ -144,10 +144,9 @@ def _prepared(picture: Picture, alpha: NDArray[np.uint8] | None, keep_rows: int 
         if keep_rows is not None:
             stays = stays & ~_below(stays.shape, found.field, keep_rows)
         over = overlay(colours, stays, found.field, 1, found, picture.profile)
-    factor *= picture.scale
+    crop, figure = (tuple(round(side * factor * picture.scale, 2) for side in box) for box in (found.field, found.box))
     return Upload(canvas=np.where(known, found.canvas, np.uint8(0)).reshape(-1), known=known.reshape(-1), read=read,
-                  crop=_scaled(found.field, factor), figure=_scaled(found.box, factor), inverted=found.inverted,
-                  overlay=over)
+                  crop=crop, figure=figure, inverted=found.inverted, overlay=over)
 
 
 def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[str]:
@@ -188,11 +187,6 @@ def _smaller(pixels: NDArray[np.uint8]) -> tuple[int, int, float]:
     height, width = pixels.shape[:2]
     factor = max(1.0, max(height, width) / LARGEST_SIDE)
     return max(1, round(height / factor)), max(1, round(width / factor)), factor
-
-
-def _scaled(box: Box, factor: float) -> Box:
-    left, top, right, bottom = (round(side * factor, 2) for side in box)
-    return left, top, right, bottom
 
 
 def _below(shape: tuple[int, ...], field: Box, rows: int) -> NDArray[np.bool_]:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from .. import logs
 from ..engine.job import Job, class_of
 from ..engine.request import Request
-from ..errors import ClientLeft, InvalidRequest, deadline_passed, shown
+from ..errors import ClientLeft, InvalidRequest, ServiceError, deadline_passed, shown
 from ..pictures import encode
 from .error_handlers import sendable
 from .prompts import wish
@@ -97,7 +98,7 @@ class Answer(Response):
                 except TimeoutError:
                     logger.warning("a request was ended because its client does not read the stream")
         finally:
-            state.counted = request.released  # and so it was counted
+            state.counted = request.released or isinstance(sys.exception(), ServiceError)  # admission has counted it
             if logs.TRACED and request.begun:
                 began = min(request.begun.values())
                 drawing = began + max((image.prefill_s for image in request.images), default=0.0)
@@ -129,21 +130,13 @@ def as_json(answer: BaseModel) -> Response:
 
 
 async def while_connected(http: Http, work: Awaitable[T]) -> T:
-    """The result of work. Raises ClientLeft if the client closes its connection first."""
-
-    async def watch() -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
-        here.reschedule(0.0)  # long past: now
-
+    """The result of work. Raises ClientLeft if the client, whose body has been read, closes its connection first."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(http.receive())
     try:
-        async with asyncio.timeout(None) as here:
-            watching = asyncio.ensure_future(watch())
-            try:
-                return await work
-            finally:
-                watching.cancel()
-    except TimeoutError:
-        if not here.expired():
-            raise
-        raise ClientLeft("the client disconnected while it waited for its answer") from None
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft("the client disconnected while it waited for its answer")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()

@@ -11,12 +11,14 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import compile_path
 
 from .. import errors
-from ..errors import EXHAUSTED, MODEL_NOT_FOUND, ClientLeft, InvalidRequest, ServiceError, in_seconds, shown
-from ..metrics import ENDPOINTS, Metrics
+from ..errors import EXHAUSTED, MODEL_NOT_FOUND, UNEXPECTED, ClientLeft, InvalidRequest, ServiceError, in_seconds, shown
+from ..metrics import ENDPOINTS, REJECTIONS, Metrics
 from .schemas import ErrorEnvelope, ErrorFields
 
 logger = logging.getLogger("linpix")
 _MIN_RETRY_MS = 250  # smallest retry-after-ms: when a body gives back its place cannot be predicted
+_REASONS: dict[object, str] = {400: "invalid", 401: "unauthorized", 413: "too_large", 415: "invalid",  # by status,
+                               MODEL_NOT_FOUND: "invalid"}  # or else by code, if not the code itself
 
 
 def envelope(error: ServiceError) -> ErrorEnvelope:
@@ -42,33 +44,40 @@ def response_of(error: ServiceError, allow: str = "") -> Response:
 
 
 async def handle(http: Request, failure: Exception) -> Response:
-    """The answer to a request whose route or body raised; Gate answers unexpected exceptions."""
-    metrics: Metrics = http.app.state.service.requests.metrics
+    """The answer to every request that fails before its answer begins. Gate calls it for what routes do not raise."""
     allow = ""
     if isinstance(failure, ServiceError):
         error = failure
     elif isinstance(failure, RequestValidationError):
-        error = _of_fields(http, failure)
+        error = _of_fields(failure)
     else:
         assert isinstance(failure, HTTPException)
         if failure.status_code == 405:
             allow = _allowed(http, (failure.headers or {}).get("Allow", "GET"))
             failure.detail = f"{http.method} is not allowed at {http.url.path}; allowed: {allow}"
         error = _of_http(http, failure)
-    if error.status in (400, 413, 415) or (error.code == MODEL_NOT_FOUND and http.method == "POST"):
-        metrics.refused(error)
-    if error.code == EXHAUSTED and (endpoint := http.url.path.rpartition("/")[2]) in ENDPOINTS:
-        metrics.requests.labels(endpoint, "failed").inc()
+    if not getattr(http.state, "counted", False):
+        _count(http, error)
     return response_of(error, allow)
+
+
+def _count(http: Request, error: ServiceError) -> None:
+    """Count a request that was not admitted."""
+    metrics: Metrics = http.app.state.service.requests.metrics
+    reason = _REASONS.get(error.status) or _REASONS.get(error.code, error.code)
+    if error.code == "deadline_passed":
+        metrics.deadlines_passed.labels("reading").inc()
+    elif error.code in (EXHAUSTED, UNEXPECTED) and (endpoint := http.scope["path"].rpartition("/")[2]) in ENDPOINTS:
+        metrics.requests.labels(endpoint, "failed").inc()
+    elif reason in REJECTIONS and (http.method == "POST" or error.status not in (404, 503)):  # else it asks how we are
+        metrics.requests_rejected.labels(reason).inc()
 
 
 HANDLERS: dict[Any, Any] = dict.fromkeys((ServiceError, RequestValidationError, HTTPException), handle)
 
 
-def _of_fields(http: Request, failure: RequestValidationError) -> ServiceError:
+def _of_fields(failure: RequestValidationError) -> ServiceError:
     first = failure.errors()[0]
-    if first["type"] == "model_attributes_type" and isinstance(first.get("input"), bytes):  # not parsed as JSON
-        return errors.not_json(http.headers.get("content-type", "none"))
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}")
     if first["loc"] == ("body",):

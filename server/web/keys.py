@@ -14,13 +14,10 @@ import math
 import os
 import re
 import stat
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 logger = logging.getLogger("linpix")
-LOOK_S = 1.0  # a changed file is noticed by the first request this long after the last check
 
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 _RATE = re.compile(r"([1-9]\d{0,8})/(s|min|h)")
@@ -41,7 +38,7 @@ class Key:
     at: float = -math.inf  # long enough ago that the bucket is full
 
     def take(self, now: float) -> float:
-        """Take a token. Returns 0, or the seconds until there is one."""
+        """Take a token, for a request. Returns 0, or the seconds until there is one. now: by time.monotonic."""
         if not self.size:
             return 0.0
         self.tokens = min(self.size, self.tokens + (now - self.at) * self.size / self.seconds)
@@ -117,14 +114,13 @@ def read(path: Path) -> tuple[Key, ...]:
 class Keys:
     """The keys of a file, read again when it changes. If the file is then bad, the keys stay, and the log says so."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises OSError or ValueError if the file cannot be used."""
-        self._path, self._clock = path, clock
+        self._path = path
         self._stamp = self._look()
         if self._stamp is None:  # it may be a key, given by mistake
             raise ValueError("--api-keys (LINPIX_API_KEYS) must be the path of a file of keys, made with linpix key, "
                              "and no such file can be found; what was given may be a secret, so it is not shown here")
-        self._looked = clock()
         self._keys = read(path)
 
     def _look(self) -> tuple[int, ...] | None:
@@ -135,33 +131,25 @@ class Keys:
         # ctime also shows a change of owner, and a change by a tool that restores the old mtime
         return status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino
 
-    def reload(self) -> bool:
-        """Read the file again. Returns whether that was possible. Keys whose rate stays the same keep their buckets."""
+    def _reload(self) -> None:
+        """Read the file again. Keys whose rate stays the same keep their buckets."""
         self._stamp = self._look()
         try:
             keys = read(self._path)
         except (OSError, ValueError) as error:
             logger.error("the API keys were not changed: %s", error)
-            return False
+            return
         known = {(key.name, key.rate): key for key in self._keys}
         for key in keys:
             if (old := known.get((key.name, key.rate))) is not None:
                 key.tokens, key.at = old.tokens, old.at
         self._keys = keys
         logger.info("API keys were read again: %s", ", ".join(key.name for key in keys))
-        return True
 
     def find(self, presented: str) -> Key | None:
         """The key that was presented, if it is one of the file's."""
-        now = self._clock()
-        if now - self._looked >= LOOK_S:
-            self._looked = now
-            if self._look() != self._stamp:
-                self.reload()
+        if self._look() != self._stamp:
+            self._reload()
         digest = hashlib.sha256(presented.encode()).digest()
         matches = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         return matches[0] if matches else None  # after a comparison with every key: the time reveals nothing
-
-    def wait_s(self, key: Key) -> int:
-        """Count a request of a key. Returns 0, or the seconds until it may make one."""
-        return math.ceil(key.take(self._clock()))

@@ -27,6 +27,9 @@ BODY = (errors.body_timeout(1_460, 60.0), errors.body_too_large(1_500_000, PLAIN
 DRAWING = (errors.queue_full(254, 4, 256, 12.0), errors.client_limit(256, 1, 256, 3.0),
            errors.unexpected("4eaca4dc47d7a5db"), errors.batch_failed("RuntimeError"), *LEAVING,
            errors.deadline_unreachable(2.0, 7.25, 90), errors.deadline_passed(30.0))
+UPLOADING = (errors.model_not_found("mnist-large", ["mnist-small"]), errors.body_too_large(20_000_000, 2**24),
+             errors.exhausted(), ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
+                                              "b'hello'", 415, param="image"))
 _HOSTS = (errors.foreign_host("rebound.example"),)  # of every route
 _CLIENTS = (errors.unauthorized(presented=False), errors.rate_limited("alice", "600/min", 1),  # of those under /v1/
             errors.foreign_origin("origin https://elsewhere.example", "localhost:8000"))
@@ -47,10 +50,9 @@ TAGS = [{"name": "images", "description": "draw pictures, complete them, and say
         {"name": "compare", "description": "measure kinds of attention side by side"},
         {"name": "operations", "description": "how the service is doing"}]
 _MEANING = {
-    400: "invalid input: the message says what was given and what is "
-         "allowed", 401: "no API key, or one that this server does not know",
-    403: "a host or origin that is not "
-         "allowed", 404: "nothing here has this name", 408: "the request body did not arrive in time",
+    400: "invalid input: the message says what was given and what is allowed",
+    401: "no API key, or one that this server does not know", 403: "a host or origin that is not allowed",
+    404: "nothing here has this name", 408: "the request body did not arrive in time",
     409: "another comparison is running, or was cancelled a moment ago",
     413: "more bytes or pixels than are allowed", 415: "a format that is not supported",
     429: "the queue is full, or a limit of this client or key is reached; try again later",
@@ -66,14 +68,10 @@ _RETRY = {"Retry-After": {"description": "seconds to wait before another try, co
 
 def error_responses(*errors: ServiceError) -> Responses:
     """The `responses` of a route that can answer these errors; `describe` adds those that every route can answer."""
-    return {status: {"model": ErrorEnvelope} | answer for status, answer in _answers(errors).items()}
-
-
-def _answers(errors: tuple[ServiceError, ...]) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
+    found: Responses = {}
     for error in errors:
         answer = found.setdefault(error.status, {"description": _MEANING[error.status], "content": {
-            "application/json": {"examples": {}}}})
+            "application/json": {"schema": _ERROR, "examples": {}}}})
         examples = answer["content"]["application/json"]["examples"]
         name = error.code if error.code not in examples else f"{error.code}, {len(examples) + 1}"
         examples[name] = {"value": envelope(error).model_dump()}
@@ -123,37 +121,27 @@ def png_headers(answer: type[BaseModel]) -> dict[str, Any]:
     """Headers of an answer that is a picture or an array, for the fields that it has if it is JSON."""
     fields = answer.model_json_schema(mode="serialization")["properties"]
     return {f"X-LinPix-{name.title().replace('_', '-')}": {
-                "description": "only in answers that are not JSON: "
-                               f"{fields[name]['description']}", "schema": fields[name]}
+                "description": f"only in answers that are not JSON: {fields[name]['description']}",
+                "schema": fields[name]}
             for name in ("seed", "label", "confidence", "attempts", "model", "checkpoint", "engine", "precision",
                          "device", "state", "bits_per_dim", "log_likelihood")
             if name in fields}
 
 
 def describe(app: FastAPI, *, keys: bool) -> None:
-    """Complete an app's OpenAPI. keys: whether this server requires them."""
-    generated = app.openapi
+    """Complete the OpenAPI of an app that has all its routes: FastAPI keeps what it makes at the first call.
 
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            _complete(generated(), keys=keys)
-        assert app.openapi_schema is not None
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _complete(schema: dict[str, Any], *, keys: bool) -> None:
-    """Add keys, if they are required, errors that every route can answer, and events. Remove 422: bad input is 400.
-    Move examples to where readers look for them.
+    Add keys, if this server requires them, errors that every route can answer, and events. Remove 422: bad input is
+    400. Move examples to where readers look for them.
     """
+    schema = app.openapi()
     if keys:
         schema["components"].setdefault("securitySchemes", {})["key"] = {
             "type": "http", "scheme": "bearer", "description": "A key from the file of --api-keys."}
     schemas = schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    schemas |= models_json_schema([(GenerationEvent, "serialization"), (EditEvent, "serialization")],
+    schemas |= models_json_schema([(model, "serialization") for model in (ErrorEnvelope, GenerationEvent, EditEvent)],
                                   ref_template=_PLACE)[1]["$defs"]
     for path, operations in schema["paths"].items():
         v1 = path.startswith("/v1/")
@@ -161,9 +149,8 @@ def _complete(schema: dict[str, Any], *, keys: bool) -> None:
             responses = operation["responses"]
             responses.pop("422", None)
             operation["security"] = [{"key": []}] if keys and v1 else []
-            for status, answer in _answers(_HOSTS + _CLIENTS if v1 else _HOSTS).items():
+            for status, answer in error_responses(*_HOSTS, *(_CLIENTS if v1 else ())).items():
                 there = responses.setdefault(str(status), answer)["content"]["application/json"]
-                there.setdefault("schema", _ERROR)
                 there["examples"] |= answer["content"]["application/json"]["examples"]
             operation["responses"] = dict(sorted(responses.items()))
             for parameter in operation.get("parameters", []):

@@ -3,7 +3,7 @@ which uploads are decoded. Used on the event loop only.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,8 +28,8 @@ class UploadSlots:
     """Slots for decoding. A free one goes to the client that has the fewest; of equals, to the one waiting longest."""
 
     def __init__(self) -> None:
-        self._running: Counter[str] = Counter()                     # uploads being decoded, by client
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # in the order of the clients' last turns
+        self._running = Counter[str]()                              # uploads being decoded, by client
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []  # in the order of the clients' last turns
 
     async def run(self, client: str, read: Callable[[], T]) -> T:
         """Run read in a thread; return its result. Once begun, it keeps its slot until it ends, even if cancelled."""
@@ -37,7 +37,7 @@ class UploadSlots:
             self._running[client] += 1
         else:
             slot = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(client, deque()).append(slot)
+            self._waiting.append((client, slot))
             try:
                 await slot
             except asyncio.CancelledError:
@@ -54,14 +54,13 @@ class UploadSlots:
             thread.exception()  # read, so that asyncio does not log it if the client has disconnected
         self._running[client] -= 1
         self._running = +self._running  # drops clients that have none
-        while self._waiting:
-            after = min(self._waiting, key=lambda other: self._running[other])
-            if queue := deque(slot for slot in self._waiting.pop(after) if not slot.cancelled()):
-                self._running[after] += 1
-                queue.popleft().set_result(None)
-                if queue:
-                    self._waiting[after] = queue  # behind the others
-                return
+        if waiting := [(other, slot) for other, slot in self._waiting if not slot.cancelled()]:
+            after, slot = min(waiting, key=lambda each: self._running[each[0]])
+            waiting.remove((after, slot))
+            waiting.sort(key=lambda each: each[0] == after)  # behind the others
+            self._running[after] += 1
+            slot.set_result(None)
+        self._waiting = waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,6 @@ class Service:
     bodies: Bodies
     keys: Keys | None = None  # None: no key is required
     upload_slots: UploadSlots = field(default_factory=UploadSlots)
-
-    def reload_keys(self) -> bool:
-        """Read the file of API keys again. Returns whether that was possible; if it was not, the old keys stay."""
-        return self.keys is None or self.keys.reload()
 
     def find(self, model: str | None) -> ServedModel:
         """The loaded model with this name or alias (--alias); None means the default. Raises ServiceError."""

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,8 +10,8 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from ..errors import ClientLeft, InvalidRequest, ServiceError, deadline_passed, exhausted, shown
-from ..pictures.uploads import Upload
+from ..errors import InvalidRequest, ServiceError, deadline_passed, exhausted, shown
+from ..pictures.uploads import Upload, read
 from .answers import Answer, while_connected
 from .middleware.bodies import Exchange
 from .request_schemas import FORM_FIELDS, FORM_NUMBERS, UploadFields
@@ -72,51 +71,42 @@ class FormRoute(APIRoute):
             raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data with at most "
                                  f"{MAX_FILES} files and {MAX_FIELDS} fields of up to {FIELD_BYTES:,} bytes "
                                  "each") from error
-        if not parser.ended:
-            await form.close()
-            raise InvalidRequest("the form ends before its closing boundary; send the whole form")
-        for name, times in Counter(name for name, _ in form.multi_items()).items():
-            if times > 1 and name in FORM_FIELDS:
-                await form.close()
-                raise InvalidRequest(f"the form has {times} fields {name}; send one", param=name)
-        for name, value in form.multi_items():
-            if name in FORM_NUMBERS and isinstance(value, str) and "_" in value:  # pydantic would read 1_0 as 10
-                await form.close()
-                raise InvalidRequest(f"{name}: a number must not have underscores, got {shown(value)}", param=name)
-        return await self._handle(http)
+        try:
+            if not parser.ended:
+                raise InvalidRequest("the form ends before its closing boundary; send the whole form")
+            for name, value in form.multi_items():
+                if name in FORM_FIELDS and (times := len(form.getlist(name))) > 1:
+                    raise InvalidRequest(f"the form has {times} fields {name}; send one", param=name)
+                if name in FORM_NUMBERS and isinstance(value, str) and "_" in value:  # pydantic would read 1_0 as 10
+                    raise InvalidRequest(f"{name}: a number must not have underscores, got {shown(value)}", param=name)
+            return await self._handle(http)
+        finally:
+            await form.close()  # its files are not needed while it waits for a slot
 
 
-async def decoded(answer: Answer, form: UploadFields, read: Callable[..., Upload]) -> Upload:
-    """The result of `read`, given a form's picture, its mask and keep_rows. Closes the files.
+async def decoded(answer: Answer, form: UploadFields, **options: Any) -> Upload:
+    """A form's picture, with its mask or keep_rows. options: of `read`. Raises ServiceError.
 
-    read is called in a thread, and so are the files read: waiting uploads stay in their files, and out of memory.
-    The bytes that the result holds count from then on, in place of the upload's. Raises ServiceError, and what read
-    raises.
+    The files are read in a thread: waiting uploads stay in their files, and out of memory. The bytes that the result
+    holds count from then on, in place of the upload's.
     """
     http, service, mask = answer.http, answer.service, form.mask
     if (image := form.image) is None:
         raise InvalidRequest("send exactly one picture as image or image[], got 0", param="image")
-
-    def work() -> Upload:
-        return read(image.file.read(), answer.config, mask=None if mask is None else mask.file.read(),
-                    keep_rows=form.keep_rows)
-
     if refusal := service.requests.refusal(http.state.client, answer.job, answer.model):
-        raise service.requests.metrics.refused(refusal)
+        raise refusal
     try:
         async with asyncio.timeout_at(http.state.began + answer.timeout_s) as limit:
-            found = await while_connected(http, service.upload_slots.run(http.state.client, work))
+            found = await while_connected(http, service.upload_slots.run(http.state.client, lambda: read(
+                image.file.read(), answer.config, mask=None if mask is None else mask.file.read(),
+                keep_rows=form.keep_rows, **options)))
     except TimeoutError:
         if not limit.expired():
             raise
-        service.requests.metrics.deadlines_passed.labels("reading").inc()
         raise deadline_passed(answer.timeout_s) from None
-    except ClientLeft:
-        raise
     except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread
         logger.exception("a picture could not be decoded")
         raise exhausted() from error
-    await http.close()  # closes its files: they are not needed while it waits for a slot
     exchange: Exchange = http.scope["linpix.exchange"]
     over = found.overlay  # what else it needs is small
     exchange.hold(0 if over is None else over.blank.nbytes + over.hidden.nbytes)

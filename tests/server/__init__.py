@@ -12,7 +12,6 @@ Files without a test of their own name, and where they are tested:
   pictures/overlay                                                                pictures/test_prepare.py
   web/request_schemas, web/uploads                                                web/test_forms.py
   web/middleware/bodies                                                           web/test_admission.py
-  web/middleware/headers                                                          web/middleware/test_stack.py
   web/answers                                             web/routes/test_images.py, web/test_leaving.py
   web/routes/compare                                                              compare/test_jobs.py, test_service.py
 

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ... import errors
 from ...engine.request import Requests
-from ...errors import ClientLeft, InvalidRequest, ServiceError, shown
+from ...errors import ClientLeft, ServiceError, shown
 from ...settings import Settings
 from ..request_schemas import TIMEOUT_HEADER, timeout_of
 
@@ -28,14 +28,14 @@ CLIENT_SHARE = 4     # one client may have 1/CLIENT_SHARE of what all clients sh
 LINGER_S = 2.0       # longest that a refused client may go on sending: if closed at once, it would lose the answer
 REQUESTS, BYTES = "requests", "bytes of uploads"  # what is shared, as errors name it
 UTF8 = ("utf-8", "utf8", "us-ascii")
-JSON_MEDIA = re.compile(r"\s*application/([^;\s]+\+)?json\s*(;.*)?", re.IGNORECASE)
+JSON_MEDIA = re.compile(r"\s*application/([^/;\s]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
 class Bodies:
     """What all bodies share, and of which one client may have a part. For the event loop only."""
 
     def __init__(self, settings: Settings, requests: Requests) -> None:
-        self.settings, self.metrics, self.refusal = settings, requests.metrics, requests.refusal
+        self.settings, self.reading_now, self.refusal = settings, requests.metrics.bodies_reading, requests.refusal
         self.closed = False  # the server drains
         self.reading: set[asyncio.Timeout] = set()  # the time limit of each body being read
         # by unit: what there is, what one client may have, and what each client has taken
@@ -78,34 +78,31 @@ class Exchange:
 
         client: the client to whose limits the body counts.
         """
-        self._client, timeout_s, refused = client, math.inf, self._bodies.metrics.refused
+        self._client, timeout_s = client, math.inf
         if self._path.startswith(IMAGES):
             if (text := self.headers.get(TIMEOUT_HEADER.lower())) is not None:
-                try:
-                    timeout_s = timeout_of(text)
-                except InvalidRequest as error:
-                    raise refused(error) from None
+                timeout_s = timeout_of(text)
             self._timeout_s = min(timeout_s, self._bodies.settings.request_timeout)
         coding, kind = self.headers.get("content-encoding", "identity"), self.headers.get("content-type", "none")
         if coding.lower() != "identity" and (self._upload or self._path in JSON):
-            raise refused(ServiceError("the body must be sent uncompressed, without a Content-Encoding, got "
-                                       f"{shown(coding)}", 415))
+            raise ServiceError(f"the body must be sent uncompressed, without a Content-Encoding, got {shown(coding)}",
+                               415)
         if self._upload:
             media, options = parse_options_header(kind)
             charset = options.get(b"charset", b"utf-8").decode("latin-1")
             if media != b"multipart/form-data":
-                raise refused(ServiceError("the body must be a form: send the header 'Content-Type: "
-                                           f"multipart/form-data; boundary=...', got {shown(kind)}", 415))
+                raise ServiceError("the body must be a form: send the header 'Content-Type: multipart/form-data; "
+                                   f"boundary=...', got {shown(kind)}", 415)
             if charset.lower() not in UTF8:  # fields are decoded on the event loop: some codecs take quadratic time
-                raise refused(ServiceError("a form must be in UTF-8: send a Content-Type without charset, got "
-                                           f"{shown(charset)}", 415))
+                raise ServiceError("a form must be in UTF-8: send a Content-Type without charset, got "
+                                   f"{shown(charset)}", 415)
         elif self._path in JSON and not JSON_MEDIA.fullmatch(kind):
-            raise refused(errors.not_json(kind))
+            raise errors.not_json(kind)
         if self._declared is not None and self._declared > self._max_bytes:
-            raise refused(errors.body_too_large(self._declared, self._max_bytes))
+            raise errors.body_too_large(self._declared, self._max_bytes)
         if self._large:
             if refusal := self._bodies.refusal(client):
-                raise refused(refusal)
+                raise refusal
             self.hold(self._declared or 0)
         return timeout_s
 
@@ -113,27 +110,27 @@ class Exchange:
         """Hold room for so many bytes, in memory or in a file, and for reading them. Raises ServiceError if the client,
         or all clients, would have too much.
         """
-        refused, client = self._bodies.metrics.refused, self._client
+        client = self._client
         for unit, amount in ((REQUESTS, int(reading)), (BYTES, space)):
             if more := amount - self._held[unit]:
                 allowed, each, taken = self._bodies.budgets[unit]
                 if more > 0 and taken[client] + more > each:
-                    raise refused(errors.too_many_of_client(each, unit))
+                    raise errors.too_many_of_client(each, unit)
                 if more > 0 and taken.total() + more > allowed:
-                    raise refused(errors.too_many_bodies(allowed, unit))
+                    raise errors.too_many_bodies(allowed, unit)
                 taken[client] += more
                 if not taken[client]:
                     del taken[client]
                 self._held[unit] = amount
                 if unit == REQUESTS:
-                    self._bodies.metrics.bodies_reading.inc(more)
+                    self._bodies.reading_now.inc(more)
 
     async def receive(self) -> Message:
         """ASGI's receive. Raises ServiceError."""
         if self._whole:
             return await self._receive()
         self.hold(self._held[BYTES], reading=True)
-        bodies, metrics, body_s = self._bodies, self._bodies.metrics, self._bodies.settings.body_timeout
+        bodies, body_s = self._bodies, self._bodies.settings.body_timeout
         ends = self.began + min(self._timeout_s, body_s)
         try:
             async with asyncio.timeout_at(0.0 if bodies.closed else ends) as limit:
@@ -144,17 +141,16 @@ class Exchange:
                     bodies.reading.discard(limit)
         except TimeoutError:
             if bodies.closed:
-                raise metrics.refused(errors.draining()) from None
+                raise errors.draining() from None
             if self._timeout_s <= body_s:
-                metrics.deadlines_passed.labels("reading").inc()
                 raise errors.deadline_passed(self._timeout_s) from None
-            raise metrics.refused(errors.body_timeout(self._received, body_s)) from None
+            raise errors.body_timeout(self._received, body_s) from None
         if message["type"] == "http.disconnect":
             raise ClientLeft(f"the client disconnected after {self._received:,} bytes of its body")
         self._received += len(message.get("body", b""))
         self._whole = not message.get("more_body", False)
         if self._received > self._max_bytes:
-            raise errors.body_too_large(self._received, self._max_bytes)  # counted when it is answered
+            raise errors.body_too_large(self._received, self._max_bytes)
         # an upload that is there as a whole still waits to be decoded
         self.hold(max(self._held[BYTES], self._received) if self._large else 0, reading=self._upload or not self._whole)
         return message

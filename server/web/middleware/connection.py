@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ...errors import ServiceError
 from ...logs import access
 from ..error_handlers import response_of
-from .headers import SECURITY_HEADERS
+from .stack import SECURITY_HEADERS
 
 HEAD_BYTES = 2**14   # largest head of a request; also of headers after a body
 READ_BYTES = 2**14   # largest read of a connection: asyncio's 256 KiB may be 43,000 chunks, 60 ms of the event loop

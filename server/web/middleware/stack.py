@@ -3,6 +3,7 @@ it lets through.
 """
 
 import logging
+import math
 import re
 import secrets
 import time
@@ -10,21 +11,31 @@ import urllib.parse
 from collections.abc import Iterable
 
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import ServiceError, rate_limited, unauthorized, unexpected
 from ...logs import REQUEST_ID, access
-from ...metrics import ENDPOINTS
 from ...origins import Origins
-from ..error_handlers import response_of
+from ..error_handlers import HANDLERS, handle
 from ..keys import Keys
 from .bodies import Bodies, Exchange
-from .headers import SECURITY_HEADERS
 
 logger = logging.getLogger("linpix")
 
+# this server's own resources only, and nothing inline
+POLICY = ("default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; object-src 'none'; "
+          "base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
+SECURITY_HEADERS = {  # of every answer
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",  # not no-referrer: forms of our own pages would then come from origin null
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
 _SECURITY_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _ID = re.compile(r"[A-Za-z0-9][\w.:=+/@-]{0,127}", re.ASCII)
 _TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -47,8 +58,8 @@ class Gate:
         self.app, self.origins, self.bodies, self.keys = app, origins, bodies, keys
         # a page that may use the service must be able to read its refusals
         self._checked: ASGIApp = self._check if not origins.allowed else CORSMiddleware(
-            self._check, allow_origins=[*origins.allowed], allow_methods=["*"], allow_headers=["*"],
-            expose_headers=["*"], allow_private_network=True)
+            ExceptionMiddleware(self._check, HANDLERS), allow_origins=[*origins.allowed], allow_methods=["*"],
+            allow_headers=["*"], expose_headers=["*"], allow_private_network=True)
         self._root_path = root_path
         self._ids = set[str]()  # of requests in progress
 
@@ -78,20 +89,24 @@ class Gate:
 
         try:
             if refusal := self.origins.refusal(scope["method"], scope["path"], exchange.headers):
-                await response_of(self.bodies.metrics.refused(refusal))(scope, receive, exchange.send)
-            elif (scope["path"].endswith("/") and scope["path"].strip("/")) or path == self._root_path != "":
+                raise refusal
+            if (scope["path"].endswith("/") and scope["path"].strip("/")) or path == self._root_path != "":
                 await _redirect(path, scope)(scope, receive, exchange.send)
             else:
                 await self._checked(scope, exchange.receive, exchange.send)
-        except Exception:
+        except Exception as failure:
             if exchange.status:  # too late for another answer: the connection is closed in the middle of this one
                 raise
-            if not state.get("counted") and (endpoint := path.rpartition("/")[2]) in ENDPOINTS:
-                self.bodies.metrics.requests.labels(endpoint, "failed").inc()  # a bug, counted nowhere else
-            logger.exception("unexpected failure at %s %s", method, _route(scope))
-            await response_of(unexpected(request_id))(scope, receive, exchange.send)
+            if not isinstance(failure, ServiceError):
+                found = getattr(scope.get("route"), "path", "(no route)")
+                logger.exception("unexpected failure at %s %s", method, found)
+                failure = unexpected(request_id)
+            await (await handle(Request(scope), failure))(scope, receive, exchange.send)
         finally:
-            access(method=method, route=_route(scope), status=exchange.status,
+            # a refused request has not found its route yet, and routes that are not FastAPI's do not say theirs
+            route = getattr(scope.get("route"), "path", None) or _template(scope["app"].routes,
+                                                                           {**scope, "root_path": ""})
+            access(method=method, route=route, status=exchange.status,
                    duration_s=round(time.monotonic() - exchange.began, 6), client=state["client"],
                    model=state.get("model"), images=state.get("images"), traceparent=state.get("traceparent"))
             exchange.hold(0)
@@ -101,32 +116,21 @@ class Gate:
         """Check key and body, as far as the head shows them, and go on with the application."""
         exchange: Exchange = scope["linpix.exchange"]
         state = scope["state"]
-        try:
-            if self.keys is not None and scope["path"].startswith("/v1/"):
-                state["client"] = self._client(self.keys, exchange.headers.get("authorization", ""))
-            state["timeout_s"] = exchange.check(state["client"])
-        except ServiceError as error:
-            await response_of(error)(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
-
-    def _client(self, keys: Keys, authorization: str) -> str:
-        """The name of the key in a request's header. Raises ServiceError."""
-        scheme, _, presented = authorization.partition(" ")
-        key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
-        if key is None:
-            raise self.bodies.metrics.refused(unauthorized(presented=bool(presented)))
-        if wait_s := keys.wait_s(key):
-            raise self.bodies.metrics.refused(rate_limited(key.name, key.rate, wait_s))
-        return key.name
+        if self.keys is not None and scope["path"].startswith("/v1/"):
+            state["client"] = _client(self.keys, exchange.headers.get("authorization", ""))
+        state["timeout_s"] = exchange.check(state["client"])
+        await self.app(scope, receive, send)
 
 
-def _route(scope: Scope) -> str | None:
-    """The template of the route that was found, such as /v1/models/{model}: the path itself may contain anything.
-
-    A refused request has not found its route yet, and routes that are not FastAPI's do not say theirs: look it up.
-    """
-    return getattr(scope.get("route"), "path", None) or _template(scope["app"].routes, {**scope, "root_path": ""})
+def _client(keys: Keys, authorization: str) -> str:
+    """The name of the key in a request's header. Raises ServiceError."""
+    scheme, _, presented = authorization.partition(" ")
+    key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
+    if key is None:
+        raise unauthorized(presented=bool(presented))
+    if wait_s := key.take(time.monotonic()):
+        raise rate_limited(key.name, key.rate, math.ceil(wait_s))
+    return key.name
 
 
 def _redirect(path: str, scope: Scope) -> RedirectResponse:
@@ -138,6 +142,7 @@ def _redirect(path: str, scope: Scope) -> RedirectResponse:
 
 
 def _template(routes: Iterable[BaseRoute], scope: Scope) -> str | None:
+    """The template of a route that matches, such as /v1/models/{model}: the path itself may contain anything."""
     for route in routes:
         if route.matches(scope)[0] is not Match.NONE:  # one without a path holds those of a file of web/routes
             included = getattr(route, "original_router", None)

@@ -4,9 +4,8 @@ array, JSON or server-sent events.
 
 import base64
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -20,12 +19,12 @@ from ...engine.attempts import best_of
 from ...engine.job import label_of, new_job
 from ...engine.request import Event
 from ...engine.request import Request as Admitted
-from ...errors import InvalidRequest, ServiceError, body_too_large, exhausted, model_not_found, not_json, shown
+from ...errors import InvalidRequest, ServiceError, model_not_found, not_json, shown
 from ...pictures import encode, uploads
 from ...pictures.overlay import Overlay
 from ..answers import Answer, as_json
 from ..error_handlers import envelope
-from ..openapi import image_responses
+from ..openapi import UPLOADING, image_responses
 from ..request_schemas import EDIT, GENERATE, TIMEOUT_PARAMETER, EditForm, GenerateBody
 from ..schemas import EditEvent, EditResponse, GenerationEvent, ImageData, ImagesResponse, Usage
 from ..uploads import FormRoute, decoded
@@ -38,11 +37,7 @@ _GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16,
 _EDITS = image_responses(EditEvent,
                          InvalidRequest("it is not clear what to fill in: erase that part of the picture (save it "
                                         "as a PNG with transparent pixels), or use a mask or keep_rows",
-                                        param="image"),
-                         model_not_found("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24),
-                         exhausted(),
-                         ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with "
-                                      "b'hello'", 415, param="image"))
+                                        param="image"), *UPLOADING)
 
 PING_S = 15.0    # of silence before a stream sends a comment: proxies close connections that are silent for a minute
 ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
@@ -71,8 +66,8 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
     Choose `image/png` as the media type of the response to see the picture itself.
     """
     images = Images(http, form, EditResponse, EditEvent)
-    read = partial(uploads.read, preparation=form.prepare or "none", lay_back=bool(form.lay_back))
-    images.complete(await decoded(images, form, read), form.conditioning)
+    upload = await decoded(images, form, preparation=form.prepare or "none", lay_back=bool(form.lay_back))
+    images.complete(upload, form.conditioning)
     return images
 
 
@@ -92,36 +87,33 @@ class Images(Answer):
             raise InvalidRequest(f"n must be 1..{max_n}, got {shown(fields.n)}", param="n")
         chooses = fields.candidates is not None or fields.attempts is not None
         able = service.instead_of(self.model, lambda config: config.class_first) if chooses else None
-        self.stream = bool(fields.stream)
         self.job = replace(new_job(
             self.checkpoint, n, label=self.label, seed=fields.seed, temperature=fields.temperature,
             candidates=fields.candidates, attempts=fields.attempts, limit=max_n, able=able),
-            bulk=bulk, stream=self.stream)
+            bulk=bulk, stream=bool(fields.stream))
         self.warnings += self.checkpoint.temperature_warnings(self.job.temperature)
         usual = "url" if (fields.model or "").startswith("dall-e") else None  # tools made for DALL-E read url
-        self.as_url = (fields.response_format or usual) == "url" and not self.stream
-        if fields.response_format == "url" and self.stream:
+        self.as_url = (fields.response_format or usual) == "url" and not self.job.stream
+        if fields.response_format == "url" and self.job.stream:
             self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
         self.format: encode.Format = self.sole_format or fields.output_format or "png"
-        self.kept: uploads.Upload | None = None  # what the answer keeps, if that is more than the model gets
+        self.upload: uploads.Upload | None = None  # the answer keeps all that is known of it
         self.overlay: Overlay | None = None  # the upload, in whose holes the pictures are laid
         self.partial_images = 0 if self.job.candidates else fields.partial_images
         self.facts: dict[str, Any] = {"candidates": fields.candidates}  # of all images
         self._check(fields)
 
     def _check(self, fields: GenerateBody) -> None:
-        """Raise InvalidRequest for fields that contradict each other, the accepted media type, or the
-        model.
-        """
+        """Raise InvalidRequest for fields that contradict each other, the accepted media type, or the model."""
         n = self.job.answers
         if (self.sole_format or self.array) and fields.output_format not in (None, self.sole_format):
             raise InvalidRequest(f"output_format {fields.output_format} contradicts Accept: {self.accepted}; send one "
                                  "of them", param="output_format")
-        if self.sole_format and (n != 1 or self.stream):
+        if self.sole_format and (n != 1 or self.job.stream):
             raise InvalidRequest(f"Accept: {self.accepted} returns one picture, so it needs n=1 and no stream, got "
-                                 f"n={n}, stream={str(self.stream).lower()}", param="n")
-        if self.array and self.stream:
+                                 f"n={n}, stream={str(self.job.stream).lower()}", param="n")
+        if self.array and self.job.stream:
             raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
                                  param="stream")
         size = n * self.frame.height * self.frame.width * self.config.channels
@@ -129,7 +121,7 @@ class Images(Answer):
             raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {n} "
                                  f"images of {self.frame.size} have {size:,} bytes. Request fewer or smaller "
                                  "images", param="n")
-        if self.job.candidates and self.stream and fields.partial_images:
+        if self.job.candidates and self.job.stream and fields.partial_images:
             raise InvalidRequest("with candidates, a stream has no partial images, since the best are known only "
                                  "when all are drawn; leave out partial_images, got "
                                  f"{shown(fields.partial_images)}", param="partial_images")
@@ -149,12 +141,12 @@ class Images(Answer):
 
     def complete(self, upload: uploads.Upload, conditioning: Literal["prefix", "full"] | None) -> None:
         """Have the hidden part of an upload drawn. conditioning: see EditForm. Raises InvalidRequest."""
+        self.upload, given = upload, upload.prefix_only() if conditioning == "prefix" else upload
+        self.job = replace(self.job, canvas=given.canvas, known=given.known)
         self.warnings += uploads.warnings_of(upload, self.checkpoint)
         prepared = None if upload.figure is None else {
             "inverted": upload.inverted, "box": upload.figure, "b64_json": base64.b64encode(upload.seen()).decode()}
-        if conditioning == "prefix":
-            self.kept, upload = upload, upload.prefix_only()
-        self.facts |= upload.facts | {"crop": upload.crop, "prepared": prepared}
+        self.facts |= given.facts | {"crop": upload.crop, "prepared": prepared}
         if self.facts["conditioning"] == "partial":
             able = self.service.instead_of(self.model, lambda config: bool(config.patch))
             if conditioning == "full":
@@ -167,7 +159,6 @@ class Images(Answer):
                                     "a model that is conditional would use all of them, but none is loaded here"))
         if upload.overlay is not None:
             self.overlay, self.partial_images, self.inline = upload.overlay, 0, False
-        self.job = replace(self.job, canvas=upload.canvas, known=upload.known)
 
     async def in_one_piece(self, request: Admitted) -> Response:
         """Each image is encoded as soon as it is done."""
@@ -178,8 +169,8 @@ class Images(Answer):
 
     async def events(self, request: Admitted) -> AsyncIterator[bytes]:
         # an image that is drawn again sends its partial images again, with the same numbers
-        shown = {rows: index for index, rows in enumerate(sorted(partial_rows(
-            self.partial_images, request.given, self.config.height)))}
+        shown = {rows: index for index, rows in enumerate(partial_rows(
+            self.partial_images, request.given, self.config.height))}
         release, kind, common = self.service.requests.release, self.event.kind, self._common()
         try:
             async for place, event in self.returned(request, PING_S):
@@ -223,8 +214,8 @@ class Images(Answer):
         black.
         """
         began, canvas = time.monotonic(), event.canvas
-        if self.kept is not None:
-            canvas = np.where(self.kept.known, self.kept.canvas, canvas)
+        if self.upload is not None:
+            canvas = np.where(self.upload.known, self.upload.canvas, canvas)
         picture = canvas.reshape(self.config.height, self.config.width, self.config.channels)
         if self.overlay is not None:
             file = self.overlay.encoded(picture, self.format)
@@ -262,11 +253,11 @@ class Images(Answer):
                 "output_format": self.format, "warnings": self.warnings, **self.facts}
 
 
-def partial_rows(partial_images: int | None, given: int, height: int) -> set[int]:
+def partial_rows(partial_images: int | None, given: int, height: int) -> Sequence[int]:
     """The numbers of finished image rows at which a stream shows a partial image: all, or so many, evenly spread.
 
     given: image rows that were known from the start; only the following ones count.
     """
     if partial_images is None or partial_images >= height - given:
-        return set(range(given + 1, height + 1))
-    return {given + (height - given) * (index + 1) // (partial_images + 1) for index in range(partial_images)}
+        return range(given + 1, height + 1)
+    return [given + (height - given) * (index + 1) // (partial_images + 1) for index in range(partial_images)]

@@ -3,7 +3,6 @@
 import base64
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -14,11 +13,11 @@ from pydantic import BaseModel, Field
 
 from ...engine.job import Job
 from ...engine.request import Request as Admitted
-from ...errors import InvalidRequest, ServiceError, body_too_large, exhausted, model_not_found
+from ...errors import InvalidRequest
 from ...pictures import uploads
 from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers
 from ..answers import Answer, as_json
-from ..openapi import BODY, DRAWING, PNG, error_responses, ok_response, png_headers
+from ..openapi import BODY, DRAWING, PNG, UPLOADING, error_responses, ok_response, png_headers
 from ..request_schemas import LIKELIHOOD, TIMEOUT_PARAMETER, LikelihoodForm
 from ..schemas import Conditioning, Digest, Name
 from ..uploads import FormRoute, decoded
@@ -84,9 +83,7 @@ _RESPONSES = _OK | error_responses(
     InvalidRequest("keep_rows hides nothing, so there is nothing to score: hide at least one pixel, or leave out "
                    "keep_rows to score the whole picture", param="keep_rows"),
     InvalidRequest("mnist considers the value of the first sub-pixel impossible: none of its training pictures starts "
-                   "with it; send another picture, or keep the first pixel with a mask", param="image"),
-    model_not_found("mnist-large", ["mnist-small"]), body_too_large(20_000_000, 2**24), exhausted(),
-    ServiceError("image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'", 415, param="image"))
+                   "with it; send another picture, or keep the first pixel with a mask", param="image"), *UPLOADING)
 
 
 @router.post("/likelihoods", response_model=Likelihoods, responses=_RESPONSES,
@@ -97,7 +94,7 @@ _RESPONSES = _OK | error_responses(
 async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
     scored = Scored(http, form)
-    scored.score(await decoded(scored, form, partial(uploads.read, scored=True)))
+    scored.score(await decoded(scored, form, scored=True))
     return scored
 
 

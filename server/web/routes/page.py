@@ -9,7 +9,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import Mount, Route
 from starlette.types import Scope
 
-from ..middleware.headers import POLICY
+from ..middleware.stack import POLICY
 
 STATIC = Path(__file__).parents[2] / "static"
 # no-cache, since a page and its modules must be of one release; no ranges, since the files are small, clients need no

@@ -188,7 +188,7 @@ def test_an_upload_that_waits_to_be_decoded_ends_at_its_deadline_and_frees_what_
         return sum("(deleted)" in os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
 
     def waiting() -> int:
-        return sum(not slot.done() for queue in [*slots._waiting.values()] for slot in [*queue])
+        return sum(not slot.done() for _, slot in slots._waiting)
 
     others, body = threading.Event(), {"image": ("a.png", commented(8, 2 * 2**20))}
     with here(tiny.parent) as server, server.client() as client, ThreadPoolExecutor(1) as pool:

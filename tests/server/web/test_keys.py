@@ -131,48 +131,39 @@ def test_a_bucket_gives_its_size_at_once_and_then_as_many_as_its_rate(rate, size
 # --- a changed file ---
 
 def test_a_changed_file_is_read_again_a_bad_one_is_not_and_says_so(tmp_path, caplog):
-    now = [100.0]
     path = private(tmp_path / "file", line("a", "first", "2/h") + line("b", "second"))
-    known = Keys(path, clock=lambda: now[0])
+    known = Keys(path)
     for _ in range(2):
-        assert not known.wait_s(known.find("first"))
+        assert not known.find("first").take(time.monotonic())
     path.write_text(line("a", "renewed", "2/h") + line("c", "third"))
-    assert known.find("first"), "nobody has looked yet"
-    now[0] += keys.LOOK_S
     assert known.find("first") is known.find("second") is None
     assert known.find("third").name == "c"
-    assert known.wait_s(known.find("renewed")), "a new file is no new allowance"
+    assert known.find("renewed").take(time.monotonic()), "a new file is no new allowance"
     for text, mode in (("secret stuff\n", 0o600), (line("d", "fourth"), 0o644), ("", 0o600)):
         path.write_text(text)
         path.chmod(mode)
-        now[0] += keys.LOOK_S
         assert known.find("third") and not known.find("fourth")
-        assert not known.reload()
     path.unlink()
-    now[0] += keys.LOOK_S
     assert known.find("third")
     assert "secret" not in caplog.text
-    assert caplog.text.count("the API keys were not changed") == 7  # once by looking and once by asking; then gone
+    assert caplog.text.count("the API keys were not changed") == 4  # once for each change; then it is gone
     private(path, line("d", "fourth", "5/s"))
-    assert known.reload()
     assert known.find("fourth").rate == "5/s" and not known.find("third")
 
 
 def test_a_file_that_changed_is_read_again_whatever_its_time_and_size_say(tmp_path):
     """As after chown, or a copy that keeps times: the file may have been somebody else's until then."""
-    now = [100.0]
     path = private(tmp_path / "file", line("a", "first"))
-    known, before = Keys(path, clock=lambda: now[0]), path.stat()
+    known, before = Keys(path), path.stat()
     time.sleep(0.05)  # as coarse as the clock of a file system may be
     with path.open("r+") as file:
         file.write(line("a", "other"))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_size == before.st_size and path.stat().st_mtime_ns == before.st_mtime_ns
-    now[0] += keys.LOOK_S
     assert known.find("other") and not known.find("first")
 
 
-def test_the_service_has_a_handle_that_reads_the_keys_again_and_requests_know_their_client(tiny, tmp_path):
+def test_a_running_service_reads_the_keys_again_and_requests_know_their_client(tiny, tmp_path):
     path = private(tmp_path / "file", line("alice", "first"))
     app = create_app(Settings(checkpoints=tiny.parent, api_keys=path))
 
@@ -188,11 +179,9 @@ def test_the_service_has_a_handle_that_reads_the_keys_again_and_requests_know_th
         assert client.get("/v1/me", headers=bearer("first")).json() == {"client": "alice"}
         assert client.get("/me", headers=bearer("first")).json() == {"client": "10.1.2.3"}
         path.write_text(line("bob", "second"))
-        assert app.state.service.reload_keys()
         assert client.get("/v1/me", headers=bearer("first")).status_code == 401
         assert client.get("/v1/me", headers=bearer("second")).json() == {"client": "bob"}
         path.chmod(0o640)
-        assert not app.state.service.reload_keys()
         assert client.get("/v1/me", headers=bearer("second")).status_code == 200
 
 
