@@ -25,10 +25,10 @@ To follow one request, read these files in this order:
                              engine/job.py; web/uploads.py decodes an upload. The result is an Answer, with its Job
   web/answers.py             FastAPI sends the Answer: it then admits the request, waits for its images, which
                              web/routes/images.py encodes, releases the request, and sends them
-  engine/request.py          how every request begins and ends, here or in a front; engine/image.py, what is in it
+  engine/request.py          how every request begins and ends, here or in a front
   engine/admission.py        says whether there is room for it, and engine/model.py whether there is time; hands its
                              Images to the engine thread, and turns each Report into events of requests;
-                             engine/attempts.py says which images are drawn again, and which are returned
+                             engine/image.py says which images are drawn again, and which are returned
   engine/thread.py           the engine thread: runs the quanta of all models, and background work between them
   engine/decode/engine.py    one quantum of one model; scheduler.py beside it says which images are in it, prefill.py
                              reads what they know

@@ -23,9 +23,8 @@ import torch
 from tqdm import tqdm
 
 from linpix.model import ops
-from linpix.server.engine.attempts import chosen
 from linpix.server.engine.decode.engine import Engine
-from linpix.server.engine.image import Image, images_of
+from linpix.server.engine.image import Image, chosen, images_of
 from linpix.server.engine.job import Job
 from linpix.server.pictures import encode
 

@@ -17,10 +17,9 @@ from tqdm import tqdm
 
 from linpix.model.checkpoint import find, read
 from linpix.model.team import limit_threads
-from linpix.server.engine.attempts import again, best_of, chosen
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
-from linpix.server.engine.image import Image, Report, images_of
+from linpix.server.engine.image import Image, Report, again, best_of, chosen, images_of
 from linpix.server.engine.job import Job, class_of, new_job
 from linpix.server.pictures import uploads
 from linpix.server.pictures.uploads import Preparation

@@ -17,9 +17,8 @@ from .. import logs
 from ..errors import ServiceError, client_limit, deadline_passed, engine_failed
 from ..memory import collect
 from ..metrics import PRIORITIES, Metrics
-from .attempts import again, chosen
 from .decode.engine import Engine
-from .image import Image, Report, images_of
+from .image import Image, Report, again, chosen, images_of
 from .job import Job
 from .model import Model
 from .request import Event, Request, Requests, ServedModel

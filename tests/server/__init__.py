@@ -7,7 +7,7 @@ Files without a test of their own name, and where they are tested:
   cluster/deployments, cluster/scaling                                            cluster/test_serve_deploy.py
   compare/backends, compare/checkpoints, compare/measure                          compare/test_comparison.py
   compare/chart                                                                   compare/test_report.py
-  engine/image, engine/decode/choice, engine/decode/compiled                      engine/decode/test_decoder.py
+  engine/decode/choice, engine/decode/compiled                                     engine/decode/test_decoder.py
   pictures/likelihoods                                                            web/routes/test_likelihoods.py
   pictures/overlay                                                                pictures/test_prepare.py
   web/request_schemas, web/uploads                                                web/test_forms.py

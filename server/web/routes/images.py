@@ -15,7 +15,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from numpy.typing import NDArray
 
 from ... import logs
-from ...engine.attempts import best_of
+from ...engine.image import best_of
 from ...engine.job import label_of, new_job
 from ...engine.request import Event
 from ...engine.request import Request as Admitted

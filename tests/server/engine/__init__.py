@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linpix.model.attempts import Recognised
-from linpix.server.engine.attempts import again, chosen
 from linpix.server.engine.decode.engine import Engine
-from linpix.server.engine.image import Image, Report
+from linpix.server.engine.image import Image, Report, again, chosen
 from linpix.server.engine.job import Job
 
 

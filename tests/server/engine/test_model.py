@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from linpix.model import checkpoint
-from linpix.server.engine.attempts import again
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
-from linpix.server.engine.image import images_of
+from linpix.server.engine.image import again, images_of
 from linpix.server.engine.job import Job
 from linpix.server.engine.model import Model
 from linpix.server.engine.request import Request

@@ -13,7 +13,7 @@ from linpix.model.config import PRESETS
 from linpix.model.generate import starts_of
 from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs_of
-from linpix.server.engine.attempts import best_of as best
+from linpix.server.engine.image import best_of as best
 from tests.nets import CONDITIONAL, net_of, saved
 from tests.server.conftest import here
 from tests.server.web.routes.test_images import PICTURE, assert_refused, edit, encode, events_of, images_of

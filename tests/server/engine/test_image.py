@@ -3,8 +3,7 @@
 import numpy as np
 
 from linpix.model.attempts import NEXT_ATTEMPT, Recognised
-from linpix.server.engine.attempts import again, best_of, chosen
-from linpix.server.engine.image import Image
+from linpix.server.engine.image import Image, again, best_of, chosen
 from linpix.server.engine.job import Job
 
 
