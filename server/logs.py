@@ -102,16 +102,14 @@ class Lines(QueueHandler):
         written.wait(PATIENCE_S)
 
     def _write(self) -> None:
-        """Write each line with those of the next WRITE_S: a write may wake the reader, which takes the processor from
-        the event loop.
-        """
+        """Write lines in groups: each write may wake the reader, which takes the processor from the event loop."""
         while True:
             entries = [self.queue.get()]
             time.sleep(WRITE_S)
             while not self.queue.empty():
                 entries.append(self.queue.get())
-            rest = "".join(line for line in entries if isinstance(line, str)).encode("utf-8", "backslashreplace")
-            with contextlib.suppress(OSError):  # such as of a closed pipe: the log goes on
+            with contextlib.suppress(Exception):  # whatever fails, such as a closed pipe: the log goes on
+                rest = "".join(line for line in entries if isinstance(line, str)).encode("utf-8", "backslashreplace")
                 while rest:
                     rest = rest[os.write(self._descriptor, rest):]
             for entry in entries:

@@ -200,7 +200,7 @@ export class Completion {
     const given = this.given();
     const {n} = fields;
     if (each) fields.label = "each";
-    task.say(each ? "Trying each class." : `Completing in ${counted(n, "way")}.`);
+    task.say(task.doing = each ? "Trying each class." : `Completing in ${counted(n, "way")}.`);
     const began = performance.now();
     const answer = await this.draw(gallery, given, fields, card, signal);
     let {records} = gallery;

@@ -114,7 +114,7 @@ function surest([first, ...others]) {
   return alike.reduce((best, card) => (card.class_agreement ?? 0) > (best.class_agreement ?? 0) ? card : best, first);
 }
 
-/** The fields of a form as the API names them; an empty field is left out. */
+/** The fields of a form as the API names them, without empty ones. */
 export function fieldsOf(form) {
   if (!models.chosen) throw new Problem("The list of models has not arrived yet. Try again in a moment.", {code: "early"});
   const given = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
@@ -170,11 +170,12 @@ export class Notice {
     const why = problem.code === "queue_full" ? "The queue is full." : problem.message.replace(/[;,] try again in \d+ s/, "");
     this.box.replaceChildren(el("p", {}, why, " This page tries again ", left));
     this.box.hidden = false;
-    for (let seconds = Math.ceil(problem.retryAfter); seconds; seconds--) {
+    const end = performance.now() + problem.retryAfter * 1000;
+    for (let seconds; (seconds = Math.ceil((end - performance.now()) / 1000)) > 0;) {
       left.textContent = `in ${seconds} s.`;
       await unless(signal, pause(1));
     }
-    this.clear();
+    if (left.isConnected) this.clear();
   }
 }
 
@@ -215,9 +216,8 @@ export class Task {
     }
   }
 
-  /** Resolves to what work(signal) gives; it runs again when the server says so. */
+  /** Run work(signal) again while the server says so. */
   async insist(work, signal) {
-    const doing = this.status.textContent;
     for (;;) {
       try {
         return await work(signal);
@@ -225,7 +225,7 @@ export class Task {
         if (!problem.retryAfter || signal.aborted) throw problem;
         this.say("Waiting for a place.");
         await this.notice.wait(problem, signal);
-        this.say(doing);
+        this.say(this.doing);
       }
     }
   }

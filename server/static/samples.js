@@ -4,10 +4,10 @@ import {$, copied, counted, duration, el, fieldsOf, models, restore, Task} from 
 import {Gallery, rowsSoFar, withSettings} from "./gallery.js";
 
 export const PATH = "v1/images/generations";
-const KEPT = 20;  // draws, at most
-const SHOWN = 8;  // images of a draw, in its small picture
+const KEPT = 20;  // draws
+const SHOWN = 8;  // images in a small picture
 const ACROSS = 4;
-const AT_ONCE = 4;  // requests of a draw: a browser has six connections, and the status needs one
+const AT_ONCE = 4;  // requests of a draw: a browser has six connections
 
 export class Samples {
   constructor(viewer) {
@@ -46,7 +46,7 @@ export class Samples {
     const task = this.task;
     return task.start(async (signal) => {
       const [fields, card] = [fieldsOf(this.form), models.chosen];
-      task.say(fields.label === "each" ? "Drawing one of each." : `Drawing ${counted(fields.n, "image")}.`);
+      task.say(task.doing = fields.label === "each" ? "Drawing one of each." : `Drawing ${counted(fields.n, "image")}.`);
       const began = performance.now();
       let records;
       try {
@@ -74,25 +74,27 @@ export async function drawn(gallery, task, fields, about, signal, bodyOf, begun)
   const seed = fields.seed ?? Math.floor(Math.random() * 2 ** 32);
   const parts = each ? about.card.classes.map((label, at) => ({...fields, n: 1, label, seed: seed + at})) : [fields];
   const waiting = [...parts.entries()];
+  const failed = new AbortController();
+  const every = AbortSignal.any([signal, failed.signal]);
   let records, last;
   const some = async () => {
-    while (waiting.length) {
+    while (waiting.length && !every.aborted) {
       const [at, part] = waiting.shift();
       const body = bodyOf({...part, stream: true});
-      const response = await task.insist(() => call(about.path, {body, accept: "text/event-stream", signal}), signal);
+      const response = await task.insist(() => call(about.path, {body, accept: "text/event-stream", signal: every}), every);
       if (!records) {
         gallery.begin(each ? parts.length : fields.n, about.card, {...about, keyed: Boolean(key.get()), each, fields: part});
         ({records} = gallery);
         if (each) records.forEach((record, label) => { record.about = {...record.about, fields: parts[label]}; });
         begun();
       }
-      last = await receive(gallery, response, signal, each ? [records[at]] : records);
+      last = await receive(gallery, response, every, each ? [records[at]] : records);
     }
   };
   try {
     await Promise.all(Array.from({length: AT_ONCE}, some));
   } finally {
-    waiting.length = 0;  // after one that failed
+    failed.abort();
   }
   return last;
 }
@@ -178,7 +180,6 @@ export class Visit {
   }
 }
 
-/** Pictures side by side, zoom times as large. */
 function sheet(pictures, across, zoom = 1) {
   const [width, height] = [pictures[0].width * zoom, pictures[0].height * zoom];
   const canvas = el("canvas", {width: across * width, height: Math.ceil(pictures.length / across) * height});

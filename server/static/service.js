@@ -65,7 +65,7 @@ export function formOf(fields) {
 
 export const json = async (path, options) => (await call(path, options)).json();
 
-/** As json, but waits and tries again when the rate limit of this visitor's key refuses. */
+/** As json, but again when a key's rate limit refuses. */
 export async function patiently(path, options) {
   for (;;) {
     try {
@@ -79,7 +79,7 @@ export async function patiently(path, options) {
 
 export const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
 
-/** Settles as the promise does, or rejects if the signal is aborted first. */
+/** Settles as the promise does, or rejects when the signal is aborted. */
 export function unless(signal, promise) {
   return Promise.race([promise, new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)))]);
 }

@@ -52,5 +52,7 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
 
 
 def _spaced(text: str) -> str:
-    """The words of a text, each between two spaces; a number keeps its sign and what follows its point."""
-    return " ".join(["", *re.findall(r"(?<!\w)-?\d+\.\d+|(?<!\w)-\d+|[^\W_]+(?:['\u2019][^\W_]+)*", text), ""])
+    """The words of a text, each between two spaces. A number keeps its sign and what follows its point."""
+    # I'd is one word, dog's is two
+    words = r"(?<!\w)-?\d+\.\d+|(?<!\w)-\d+|['\u2019]s\b|[^\W_]+(?:['\u2019](?!s\b)[^\W_]+)*"
+    return " ".join(["", *re.findall(words, text), ""])

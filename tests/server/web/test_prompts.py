@@ -25,6 +25,7 @@ THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse
     ("the capital I", LETTERS, 34), ("a picture of the letter A", LETTERS, 26), ("a nice A", LETTERS, 26),
     ("A picture of the letter a", LETTERS, 0), ("a picture of an I", LETTERS, 34), ("I want an A", LETTERS, 26),
     ("I'd like a g", LETTERS, 6), ("it\u2019s a g", LETTERS, 6), ("I don't want a Q", LETTERS, 42),
+    ("a dog's face", THINGS, 5), ("a bird\u2019s nest", THINGS, 2), ("the letter g's tail", LETTERS, 6),
     ("I want a G", CAPITALS, 6), ("i want an a", CAPITALS, 0), ("an i", CAPITALS, 8), ("DOG", ["a", "A", "dog"], 2),
     ("my dog", ["a", "A", "Dog"], 2), ("hello", LETTERS, None), ("e\u0301", ["\u00e9", "\u00c9"], 0)])
 def test_a_class_is_found_in_a_prompt(prompt, names, label):
