@@ -122,6 +122,25 @@ def test_one_of_each_class_asks_for_a_few_at_once_and_again_only_for_those_that_
         assert "".join(caption[0] for caption in captions) == string.ascii_uppercase + string.ascii_lowercase
 
 
+def test_an_error_of_one_of_several_requests_ends_the_others_and_stays(shipped, visit):
+    page, asked = visit(shipped.url).ready(), []
+    says(page, "#samples .status", "16 images in")
+
+    def answer(route):
+        asked.append(route)
+        refused = len(asked) > 1
+        route.fulfill(status=429 if refused else 500, headers={"retry-after": "2"} if refused else {},
+                      json={"error": {"message": "full" if refused else "the engine failed"}})
+
+    page.route("**/generations", answer)
+    page.locator("#samples-form .chips label:has([value='each'])").click()
+    page.get_by_role("button", name="Draw", exact=True).click()
+    says(page, "#samples .notice", "The engine failed.")
+    page.wait_for_timeout(4_000)  # twice the wait of the refused ones
+    says(page, "#samples .notice", "The engine failed.")
+    assert len(asked) <= 4
+
+
 def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):
     page = visit(shipped.url).ready()
     page.locator("#samples-form [name=seed]").fill("9007199254740990")
