@@ -101,7 +101,7 @@ export const models = {
     const facts = [`${found.width} × ${found.height} ${found.channels === 1 ? "grey" : "colour"}`,
       found.bits_per_dim.test_10000 && `${figure(found.bits_per_dim.test_10000)} bits/dim`,
       found.engine !== "compiled" && `slow: ${found.slots} at a time, by torch`,
-      found.class_agreement && `draws a chosen class in ${Math.round(100 * found.class_agreement)} % of cases`];
+      found.class_agreement && `draws a chosen class in ${percent(found.class_agreement)} of cases`];
     for (const span of all("[data-facts]")) span.textContent = facts.filter(Boolean).join(" · ");
     for (const span of all("[data-limits]")) span.textContent = found.limits ?? "";
     document.dispatchEvent(new CustomEvent("model", {detail: this.chosen}));
