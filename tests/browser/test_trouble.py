@@ -128,9 +128,8 @@ def test_an_error_of_one_of_several_requests_ends_the_others_and_stays(shipped, 
 
     def answer(route):
         asked.append(route)
-        refused = len(asked) > 1
-        route.fulfill(status=429 if refused else 500, headers={"retry-after": "2"} if refused else {},
-                      json={"error": {"message": "full" if refused else "the engine failed"}})
+        status, message, headers = (429, "full", {"retry-after": "2"}) if asked[1:] else (500, "the engine failed", {})
+        route.fulfill(status=status, headers=headers, json={"error": {"message": message}})
 
     page.route("**/generations", answer)
     page.locator("#samples-form .chips label:has([value='each'])").click()
