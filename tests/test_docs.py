@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from linpix.model import ops
 from tests.server.conftest import ROOT, Process
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -171,7 +173,8 @@ def test_what_a_page_says_can_be_done(page, tmp_path, photos, shipped, request):
             assert len(list((tmp_path / "pictures").rglob("*.png"))) == 40, "every photo, of whatever kind"
         if page.name == "python.md":  # whoever ships other weights looks at the figure, and chooses another seed
             made, shown = (np.asarray(Image.open(file)) for file in (tmp_path / "digits.png", ROOT / "docs/python.png"))
-            assert np.array_equal(made, shown), "docs/python.png is not what the first example draws"
+            same = np.array_equal(made, shown)  # it was drawn in bf16, and without it these seeds draw other digits
+            assert same or not ops.compiled or not torch.ops.linpix.cpu_has_fast_bf16(), "docs/python.png is another"
     finally:
         reader.leaves()
 
