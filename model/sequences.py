@@ -5,7 +5,7 @@ order, each sub-pixel that is to be drawn and is not amid background (each pixel
 Sequences are packed one after the other, without padding.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from .inputs import InputEmbedding, PatchEmbedding
 
 
-@dataclass(frozen=True, slots=True)
-class Sequences:
+class Sequences(NamedTuple):
     """N tokens of B images. Each kind of token has a list of images and one of positions, both in packed order."""
 
     canvas: Tensor           # (B, T) uint8

@@ -1,9 +1,11 @@
-"""The batches of a run: which images, with which of their pixels known. A GPU needs them faster than one process makes
-them.
+"""The batches of a run: which images, with which of their pixels known, and which tokens go through the layers. A GPU
+needs them faster than one process makes them, and would have to wait wherever a number of tokens is read from it.
 """
 
+import copy
 import itertools
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +15,14 @@ from torch.utils import data as torch_data
 
 from linpix.model.config import ModelConfig
 from linpix.model.inputs import START
+from linpix.model.sequences import Sequences, sequences_of
 from linpix.model.team import usable_cores
+from linpix.model.transformer import Transformer
 
 from .datasets import Dataset
 from .masks import known_of
 from .run import Batch, TrainConfig
-from .workers import blocked_in_children
+from .workers import Workers, blocked_in_children
 
 FARTHEST = 3    # pixels by which an image is moved in y and in x
 MAX_MAKERS = 8  # each makes some thousand images a second
@@ -75,15 +79,62 @@ class Batches(torch_data.Dataset[Batch]):
                         constant_values=self.model.background or 0)
         return ground[FARTHEST - down:FARTHEST - down + height, FARTHEST - right:FARTHEST - right + width]
 
-    def since(self, step: int, processes: int = 0) -> Iterator[Batch]:
-        """All batches from a step on, made ahead by so many processes; 0: by this one, each when it is asked for."""
-        loader = torch_data.DataLoader(self, sampler=itertools.count(step), batch_size=None, num_workers=processes,
-                                       multiprocessing_context="fork" if processes else None)
-        with blocked_in_children():  # a signal to all processes stops the training, which then ends these
-            return iter(loader)
-
     def _at(self, number: int, count: int) -> int:
         epoch, index = divmod(number, count)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, np.random.default_rng((self.config.seed, 0, epoch)).permutation(count)
         return int(self._order[index])
+
+
+class Part(NamedTuple):
+    """Images of which a gradient is computed at once."""
+
+    images: Tensor                     # (B, T) uint8
+    start: Tensor                      # (B,) start indices
+    sequences: Sequences | None = None  # of a model that packs them
+    readings: Sequences | None = None   # of all images, each with other pixels known, from which it learns the class
+
+
+def part_of(net: Transformer, images: Tensor, start: Tensor, known: Tensor | None = None,
+            again: Tensor | None = None) -> Part:
+    """Shapes as in Part; known: (B, T) bool · again: (B, n, T) bool, what is known in n further readings."""
+    if not net.config.packed:
+        return Part(images, start)
+    part = Part(images, start, sequences_of(net.inputs, net.patches, images, start, known))
+    if again is None:
+        return part
+    images, start = (each.repeat_interleave(again.shape[1], 0) for each in (images, start))
+    return part._replace(readings=sequences_of(net.inputs, net.patches, images, start, again.flatten(0, 1), end=0))
+
+
+def moved(given: Any, device: torch.device) -> Any:
+    """Tensors, and what consists of them, on a device. Those in pinned memory are copied while the program goes on."""
+    if given is None or isinstance(given, Tensor):
+        return None if given is None else given.to(device, non_blocking=True)
+    return type(given)(*(moved(each, device) for each in given))
+
+
+class Parts(torch_data.Dataset[list[Part]]):
+    """What one process learns from in each step: a part for each time that it computes a gradient."""
+
+    def __init__(self, batches: Batches, net: Transformer, workers: Workers) -> None:
+        self._batches, self._workers, self._pinned = batches, workers, net.device.type != "cpu"
+        self._net = copy.deepcopy(net).cpu() if self._pinned else net  # only what does not change is read from it
+
+    def __getitem__(self, step: int) -> list[Part]:
+        config, workers = self._batches.config, self._workers
+        count = workers.count * config.accumulate
+        images, start, known = self._batches[step]
+        again, found = readings(config, self._net.config, step), []
+        for first in range(workers.rank, count, workers.count):
+            rest = (None if each is None else each[first::count] for each in (known, again))
+            with torch.device("cpu"):  # a GPU must not be used after a fork
+                found.append(part_of(self._net, images[first::count], start[first::count], *rest))
+        return found
+
+    def since(self, step: int, processes: int = 0) -> Iterator[list[Part]]:
+        """All parts from a step on, made ahead by so many processes; 0: by this one, when they are asked for."""
+        loader = torch_data.DataLoader(self, sampler=itertools.count(step), batch_size=None, num_workers=processes,
+                                       multiprocessing_context="fork" if processes else None, pin_memory=self._pinned)
+        with blocked_in_children():  # a signal to all processes stops the training, which then ends these
+            return iter(loader)

@@ -28,7 +28,7 @@ from linpix.model.sequences import Sequences
 from linpix.model.team import usable_cores
 from linpix.model.transformer import Transformer
 
-from .batches import Batches, makers, readings
+from .batches import Batches, Part, Parts, makers, moved
 from .datasets import Dataset
 from .evaluate import evaluate
 from .export import attempts_of, card, grid, provenance, samples
@@ -40,6 +40,7 @@ from .run import Run, TrainConfig, stop_signals
 from .workers import Workers, together
 
 LOG_S = 60.0  # longest time between lines of the log
+CHECKED = 20  # every so many steps it is seen whether the gradient is a number, for which a GPU must be waited for
 
 
 def can_compile() -> bool:
@@ -51,10 +52,9 @@ def can_compile() -> bool:
     return True
 
 
-def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor]:
-    """(images, start, known or None, again or None) -> the loss: mean bits/dim of hidden sub-pixels, and class losses.
+def loss_function(net: Transformer, config: TrainConfig) -> Callable[[Part], Tensor]:
+    """The loss of a part: mean bits/dim of hidden sub-pixels, and class losses.
 
-    again: (B, n, T), what is known in n further readings of each image, from which it learns the class alone.
     It is compiled if the settings ask for it and a C++ compiler is there.
     """
     bf16 = config.bf16 and has_bf16_products(net.device)
@@ -91,14 +91,13 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[..., Tensor
     elif config.compile:
         dense, packed, read = torch.compile(dense), *(torch.compile(each, dynamic=True) for each in (packed, read))
 
-    def of_sequences(images: Tensor, start: Tensor, known: Tensor | None = None, again: Tensor | None = None) -> Tensor:
-        loss = packed(net.sequences(images, start, known))
-        if again is None:
-            return loss
-        images, start = (each.repeat_interleave(again.shape[1], 0) for each in (images, start))
-        return loss + read(net.sequences(images, start, again.flatten(0, 1), end=0))
+    def loss_of(part: Part) -> Tensor:
+        if part.sequences is None:
+            return dense(part.images, part.start)
+        loss = packed(part.sequences)
+        return loss if part.readings is None else loss + read(part.readings)
 
-    return of_sequences if net.config.packed else lambda images, start, *_: dense(images, start)
+    return loss_of
 
 
 def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[float, bool]]) -> Iterator[
@@ -110,7 +109,8 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
     FloatingPointError if the gradient is no longer a number.
     """
     config = run.config
-    batches = Batches(data, config, run.model).since(run.step, makers(run.net.device, workers.here))
+    coming = Parts(Batches(data, config, run.model), run.net, workers).since(
+        run.step, makers(run.net.device, workers.here))
     loss_of, weights = loss_function(run.net, config), list(run.net.parameters())
     deciding, last, parts = workers.count * (workers.rank == 0), False, workers.count * config.accumulate
     while not last:
@@ -119,37 +119,41 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * share * group["share"]
-        batch, loss = (*next(batches), readings(config, run.model, run.step)), torch.zeros((), device=run.net.device)
-        for part in range(config.accumulate):
-            images, start, known, again = (None if each is None else each[workers.rank + part * workers.count::parts]
-                                           .to(run.net.device) for each in batch)
-            assert images is not None and start is not None
+        loss = torch.zeros((), device=run.net.device)
+        for number, part in enumerate(next(coming)):
             # the same after a resume; the hashing of lsh is the same in every part, dropout is not
             seed = config.seed * 2**32 + run.step
             if config.dropout:
-                seed = seed * parts + workers.rank + part * workers.count
+                seed = seed * parts + workers.rank + number * workers.count
             torch.manual_seed(seed % 2**64)
-            share_of_loss = loss_of(images, start, known, again) / config.accumulate
+            share_of_loss = loss_of(moved(part, run.net.device)) / config.accumulate
             share_of_loss.backward()
             loss += share_of_loss.detach()
         minutes, last = clock()
-        shared = torch.stack([loss, loss.new_tensor(minutes * deciding), loss.new_tensor(float(last))])
-        if workers.count > 1:  # some weights may have no gradient in a part of a batch
-            for weight in weights:
+        if workers.count > 1:
+            for weight in weights:  # some may have no gradient in a part of a batch
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        workers.mean([shared, *(weight.grad for weight in weights if weight.grad is not None)])
+            shared = torch.stack([loss, loss.new_tensor(minutes * deciding), loss.new_tensor(float(last))])
+            workers.mean([shared, *(weight.grad for weight in weights if weight.grad is not None)])
+            loss, minutes, last = shared[0], float(shared[1]), bool(shared[2] > 0)
         # each group separately: if clipped together, a spike in the head would suppress the layers' gradients
         norm = torch.stack([nn.utils.clip_grad_norm_(group["params"], config.clip)
                             for optimizer in run.optimizers for group in optimizer.param_groups]).norm()
-        if not bool(torch.isfinite(norm)):
-            raise FloatingPointError(f"the gradient is not a number at step {run.step}; resume from the last save "
-                                     "with a lower --learning-rate")
+        if run.step % CHECKED == 0:
+            check(run, norm)
         for optimizer in run.optimizers:
             optimizer.step()
-        run.averaged.update_parameters(run.net)
+        run.average()
         run.step += 1
-        run.minutes, last = float(shared[1]), bool(shared[2] > 0)
-        yield shared[0], norm
+        run.minutes = minutes
+        yield loss, norm
+
+
+def check(run: Run, norm: Tensor) -> None:
+    """Raise FloatingPointError if a gradient's norm, and with it all weights after that step, is not a number."""
+    if not bool(torch.isfinite(norm)):
+        raise FloatingPointError(f"the gradient is not a number at step {run.step}, or some steps earlier; resume from "
+                                 "the last save with a lower --learning-rate")
 
 
 def _take_part(workers: Workers, state: Path, model: ModelConfig, data: Dataset) -> None:
@@ -206,11 +210,13 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     side.mkdir(parents=True, exist_ok=True)
     log = Log(side, run.step, run.images)
     losses: list[Tensor] = []
+    norm = torch.zeros(())
     threads = torch.get_num_threads()
     if launched is not None:
         threads = max(threads, min(threads * launched.here, usable_cores()))
 
     def keep() -> None:
+        check(run, norm)
         run.save(side / "state.pt")
 
     def publish() -> None:

@@ -1,11 +1,11 @@
 """A training run: its settings, and the state that a save stores and a resume restores."""
 
+import copy
 import hashlib
 import json
 import math
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS, Head, ModelConfig
@@ -128,21 +128,6 @@ class TrainConfig:
         return self.final_learning_rate + (1 - self.final_learning_rate) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-_Weights = tuple[Tensor, ...] | list[Tensor]
-
-
-def _average(decay: float) -> Callable[[_Weights, _Weights, Tensor | int], None]:
-    """An exponential moving average that quickly forgets the random initial weights.
-
-    With a constant decay, they would dominate the average of a short run for long.
-    """
-    def update(averaged: _Weights, current: _Weights, count: Tensor | int) -> None:
-        begun = (1 + int(count)) / (10 + int(count))
-        get_ema_multi_avg_fn(min(decay, begun))(averaged, current, count)
-
-    return update
-
-
 def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """Optimisers for config: weight decay for the layers' matrices only; muon takes these matrices, AdamW the rest.
 
@@ -181,7 +166,8 @@ class Run:
         torch.manual_seed(config.seed)
         self.model, self.config = model, config
         self.net = Transformer(model, feed_forward_chunks=config.feed_forward_chunks, dropout=config.dropout)
-        self.averaged = AveragedModel(self.net, multi_avg_fn=_average(config.ema))
+        # with averaged weights: it is evaluated, drawn from and shipped
+        self.exported = copy.deepcopy(self.net).requires_grad_(False)
         self.optimizers = optimizers(self.net, config)
         self.step, self.minutes = 0, 0.0
         self.best = math.inf  # bits/dim of validation images, of the weights that were published
@@ -192,12 +178,14 @@ class Run:
     def images(self) -> int:
         return self.step * self.config.batch
 
-    @property
-    def exported(self) -> Transformer:
-        """The model with averaged weights, which is evaluated, drawn from and shipped."""
-        net = self.averaged.module
-        assert isinstance(net, Transformer)
-        return net
+    def average(self) -> None:
+        """Let the averaged weights follow, at the end of a step.
+
+        They follow faster in the first steps, or else random initial weights would dominate the average of a short
+        run for long. Not torch's AveragedModel, which waits for the GPU in each step, to read its counter from it.
+        """
+        decay = min(self.config.ema, (1 + self.step) / (10 + self.step)) if self.step else 0.0
+        get_ema_multi_avg_fn(decay)(list(self.exported.parameters()), list(self.net.parameters()), self.step)
 
     @property
     def fingerprint(self) -> str:
@@ -248,7 +236,7 @@ class Run:
         state = {"version": STATE_VERSION, "model": json.dumps(self.model.to_json()),
                  "config": json.dumps(asdict(self.config)), "step": self.step, "minutes": self.minutes,
                  "best": self.best, "inherited": self.inherited, "began_with": self.began_with,
-                 "net": self.net.state_dict(), "averaged": self.averaged.state_dict(),
+                 "net": self.net.state_dict(), "averaged": self.exported.state_dict(),
                  "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
         temporary = path.with_name(path.name + ".new")
         torch.save(state, temporary)
@@ -284,7 +272,8 @@ class Run:
                                  f"{changes[name]}")
         run = cls(model, TrainConfig(**saved | changes))
         run.net.load_state_dict(state["net"])
-        run.averaged.load_state_dict(state["averaged"])
+        run.exported.load_state_dict({name.removeprefix("module."): weight  # as earlier releases saved them
+                                      for name, weight in state["averaged"].items() if name != "n_averaged"})
         for optimizer, kept in zip(run.optimizers, state["optimizers"], strict=True):
             settings = [{name: value for name, value in group.items() if name != "params"}
                         for group in optimizer.param_groups]

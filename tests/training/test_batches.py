@@ -10,12 +10,16 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from linpix.model.config import PRESETS
 from linpix.model.inputs import START
 from linpix.training import batches as batches_module
-from linpix.training.batches import Batches, makers
-from linpix.training.run import TrainConfig
+from linpix.training import loop
+from linpix.training.batches import Batches, Parts, makers, part_of, readings
+from linpix.training.run import Run, TrainConfig
+from linpix.training.workers import Workers
 from tests.server.conftest import eventually
 
 TINY = PRESETS["tiny"]
@@ -23,13 +27,25 @@ CONDITIONAL = dataclasses.replace(TINY, look_ups=("previous", "row", "column", "
 SETTINGS = TrainConfig(batch=8)
 
 
+def tensors(given: object) -> list[Tensor]:
+    """All tensors of a part."""
+    return [given] if isinstance(given, Tensor) else [found for each in given or () for found in tensors(each)]
+
+
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("config", [TINY, CONDITIONAL], ids=["plain", "conditional"])
-def test_batches_made_ahead_are_those_of_their_numbers_in_order(stripes, config, processes):
-    batches = Batches(stripes, SETTINGS, config)
-    for number, made in enumerate(islice(batches.since(20, processes), 15), 20):
-        for one, other in zip(made, Batches(stripes, SETTINGS, config)[number], strict=True):
-            assert one is other is None or torch.equal(one, other)
+def test_parts_made_ahead_are_those_of_their_numbers_in_order(stripes, config, processes):
+    settings = dataclasses.replace(SETTINGS, accumulate=2, readings=2 * (config.patch > 0))
+    net = Run(config, settings).net
+    parts = Parts(Batches(stripes, settings, config), net, Workers(1, 2))
+    for number, made in enumerate(islice(parts.since(20, processes), 15), 20):
+        images, start, known = Batches(stripes, settings, config)[number]
+        again = readings(settings, config, number)
+        for at, part in zip((1, 3), made, strict=True):
+            given = (None if each is None else each[at::4] for each in (known, again))
+            expected = part_of(net, images[at::4], start[at::4], *given)
+            assert len(tensors(part)) == len(tensors(expected)) == (36 if config.patch else 2)
+            assert all(map(torch.equal, tensors(part), tensors(expected)))
 
 
 @pytest.mark.parametrize("config", [TINY, CONDITIONAL], ids=["plain", "conditional"])
@@ -42,7 +58,31 @@ def test_processes_that_make_batches_do_not_touch_a_gpu(stripes, monkeypatch, co
     with pytest.raises(RuntimeError, match="a GPU was used"):
         torch.cuda.current_device()
     batches = Batches(stripes, dataclasses.replace(SETTINGS, augment="flip"), config)
-    assert len([*islice(batches.since(0, 2), 4)]) == 4
+    assert len([*islice(Parts(batches, Run(config, SETTINGS).net, Workers()).since(0, 2), 4)]) == 4
+
+
+def test_parts_are_made_on_the_processor_whatever_the_device_of_new_tensors_is(stripes):
+    net = Run(CONDITIONAL, SETTINGS).net
+    with torch.device("meta"):
+        [part] = Parts(Batches(stripes, SETTINGS, CONDITIONAL), net, Workers())[0]
+    assert {str(each.device) for each in tensors(part)} == {"cpu"}
+
+
+@pytest.mark.parametrize("config", [TINY, CONDITIONAL], ids=["plain", "conditional"])
+def test_a_step_reads_no_tensor_for_which_it_would_wait_on_a_gpu(stripes, monkeypatch, config):
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function._schema.name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal"):
+                read.append((run.step, function._schema.name))
+            return function(*args, **kwargs or {})
+
+    read, made = [], dataclasses.replace(SETTINGS, readings=2 * (config.patch > 0), dropout=0.1, compile=False)
+    monkeypatch.setattr(loop, "makers", lambda device, sharing: 1)
+    run = Run(config, made)
+    with Reads():
+        for _ in loop.steps(run, stripes, Workers(), lambda: (0.0, run.step > loop.CHECKED)):
+            pass
+    assert run.step == loop.CHECKED + 2 and {step for step, _ in read} == {0, loop.CHECKED}, read
 
 
 @pytest.mark.slow

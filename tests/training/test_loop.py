@@ -62,7 +62,8 @@ def test_averaged_weights_forget_the_random_beginning_within_few_steps():
     for parameter in run.net.parameters():
         parameter.data.add_(1.0)
     for _ in range(50):
-        run.averaged.update_parameters(run.net)
+        run.average()
+        run.step += 1
     averaged = torch.cat([parameter.detach().flatten() for parameter in run.exported.parameters()])
     torch.testing.assert_close(averaged, beginning + 1, rtol=0, atol=1e-3)
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.features import phi
+from linpix.training.batches import part_of
 from linpix.training.loop import loss_function
 from linpix.training.run import Run, TrainConfig
 
@@ -62,7 +63,7 @@ class Way:
         began = time.perf_counter()
         for optimizer in self.run.optimizers:
             optimizer.zero_grad()
-        self.loss(*self.given).backward()
+        self.loss(part_of(self.run.net, *self.given)).backward()
         for optimizer in self.run.optimizers:
             optimizer.step()
         self.seconds.append(time.perf_counter() - began)

@@ -31,6 +31,7 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
+from linpix.training.batches import part_of
 from linpix.training.loop import loss_function
 from linpix.training.run import TrainConfig
 from tools.benchmarks.decode import machine
@@ -94,7 +95,8 @@ def measured(given: argparse.Namespace, form: str, layers: str, length: str) -> 
     loss = loss_function(net, TrainConfig(compile=given.compile))
     images = torch.randint(0, 256, (given.batch, config.subpixels), dtype=torch.uint8)
     start = torch.full((given.batch,), START)
-    loss(images, start).backward()
+    part = part_of(net, images, start)
+    loss(part).backward()
     peaks, seconds = [], []
     for _ in range(given.steps):
         net.zero_grad()
@@ -102,7 +104,7 @@ def measured(given: argparse.Namespace, form: str, layers: str, length: str) -> 
         ctypes.CDLL(None).malloc_trim(0)  # what earlier steps borrowed goes back
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before, began = _status("VmRSS"), time.process_time()
-        loss(images, start).backward()
+        loss(part).backward()
         seconds.append(time.process_time() - began)
         peaks.append(_status("VmHWM") - before)
     gradients = sum(p.numel() * p.element_size() for p in net.parameters())

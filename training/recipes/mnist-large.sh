@@ -12,7 +12,7 @@ train() {
   python -m linpix train mnist-large --head categorical --dropout 0.1 --data "$data" --out "$out/run" --resume \
     --device "${DEVICE:-cuda}" --batch "${BATCH:-256}" --images "${IMAGES:-100000000}" --minutes "${TOTAL:-20}" \
     --max-minutes "${MINUTES:-9}" --warmup-images "${WARMUP:-100000}" --learning-rate 2e-3 \
-    --final-learning-rate 0.002 --weight-decay 0.1 --conditional 0.4 --no-compile \
+    --final-learning-rate 0.002 --weight-decay 0.1 --conditional 0.4 --class-weight 40 --readings 4 --no-compile \
     --evaluate-minutes 30
 }
 train 2>&1 | tee -a "$out.log"
