@@ -4,8 +4,8 @@ A model that draws the class first reads the whole image after drawing it, with 
 the class of an occluded picture. If the drawn class has a probability below RECOGNISED, the image is drawn again with
 other random numbers. This is rejection by a classifier (Razavi et al., 2019); here the classifier is the model itself.
 An image in several pieces is drawn again too, where pictures like it hardly ever are in several (pieces.py). The answer
-is the first attempt that is accepted, or else the attempt with the highest probability. An image drawn from nothing
-keeps its class, so attempts do not change how frequent the classes are. A completion draws its class again too, since
+is the first attempt that is accepted, or else, of those in one piece if there are any, the one with the highest
+probability. An image drawn from nothing keeps its class, so attempts do not change how frequent the classes are. A completion draws its class again too, since
 the first class may not have fitted the known pixels.
 
 Attempt k uses the random numbers of the seed plus NEXT_ATTEMPT (k - 1), which no request can name. So an image depends
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from .philox import MAX_SEED
 
-RECOGNISED = 0.9   # an image is accepted if its class has at least this probability
+RECOGNISED = 0.99  # an image is accepted if its class has at least this probability
 MAX_ATTEMPTS = 16  # at one image; each has a seed of its own
 NEXT_ATTEMPT = MAX_SEED + 1  # what a further attempt adds to the seed
 
@@ -41,6 +41,6 @@ class Recognised(NamedTuple):
         return self.log_prob >= math.log(RECOGNISED) and not self.torn
 
     @property
-    def rank(self) -> tuple[bool, float]:
+    def rank(self) -> tuple[bool, bool, float]:
         """Of several attempts the one with the highest rank is the answer."""
-        return self.accepted, self.log_prob
+        return self.accepted, not self.torn, self.log_prob

@@ -84,7 +84,8 @@ def best_of(images: Sequence[Recognised], count: int) -> list[int]:
     This is rejection by a classifier (Razavi et al., 2019), which here is the model's own.
     """
     able = [index for index, image in enumerate(images) if image.accepted]
-    others = sorted(set(range(len(images))) - {*able}, key=lambda index: (-images[index].log_prob, index))
+    others = sorted(set(range(len(images))) - {*able},
+                    key=lambda index: (images[index].torn, -images[index].log_prob, index))
     votes, before = Counter(images[index].label for index in able), Counter[int]()
     quotients: dict[int, float] = {}
     for index in able:
