@@ -5,8 +5,8 @@ the class of an occluded picture. If the drawn class has a probability below REC
 other random numbers. This is rejection by a classifier (Razavi et al., 2019); here the classifier is the model itself.
 An image in several pieces is drawn again too, where pictures like it hardly ever are in several (pieces.py). The answer
 is the first attempt that is accepted, or else, of those in one piece if there are any, the one with the highest
-probability. An image drawn from nothing keeps its class, so attempts do not change how frequent the classes are. A completion draws its class again too, since
-the first class may not have fitted the known pixels.
+probability. An image drawn from nothing keeps its class, so attempts do not change how frequent the classes are. A
+completion draws its class again too, since the first class may not have fitted the known pixels.
 
 Attempt k uses the random numbers of the seed plus NEXT_ATTEMPT (k - 1), which no request can name. So an image depends
 on the requested seed, and on no other image.

@@ -19,14 +19,14 @@ to its pixels, and a Report is what one quantum did (engine/image.py). Beside th
 HTTP knows of a request, and an Event tells the answer what happened to one image.
 
 To follow one request, read these files in this order:
-  web/middleware/            stack.py, behind serve.py, app.py and connection.py: the request gets its id, and its host,
-                             origin and key are checked; bodies.py holds its body
+  web/middleware/            connection.py reads its head; stack.py gives it an id, and checks host, origin and key;
+                             bodies.py limits its body. serve.py and app.py put them together
   web/routes/images.py       its fields are checked: types and ranges by web/request_schemas.py, what decides pixels by
                              engine/job.py; web/uploads.py decodes an upload. The result is an Answer, with its Job
-  web/answers.py             FastAPI sends the Answer: it then admits the request, waits for its images, which
+  web/answers.py             the Answer works when FastAPI sends it: it admits the request, waits for its images, which
                              web/routes/images.py encodes, releases the request, and sends them
   engine/request.py          how every request begins and ends, here or in a front
-  engine/admission.py        says whether there is room for it, and engine/model.py whether there is time; hands its
+  engine/admission.py        checks what its client may have, and engine/model.py room in the queue, and time; hands its
                              Images to the engine thread, and turns each Report into events of requests;
                              engine/image.py says which images are drawn again, and which are returned
   engine/thread.py           the engine thread: runs the quanta of all models, and background work between them
@@ -40,7 +40,7 @@ only reads them until they are done.
 
 Deadlines, in the order of a request: web/middleware/bodies.py ends its reading, web/uploads.py the decoding of its
 upload; engine/model.py refuses one that cannot be met, and gives up what waits too long; engine/admission.py sets the
-timer that ends it, in a front cluster/remote.py; engine/request.py ends encoding, and web/answers.py an unread stream.
+timer that ends it, in a front cluster/remote.py; web/answers.py ends encoding, and a stream that is not read.
 Failures: the decoder names images that are not finite, engine/decode/failures.py finds the one that makes a quantum
 raise, prefill.py the one that cannot be read; the report of that quantum ends their requests. thread.py ends the batch
 of a quantum that raises in another way.

@@ -30,11 +30,8 @@ from .web.service import Service
 logger = logging.getLogger("linpix")
 
 
-def service_of(settings: Settings, *, share: bool = False) -> tuple[Service, str]:
-    """A service with an engine in this process, and the kernel that it uses. Raises before any request is read.
-
-    share: whether other processes of this machine serve the same models.
-    """
+def service_of(settings: Settings, *, share: bool = False) -> Service:
+    """A service with an engine in this process. share: see Catalogue. Raises before any request is read."""
     keys = Keys(settings.api_keys) if settings.api_keys else None  # before the wait for models: the file may be bad
     faults = Faults(settings.faults) if settings.faults else None
     if faults is not None:
@@ -50,12 +47,12 @@ def service_of(settings: Settings, *, share: bool = False) -> tuple[Service, str
     thread = EngineThread(settings.watchdog_timeout)
     admission = Admission(engines, metrics, thread, max_queue=settings.max_queue, client_images=settings.client_images)
     return Service(settings, admission, Comparisons(admission, thread), partial(catalogue.reload, admission),
-                   Bodies(settings, admission), keys), kernel
+                   Bodies(settings, admission), keys)
 
 
 def create_app(settings: Settings) -> FastAPI:
     """The application that serves the models of the settings. Raises before any request is read."""
-    return application(service_of(settings)[0])
+    return application(service_of(settings))
 
 
 def application(service: Service) -> FastAPI:

@@ -43,7 +43,8 @@ class Metrics:
 
     def __init__(self, backends: Iterable[str], kernel: str) -> None:
         """backends: names that a comparison may report."""
-        registry = self.registry = CollectorRegistry()
+        registry, self.kernel = CollectorRegistry(), kernel
+        self.registry = registry
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self.images_completed = counter("linpix_images_completed", "Images that ended, by outcome.",

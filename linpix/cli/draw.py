@@ -44,8 +44,6 @@ def produce(engine: Engine, job: Job,
         seconds += time.perf_counter() - began
         for image in finished:
             best = images[image.index] = chosen(image)
-            if best.recognised is not None:
-                best.recognised = best.recognised._replace(attempts=image.attempt)
             done(best)
         advanced(report)
     drawn = [images[index] for index in range(job.count)]

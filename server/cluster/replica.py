@@ -27,13 +27,13 @@ class Replica:
     def __init__(self, settings: Settings) -> None:
         """Reads the models. Raises CheckpointError or ValueError with the cure."""
         sys.setswitchinterval(0.0005)  # as server/serve.py
-        service, kernel = app.service_of(settings, share=True)
+        service = app.service_of(settings, share=True)
         assert isinstance(service.requests, Admission)
         self.requests = service.requests
         self.requests.start()
         # the settings, the kernel in use, and the models, the default one first
-        self.description = settings, kernel, {name: (model.facts, model.slots)
-                                              for name, model in self.requests.models.items()}
+        self.description = settings, self.requests.metrics.kernel, {
+            name: (model.facts, model.slots) for name, model in self.requests.models.items()}
         self._service, self._ends = service, contextlib.AsyncExitStack()
         collect()
 

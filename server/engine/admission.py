@@ -197,9 +197,8 @@ class Admission(Requests):
         model.finished(request, image)
         best = chosen(image)
         assert best.canvas is not None
-        recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
         request.undone, request.drawn = request.undone - 1, time.monotonic()
-        request.send(Event(image.index, model.config.height, best.canvas, True, recognised))
+        request.send(Event(image.index, model.config.height, best.canvas, True, best.recognised))
         self.metrics.images_completed.labels(model.name, model.backend, "completed").inc()
 
     def _failed(self, request: Request, error: Exception,

@@ -2,7 +2,8 @@
 report of what a quantum did to images.
 
 The engine draws images, and checks whether the model recognises their classes. What follows from that (see
-model/attempts.py) is decided by whoever receives the engine's reports, with `again` and `best_of`.
+model/attempts.py) is not its business: admission, or the command line, calls `again` and `chosen` for each image of a
+report, and the answer, or the command line, `best_of` when all candidates are drawn.
 """
 
 from collections import Counter
@@ -69,11 +70,12 @@ def again(image: Image) -> Image | None:
 
 
 def chosen(image: Image) -> Image:
-    """The best attempt of this one and those before it."""
-    best = image.best
-    if best is None or image.recognised is None or best.recognised is None:
-        return image
-    return image if image.recognised.rank > best.recognised.rank else best
+    """The best attempt of this one, which is done, and those before it; it knows how many there were."""
+    best, this = image.best, image.recognised
+    if best is None or this is None or best.recognised is None or this.rank > best.recognised.rank:
+        best = image
+    best.recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
+    return best
 
 
 def best_of(images: Sequence[Recognised], count: int) -> list[int]:
@@ -84,8 +86,7 @@ def best_of(images: Sequence[Recognised], count: int) -> list[int]:
     This is rejection by a classifier (Razavi et al., 2019), which here is the model's own.
     """
     able = [index for index, image in enumerate(images) if image.accepted]
-    others = sorted(set(range(len(images))) - {*able},
-                    key=lambda index: (images[index].torn, -images[index].log_prob, index))
+    others = sorted(set(range(len(images))) - {*able}, key=lambda index: images[index].rank, reverse=True)
     votes, before = Counter(images[index].label for index in able), Counter[int]()
     quotients: dict[int, float] = {}
     for index in able:

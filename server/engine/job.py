@@ -27,10 +27,10 @@ class Job:
     seed: int = 0
     temperature: float = 1.0
     label: int | None = None       # None: the unconditional start, or a class that the model draws
-    attempts: int = 1              # most at each image, until it is accepted
+    attempts: int = 1              # largest number of attempts at an image
     canvas: NDArray[np.uint8] | None = None  # (T,), with `known` if it is a picture to complete or to score
     known: NDArray[np.bool_] | None = None   # (T,)
-    labels: Sequence[int | None] | None = None  # classes under which to score; None: as of Scoring
+    labels: Sequence[int | None] | None = None  # classes under which to score; None: Scoring's default
     scored: bool = False           # the picture is scored, and nothing is drawn
     bulk: bool = False             # it gets one slot in four while others wait
     stream: bool = False           # each finished image row is sent

@@ -59,7 +59,7 @@ class Request:
     timeout_s: float               # from `began`
     began: float = field(default_factory=time.monotonic)  # when its head was read
     deadline: float = field(init=False)
-    undone: int = field(init=False)   # images that wait, or are drawn
+    undone: int = field(init=False)   # images that are not done; 1 for a picture to be scored, to its end
     tokens: int = field(init=False)   # of each image, to be drawn
     given: int = field(init=False)    # image rows of each that are known from the start
     images: list[Image] = field(default_factory=list)     # the current attempt at each

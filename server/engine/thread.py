@@ -141,8 +141,8 @@ class EngineThread:
             return True
 
     def _round(self) -> None:
-        """Run a quantum of each busy model, and background work: one piece, or beside images that are drawn as many as
-        take no longer than the quanta took. Keeps no reference to any model.
+        """Run a quantum of each busy model, then background work: one piece if no image is drawn, else for as long as
+        the quanta took. A function of its own, so that no local variable keeps a model while the thread waits.
         """
         began, drawing = time.perf_counter(), False
         for engine in self._engines:

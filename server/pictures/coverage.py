@@ -35,9 +35,9 @@ def cut(values: NDArray[Any], crop: Crop) -> NDArray[Any]:
 
 
 def moved(hidden: NDArray[np.bool_], size: tuple[int, int], crop: Crop, within: Crop) -> tuple[Crop, Crop, float]:
-    """Centre the crop of a picture on the hidden part, if that is not inside it and at most half its length.
+    """On each axis, centre a picture's crop on the hidden part, if that is not inside it and at most half its length.
 
-    Each axis moves on its own. Returns the crop, the same crop in `hidden`, and the share of the hidden area outside.
+    Returns the crop, the same crop in `hidden`, and the share of the hidden area outside.
     hidden: (H, W), of the picture itself or of its mask · size: width and height of the picture · within: the crop of
     `hidden`. A mask whose aspect ratio is not the picture's does not move the crop.
     """

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -16,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from .. import logs
 from ..engine.job import Job, class_of
 from ..engine.request import Request
-from ..errors import ClientLeft, InvalidRequest, ServiceError, deadline_passed, shown
+from ..errors import ClientLeft, InvalidRequest, deadline_passed, shown
 from ..pictures import encode
 from .error_handlers import sendable
 from .prompts import wish
@@ -29,8 +28,9 @@ logger = logging.getLogger("linpix")
 
 
 class Answer(Response):
-    """Its route makes it, which checks the fields, and sets its job. FastAPI sends it: the request is admitted, and
-    released once all of its answer is known. Errors before the first byte reach the error handlers, as a route's do.
+    """A response that does its work when it is sent. Its route only checks the fields, and makes the job. FastAPI then
+    calls it: the request is admitted, waited for, released once all of its answer is known, and sent. Errors before the
+    first byte reach the error handlers, as a route's do.
     """
 
     job: Job
@@ -83,6 +83,7 @@ class Answer(Response):
         requests, state = self.service.requests, self.http.state
         request = Request(state.request_id, scope["path"].rsplit("/", 1)[1], state.client, self.job, self.model,
                           self.timeout_s, state.began)
+        state.counted = True  # from here on, admission counts it
         try:
             with requests.admit(request):
                 if self.job.stream:
@@ -98,7 +99,6 @@ class Answer(Response):
                 except TimeoutError:
                     logger.warning("a request was ended because its client does not read the stream")
         finally:
-            state.counted = request.released or isinstance(sys.exception(), ServiceError)  # admission has counted it
             if logs.TRACED and request.begun:
                 began = min(request.begun.values())
                 drawing = began + max((image.prefill_s for image in request.images), default=0.0)

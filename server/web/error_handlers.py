@@ -17,8 +17,9 @@ from .schemas import ErrorEnvelope, ErrorFields
 
 logger = logging.getLogger("linpix")
 _MIN_RETRY_MS = 250  # smallest retry-after-ms: when a body gives back its place cannot be predicted
-_REASONS: dict[object, str] = {400: "invalid", 401: "unauthorized", 413: "too_large", 415: "invalid",  # by status,
-                               MODEL_NOT_FOUND: "invalid"}  # or else by code, if not the code itself
+# of refusals: by status, or else by code, if it is not the code itself
+_REASONS: dict[object, str] = {400: "invalid", 401: "unauthorized", 413: "too_large", 415: "invalid",
+                               MODEL_NOT_FOUND: "invalid"}
 
 
 def envelope(error: ServiceError) -> ErrorEnvelope:

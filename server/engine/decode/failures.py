@@ -11,7 +11,7 @@ from .scheduler import Plan
 
 
 class EngineLost(OSError):
-    """The decoder is lost, and every image in flight with it: only a new process helps."""
+    """The decoder and all images in it are lost: only a new process helps. An error of the system in one line."""
 
 
 @dataclass(slots=True)

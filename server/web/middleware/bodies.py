@@ -32,7 +32,7 @@ JSON_MEDIA = re.compile(r"\s*application/([^/;\s]+\+)?json\s*(;.*)?", re.IGNOREC
 
 
 class Bodies:
-    """What all bodies share, and of which one client may have a part. For the event loop only."""
+    """Limits that all bodies share; one client may use a part of each. For the event loop only."""
 
     def __init__(self, settings: Settings, requests: Requests) -> None:
         self.settings, self.reading_now, self.refusal = settings, requests.metrics.bodies_reading, requests.refusal
@@ -100,7 +100,7 @@ class Exchange:
             raise errors.not_json(kind)
         if self._declared is not None and self._declared > self._max_bytes:
             raise errors.body_too_large(self._declared, self._max_bytes)
-        if self._large:
+        if self._large:  # no megabytes are received for a request that would get 429
             if refusal := self._bodies.refusal(client):
                 raise refusal
             self.hold(self._declared or 0)

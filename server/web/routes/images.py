@@ -74,10 +74,10 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
 class Images(Answer):
     """Images of a job. For an edit, `complete` says what of them is known."""
 
-    def __init__(self, http: Request, fields: GenerateBody, form: type[ImagesResponse],
+    def __init__(self, http: Request, fields: GenerateBody, response: type[ImagesResponse],
                  event: type[GenerationEvent]) -> None:
-        """form, event: what answers as JSON and streams consist of."""
-        self.form, self.event = form, event
+        """response, event: what answers as JSON and streams consist of."""
+        self.response, self.event = response, event
         n = 1 if fields.n is None else fields.n
         http.state.images = fields.candidates or n  # for the log, if the request is refused
         super().__init__(http, fields)
@@ -200,8 +200,10 @@ class Images(Answer):
         while done < job.count:
             event = await request.next_event(patience_s)
             done += event is not None and event.done
-            if event is None or not job.candidates:
-                yield event.image if event else 0, event
+            if event is None:
+                yield 0, None
+            elif not job.candidates:
+                yield event.image, event
             elif event.done:
                 candidates[event.image] = event
         if candidates:
@@ -245,7 +247,7 @@ class Images(Answer):
         data = [ImageData(b64_json=None if self.as_url else text, revised_prompt=self.revised_prompt,
                           url=f"data:image/{self.format};base64,{text}" if self.as_url else None, **own)
                 for text, own in zip(texts, facts, strict=True)]
-        return as_json(self.form(data=data, **self._common()))
+        return as_json(self.response(data=data, **self._common()))
 
     def _common(self) -> dict[str, Any]:
         """Fields that are the same for all images."""

@@ -78,7 +78,6 @@ def run(engine: Engine) -> Ran:
             further.append(following)
             continue
         best = chosen(image)
-        recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
-        finished.append(Drawn(image.request, image.index, best.canvas, best.label, recognised))
+        finished.append(Drawn(image.request, image.index, best.canvas, best.label, best.recognised))
     engine.scheduler.submit(further)
     return Ran(report, finished, len(further))
