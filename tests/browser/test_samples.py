@@ -123,8 +123,9 @@ def test_stop_frees_the_slots_and_says_what_was_finished(slow, visit):
         page.get_by_role("button", name="being drawn").first.wait_for()
         page.get_by_role("button", name="Stop").click()
         says(page, "#samples .status", r"Stopped\. \d+ of 16 images finished\.")
+        assert eventually(
+            lambda: server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}') == 1)
         assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0)
-        assert server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}') == 1
         expect(page.get_by_role("button", name="Image 16, not begun")).to_be_visible()
         assert page.locator("#samples .unfinished").count() > 7
         visitor.keep("samples-stopped-1280-light")
