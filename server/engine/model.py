@@ -14,8 +14,7 @@ from .request import Request, ServedModel
 
 MEASURED_S = 0.25  # seconds that images must have been in slots before their pace counts
 MEASURED_SHARE = 8  # images of which less than 1/MEASURED_SHARE must be drawn do not count: their time is prefill
-STALE_S = 5.0      # forget the pace after so long without use: a wrong one that refuses every request would otherwise
-                   # never be corrected
+STALE_S = 5.0  # forget the pace after so long without use: a wrong one that refuses all would never be corrected
 
 
 class Model(ServedModel):
@@ -92,7 +91,8 @@ class Model(ServedModel):
                 if image.slot and image.state is not State.DONE and request.tokens >= self._enough:
                     drawn += request.tokens - int(self.engine.scheduler.left[image.slot])
                     seconds, running = seconds + now - began, running + 1
-        return (seconds / drawn) * math.sqrt(batch / running) if drawn and seconds > MEASURED_S else 0.0
+        known = 0 < self._enough * running <= drawn and seconds > MEASURED_S  # not by the first tokens: they are cold
+        return (seconds / drawn) * math.sqrt(batch / running) if known else 0.0
 
     def finished(self, request: Request, image: Image) -> None:
         """One of a request's images is done: learn from the time it took."""

@@ -23,7 +23,7 @@ READ_BYTES = 2**14   # largest read of a connection: asyncio's 256 KiB may be 43
 MAX_AHEAD = 8        # a client may send so many requests ahead, and its leaving is still noticed
 AHEAD_BYTES = 2**16  # and so much of the last one's body, which nothing reads yet
 _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]+)(.*)")
-_UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade:[^\r]*\r\n")  # the parser would take the body for another protocol
+_UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade:[^\r\n]*\r\n")  # the parser would take the body for another protocol
 
 
 class Connection(HttpToolsProtocol):

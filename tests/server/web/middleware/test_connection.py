@@ -88,6 +88,17 @@ def test_a_wish_for_another_protocol_that_comes_in_pieces_is_refused_and_its_bod
 
 
 @pytest.mark.slow
+def test_a_bare_line_feed_in_a_wish_for_another_protocol_hides_no_header(process):
+    """A proxy may take it for the end of a line, and the request after it for a body."""
+    hidden = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    with process.connect() as connection:
+        connection.sendall(head(GENERATIONS, 2).split(b"\r\n")[0] + b"\r\nHost: x\r\nUpgrade: x\nContent-Length: "
+                           + str(len(hidden)).encode() + b"\r\n\r\n" + hidden)
+        received = rest_of(connection)
+    assert received.startswith(b"HTTP/1.1 400") and b'"object":"list"' not in received
+
+
+@pytest.mark.slow
 def test_a_body_that_is_sent_ahead_waits_in_the_network(process):
     """Nothing reads it yet, so nothing limits it, until the request before it is answered."""
     with process.connect() as connection:
