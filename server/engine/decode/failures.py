@@ -11,7 +11,7 @@ from .scheduler import Plan
 
 
 class EngineLost(OSError):
-    """The decoder and all images in it are lost: only a new process helps. An error of the system in one line."""
+    """The decoder and all images in it are lost: only a new process helps. Commands show it in one line."""
 
 
 @dataclass(slots=True)
