@@ -97,7 +97,7 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_only(tiny, tmp_path, visit):
 
 
 def test_one_of_each_class_asks_for_a_few_at_once_and_again_only_for_those_that_a_rate_limit_refuses(tmp_path, visit):
-    keys = private(tmp_path / "keys", line("visitor", "right", "5/s"))
+    keys = private(tmp_path / "keys", line("visitor", "right", "3/s"))
     with serving(ROOT / "checkpoints", "--models", "letters-conditional", "--api-keys", str(keys)) as server:
         page = visit(server.url).page
         page.get_by_label("API key").fill("right")
