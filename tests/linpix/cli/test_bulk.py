@@ -15,33 +15,24 @@ from pathlib import Path
 import pytest
 import webdataset
 
-from linpix.__main__ import main
 from linpix.model import ops
 from linpix.model.config import PRESETS
+from tests.linpix.test_main import inside, succeeds
 from tests.nets import saved
 
 KERNELS = pytest.mark.skipif(not ops.compiled, reason="there are no kernels")
 ENGINES = [pytest.param("compiled", marks=KERNELS), "eager"]
 
 
-@pytest.fixture
-def succeeds(capsys):
-    def run(*arguments) -> dict:
-        status = main([str(argument) for argument in (*arguments, "--json")])
-        printed, said = capsys.readouterr()
-        assert status == 0, said
-        return json.loads(printed)
-
-    return run
+def sampled(*arguments) -> dict:
+    """What `linpix sample` says of what it has drawn."""
+    return json.loads(succeeds("sample", *arguments, "--json").stdout)
 
 
-@pytest.fixture
-def refuses(capsys):
-    def run(*arguments) -> str:
-        assert main([str(argument) for argument in arguments]) == 2
-        return capsys.readouterr().err
-
-    return run
+def refusal(*arguments) -> str:
+    refused = inside("sample", *arguments)
+    assert refused.returncode == 2
+    return refused.stderr
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +48,10 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_shards_hold_the_images_that_sample_draws_each_once_with_what_they_are(succeeds, tiny, tmp_path):
-    asked = ("sample", "--model", tiny, "--count", 11, "--seed", 7, "--label", "3", "--batch", 4, "--out")
-    told = succeeds(*asked, tmp_path / "shards", "--shards", 3)
-    succeeds(*asked, f"{tmp_path}/one/")
+def test_shards_hold_the_images_that_sample_draws_each_once_with_what_they_are(tiny, tmp_path):
+    asked = ("--model", tiny, "--count", 11, "--seed", 7, "--label", "3", "--batch", 4, "--out")
+    told = sampled(*asked, tmp_path / "shards", "--shards", 3)
+    sampled(*asked, f"{tmp_path}/one/")
     assert (told["images"], told["drawn"], told["seed"], told["shards"]) == (11, 11, 7, 3)
     assert told["files"] == [f"{tmp_path}/shards/shard-0000{shard}.tar" for shard in range(3)]
     found: dict[str, bytes] = {}
@@ -79,18 +70,18 @@ def test_shards_hold_the_images_that_sample_draws_each_once_with_what_they_are(s
         assert (facts["model"], facts["digest"]) == ("tiny", told["checkpoint"])
 
 
-def test_webdataset_reads_the_samples_of_all_shards(succeeds, tiny, tmp_path):
-    succeeds("sample", "--model", tiny, "--count", 10, "--seed", 1, "--out", tmp_path, "--shards", 2)
+def test_webdataset_reads_the_samples_of_all_shards(tiny, tmp_path):
+    sampled("--model", tiny, "--count", 10, "--seed", 1, "--out", tmp_path, "--shards", 2)
     dataset = webdataset.WebDataset(f"{tmp_path}/shard-{{00000..00001}}.tar", shardshuffle=False)
     samples = list(dataset.decode("l8").to_tuple("png", "json"))
     assert [facts["seed"] for _, facts in samples] == list(range(1, 11))
     assert all(image.shape == (8, 8) for image, _ in samples)
 
 
-def test_folders_have_the_files_of_the_tars(succeeds, tiny, tmp_path):
-    asked = ("sample", "--model", tiny, "--count", 5, "--seed", 1, "--scale", 2, "--shards", 2, "--out")
-    tars = succeeds(*asked, tmp_path / "tar")["files"]
-    for tar, folder in zip(tars, succeeds(*asked, tmp_path / "png", "--shard-format", "png")["files"], strict=True):
+def test_folders_have_the_files_of_the_tars(tiny, tmp_path):
+    asked = ("--model", tiny, "--count", 5, "--seed", 1, "--scale", 2, "--shards", 2, "--out")
+    tars = sampled(*asked, tmp_path / "tar")["files"]
+    for tar, folder in zip(tars, sampled(*asked, tmp_path / "png", "--shard-format", "png")["files"], strict=True):
         with tarfile.open(tar) as opened:
             assert {name: opened.extractfile(name).read() for name in opened.getnames()} == contents(Path(folder))
 
@@ -124,36 +115,35 @@ def test_a_killed_command_goes_on_to_the_bytes_of_an_unbroken_one(tiny, tmp_path
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_shards_drawn_later_are_the_same_where_images_end_at_different_times(succeeds, skipping, tmp_path, engine):
-    asked = ("sample", "--model", skipping, "--count", 60, "--seed", 1, "--batch", 7, "--shards", 6, "--engine", engine,
-             "--out", tmp_path)
-    succeeds(*asked)
+def test_shards_drawn_later_are_the_same_where_images_end_at_different_times(skipping, tmp_path, engine):
+    asked = ("--model", skipping, "--count", 60, "--seed", 1, "--batch", 7, "--shards", 6, "--engine", engine, "--out",
+             tmp_path)
+    sampled(*asked)
     before = contents(tmp_path)
     for shard in (1, 4, 5):
         (tmp_path / f"shard-0000{shard}.tar").unlink()
-    assert succeeds(*asked)["drawn"] == 30
+    assert sampled(*asked)["drawn"] == 30
     assert contents(tmp_path) == before
     with tarfile.open(tmp_path / "shard-00004.tar") as tar:
         facts = json.loads(tar.extractfile("000000040.json").read())
     assert facts["class"] == "abcdefghij"[facts["label"]], "the class that was drawn first"
 
 
-def test_the_first_call_draws_the_seed_and_a_complete_folder_stays_as_it_is(succeeds, tiny, tmp_path):
-    asked = ("sample", "--model", tiny, "--count", 6, "--shards", 3, "--out", tmp_path)
-    first = succeeds(*asked)
+def test_the_first_call_draws_the_seed_and_a_complete_folder_stays_as_it_is(tiny, tmp_path):
+    asked = ("--model", tiny, "--count", 6, "--shards", 3, "--out", tmp_path)
+    first = sampled(*asked)
     before = contents(tmp_path)
     (tmp_path / "shard-00001.tar").unlink()
-    again = succeeds(*asked)
+    again = sampled(*asked)
     assert (again["drawn"], again["seed"]) == (2, first["seed"])
     assert contents(tmp_path) == before
-    told = succeeds(*asked, "--seed", first["seed"])
+    told = sampled(*asked, "--seed", first["seed"])
     assert (told["drawn"], told["images"], told["images_per_second"]) == (0, 6, None)
 
 
-def test_other_settings_are_refused_by_name_and_change_nothing(succeeds, refuses, tiny, skipping, tmp_path):
-    asked = ("sample", "--model", tiny, "--count", 6, "--shards", 3, "--seed", 1, "--engine", "eager", "--out",
-             tmp_path)
-    succeeds(*asked)
+def test_other_settings_are_refused_by_name_and_change_nothing(tiny, skipping, tmp_path):
+    asked = ("--model", tiny, "--count", 6, "--shards", 3, "--seed", 1, "--engine", "eager", "--out", tmp_path)
+    sampled(*asked)
     before = contents(tmp_path)
     for flags, words in ((("--seed", 2), "seed 1, now 2"), (("--count", 7), "count 6, now 7"),
                          (("--shards", 2), "shards 3, now 2"), (("--temperature", 0.5), "temperature 1.0, now 0.5"),
@@ -161,42 +151,42 @@ def test_other_settings_are_refused_by_name_and_change_nothing(succeeds, refuses
                          (("--shard-format", "png"), "shard_format 'tar', now 'png'"),
                          (("--batch", 2), "batch 6, now 2"),
                          (("--model", skipping), "model 'tiny', now 'skipping'; checkpoint ")):
-        said = refuses(*asked, *flags)
+        said = refusal(*asked, *flags)
         assert words in said and "use the settings of the first call" in said
     versions = json.loads(before["linpix.json"]) | {"pillow": "1.0"}
     (tmp_path / "linpix.json").write_text(json.dumps(versions))
-    assert "pillow '1.0', now " in refuses(*asked)
+    assert "pillow '1.0', now " in refusal(*asked)
     (tmp_path / "linpix.json").write_text("{")
-    assert "linpix.json is damaged; restore it" in refuses(*asked)
+    assert "linpix.json is damaged; restore it" in refusal(*asked)
     (tmp_path / "linpix.json").unlink()
-    assert "has shards, but the file linpix.json that describes them is missing" in refuses(*asked)
+    assert "has shards, but the file linpix.json that describes them is missing" in refusal(*asked)
     assert contents(tmp_path) == {name: raw for name, raw in before.items() if name != "linpix.json"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_second_command_goes_on_with_images_that_are_drawn_again(succeeds, skipping, tmp_path, engine):
+def test_a_second_command_goes_on_with_images_that_are_drawn_again(skipping, tmp_path, engine):
     """The eager engine draws these one by one: its batches would depend on the clock."""
-    asked = ("sample", "--model", skipping, "--batch", 2, "--engine", engine, "--attempts", 2, "--seed")
+    asked = ("--model", skipping, "--batch", 2, "--engine", engine, "--attempts", 2, "--seed")
     shards = (7, "--count", 4, "--shards", 2, "--out")
-    assert succeeds(*asked, *shards, tmp_path / "unbroken")["drawn"] == 4
+    assert sampled(*asked, *shards, tmp_path / "unbroken")["drawn"] == 4
     unbroken = contents(tmp_path / "unbroken")
     shutil.copytree(tmp_path / "unbroken", tmp_path / "broken")
     (tmp_path / "broken/shard-00001.tar").unlink()
-    again = succeeds(*asked, *shards, tmp_path / "broken")
+    again = sampled(*asked, *shards, tmp_path / "broken")
     assert again["drawn"] == 2 and contents(tmp_path / "broken") == unbroken
-    alone = succeeds(*asked, 10, "--count", 1, "--out", f"{tmp_path}/one/")
+    alone = sampled(*asked, 10, "--count", 1, "--out", f"{tmp_path}/one/")
     assert alone["attempts"] == [2], "else it was not drawn again"
     with tarfile.open(tmp_path / "unbroken/shard-00001.tar") as tar:
         assert tar.extractfile("000000003.png").read() == Path(alone["files"][0]).read_bytes()
         assert json.loads(tar.extractfile("000000003.json").read())["seed"] == 10
 
 
-def test_two_commands_at_once_in_one_folder_are_refused(refuses, tiny, tmp_path):
+def test_two_commands_at_once_in_one_folder_are_refused(tiny, tmp_path):
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         assert ("another process is drawing into this folder"
-                in refuses("sample", "--model", tiny, "--shards", 1, "--out", tmp_path))
+                in refusal("--model", tiny, "--shards", 1, "--out", tmp_path))
     finally:
         os.close(descriptor)
     assert not list(tmp_path.iterdir())
@@ -208,6 +198,6 @@ def test_two_commands_at_once_in_one_folder_are_refused(refuses, tiny, tmp_path)
     (("--shards", "1", "--candidates", "4", "--out", "OUT"), "leave out --candidates"),
     (("--shards", "1", "--preview", "always", "--out", "OUT"), "--preview always"),
     (("--shard-format", "png", "--out", "OUT"), "--shard-format png needs --shards")])
-def test_what_shards_cannot_be_is_refused_before_the_model_is_read(refuses, tmp_path, flags, words):
-    assert words in refuses("sample", "--model", "missing", *(word.replace("OUT", f"{tmp_path}/out") for word in flags))
+def test_what_shards_cannot_be_is_refused_before_the_model_is_read(tmp_path, flags, words):
+    assert words in refusal("--model", "missing", *(word.replace("OUT", f"{tmp_path}/out") for word in flags))
     assert not list(tmp_path.iterdir())

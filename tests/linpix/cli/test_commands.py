@@ -17,7 +17,6 @@ import pyte
 import pytest
 from PIL import Image
 
-from linpix.__main__ import main
 from linpix.cli.animation import UNDRAWN
 from linpix.cli.draw import produce
 from linpix.cli.preview import Progress
@@ -29,37 +28,15 @@ from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.job import Job
 from tests.linpix.cli.test_animation import enlarged, frames_of
 from tests.linpix.cli.test_preview import Stream, read_half_blocks, screen_pixels
-from tests.linpix.test_main import pixels
+from tests.linpix.test_main import inside, pixels, succeeds
 from tests.nets import saved
-
-
-@pytest.fixture
-def linpix(capsys):
-    """Runs the command line in this process; gives exit status, standard output, standard error."""
-
-    def run(*arguments) -> tuple[int, str, str]:
-        status = main([str(argument) for argument in arguments])
-        return status, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
-def succeeds(linpix):
-    def run(*arguments) -> tuple[str, str]:
-        status, printed, said = linpix(*arguments)
-        assert status == 0, said
-        return printed, said
-
-    return run
-
 
 # --- animations ---
 
 @pytest.mark.parametrize("suffix", [".gif", ".webp", ".GIF"])
-def test_sample_animates_a_grid_that_ends_as_the_png(succeeds, tiny, tmp_path, suffix):
+def test_sample_animates_a_grid_that_ends_as_the_png(tiny, tmp_path, suffix):
     arguments = ("sample", "--model", tiny, "--count", 3, "--seed", 7, "--json", "--out")
-    printed = json.loads(succeeds(*arguments, tmp_path / f"out{suffix}")[0])
+    printed = json.loads(succeeds(*arguments, tmp_path / f"out{suffix}").stdout)
     succeeds(*arguments, tmp_path / "out.png")
     frames = frames_of((tmp_path / f"out{suffix}").read_bytes(), "L")
     assert len(frames) == printed["frames"] == 9
@@ -73,11 +50,11 @@ def test_sample_animates_a_grid_that_ends_as_the_png(succeeds, tiny, tmp_path, s
     assert printed["files"] == [str(tmp_path / f"out{suffix}")]
 
 
-def test_complete_animates_from_what_is_known(succeeds, tiny, tmp_path):
+def test_complete_animates_from_what_is_known(tiny, tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
     told = json.loads(succeeds("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--seed", 1,
-                               "--json", "--out", tmp_path / "out.webp")[0])
+                               "--json", "--out", tmp_path / "out.webp").stdout)
     assert (told["conditioning"], told["known"]) == ("prefix", 24)
     frames = [shown[56::56, 56::56][:8, :8] for shown, _ in frames_of((tmp_path / "out.webp").read_bytes(), "L")]
     assert len(frames) == 6
@@ -87,7 +64,7 @@ def test_complete_animates_from_what_is_known(succeeds, tiny, tmp_path):
 
 
 @pytest.mark.parametrize("out", ["out/", "out.png", "out.gif"])
-def test_complete_keeps_the_best_candidates_and_tells_how_sure_the_model_is(succeeds, class_first, tmp_path, out):
+def test_complete_keeps_the_best_candidates_and_tells_how_sure_the_model_is(class_first, tmp_path, out):
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "picture.png")
     mask = np.full((8, 8, 2), 255, np.uint8)
     mask[2:4] = 0
@@ -95,7 +72,7 @@ def test_complete_keeps_the_best_candidates_and_tells_how_sure_the_model_is(succ
     asked = ("complete", tmp_path / "picture.png", "--mask", tmp_path / "mask.png", "--model", class_first,
              "--seed", 3)
     succeeds(*asked, "--count", 8, "--out", f"{tmp_path}/all/")
-    told = json.loads(succeeds(*asked, "--count", 2, "--candidates", 8, "--json", "--out", f"{tmp_path}/{out}")[0])
+    told = json.loads(succeeds(*asked, "--count", 2, "--candidates", 8, "--json", "--out", f"{tmp_path}/{out}").stdout)
     assert (told["images"], told["drawn"], told["candidates"], len(set(told["seeds"]))) == (2, 8, 8, 2)
     assert told["images_per_second"] == pytest.approx(told["images"] / told["seconds"])
     assert len(told["confidences"]) == 2 and all(0 < sure <= 1 for sure in told["confidences"])
@@ -116,13 +93,13 @@ def test_complete_keeps_the_best_candidates_and_tells_how_sure_the_model_is(succ
 # --- images that are drawn again ---
 
 @pytest.mark.parametrize("command", ["sample", "complete"])
-def test_each_image_comes_with_its_attempts_and_the_models_confidence(succeeds, class_first, tmp_path, command):
+def test_each_image_comes_with_its_attempts_and_the_models_confidence(class_first, tmp_path, command):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
     given = () if command == "sample" else (tmp_path / "picture.png", "--keep-rows", 4)
     asked = (command, *given, "--model", class_first, "--count", 3, "--seed", 7, "--label", 4, "--batch", 2,
              "--precision", "fp32", "--json")
-    told, once = (json.loads(succeeds(*asked, *more, "--out", f"{tmp_path}/out{len(more)}/")[0])
+    told, once = (json.loads(succeeds(*asked, *more, "--out", f"{tmp_path}/out{len(more)}/").stdout)
                   for more in (("--attempts", 3), ()))
     assert told["attempts"] == [3, 3, 3] and told["images"] == told["drawn"] == 3
     net = checkpoint.load(class_first)
@@ -132,14 +109,14 @@ def test_each_image_comes_with_its_attempts_and_the_models_confidence(succeeds, 
     assert [pixels(file).tolist() for file in told["files"]] != [pixels(file).tolist() for file in once["files"]]
 
 
-def test_a_checkpoint_says_how_many_attempts_are_made(succeeds, class_first, thrice, tmp_path):
+def test_a_checkpoint_says_how_many_attempts_are_made(class_first, thrice, tmp_path):
     asked = ("sample", "--count", 2, "--seed", 7, "--json", "--out", tmp_path / "out.png", "--model")
-    own, said = (json.loads(succeeds(*asked, *more)[0]) for more in
+    own, said = (json.loads(succeeds(*asked, *more).stdout) for more in
                  ((thrice,), (class_first, "--attempts", 3)))
     assert own["attempts"] == [3, 3] and own["confidences"] == said["confidences"]
     for more in (("--attempts", 1), ("--temperature", 0)):
-        assert "attempts" not in json.loads(succeeds(*asked, thrice, *more)[0])
-    ranked = json.loads(succeeds(*asked, thrice, "--candidates", 4)[0])
+        assert "attempts" not in json.loads(succeeds(*asked, thrice, *more).stdout)
+    ranked = json.loads(succeeds(*asked, thrice, "--candidates", 4).stdout)
     assert "attempts" not in ranked and len(ranked["confidences"]) == 2
 
 
@@ -157,7 +134,7 @@ def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total_and_the_film_wit
     assert (moments[-1] == 8).all() and (np.diff(moments, axis=0) >= 0).all()
 
 
-def test_scale_enlarges_pngs_too(succeeds, tiny, tmp_path):
+def test_scale_enlarges_pngs_too(tiny, tmp_path):
     for scale in (1, 5):
         for out in (f"{scale}.png", f"{scale}/"):
             succeeds("sample", "--model", tiny, "--seed", 7, "--scale", scale, "--out", f"{tmp_path}/{out}")
@@ -168,20 +145,20 @@ def test_scale_enlarges_pngs_too(succeeds, tiny, tmp_path):
 @pytest.mark.parametrize(("out", "words"), [
     ("out.jpg", "the format .jpg is not supported; give NAME.png for a grid, NAME.gif or NAME.webp for an animation"),
     ("out.mp4", "or a folder"), ("none/out.gif", "its folder does not exist"), ("folder.gif", "is a folder")])
-def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(linpix, tmp_path, out, words):
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(tmp_path, out, words):
     (tmp_path / "folder.gif").mkdir()
-    status, _, said = linpix("sample", "--model", "missing", "--out", tmp_path / out)
-    assert status == 2
-    assert words in said and "missing" not in said
+    refused = inside("sample", "--model", "missing", "--out", tmp_path / out)
+    assert refused.returncode == 2
+    assert words in refused.stderr and "missing" not in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["folder.gif"]
 
 
-def test_too_large_an_animation_is_refused_before_anything_is_drawn(linpix, tiny, tmp_path):
-    status, _, said = linpix("sample", "--model", tiny, "--count", 1_000_000, "--out", tmp_path / "out.gif")
-    assert status == 2 and "draw fewer images" in said
+def test_too_large_an_animation_is_refused_before_anything_is_drawn(tiny, tmp_path):
+    refused = inside("sample", "--model", tiny, "--count", 1_000_000, "--out", tmp_path / "out.gif")
+    assert refused.returncode == 2 and "draw fewer images" in refused.stderr
 
 
-def test_a_folder_may_have_a_dot_in_its_name(succeeds, tiny, tmp_path):
+def test_a_folder_may_have_a_dot_in_its_name(tiny, tmp_path):
     succeeds("sample", "--model", tiny, "--out", tmp_path / "at-0.5")
     succeeds("sample", "--model", tiny, "--out", f"{tmp_path}/v1.jpg/")
     assert len(list((tmp_path / "at-0.5").iterdir())) == len(list((tmp_path / "v1.jpg").iterdir())) == 1
@@ -189,15 +166,15 @@ def test_a_folder_may_have_a_dot_in_its_name(succeeds, tiny, tmp_path):
 
 # --- the preview ---
 
-def test_a_preview_without_a_terminal_is_the_finished_grid_once(succeeds, tiny, tmp_path):
-    printed, said = succeeds("sample", "--model", tiny, "--count", 3, "--seed", 7, "--preview", "always", "--json",
-                             "--out", tmp_path / "out.png")
-    assert json.loads(printed)["images"] == 3
-    lines = said.splitlines()
+def test_a_preview_without_a_terminal_is_the_finished_grid_once(tiny, tmp_path):
+    ended = succeeds("sample", "--model", tiny, "--count", 3, "--seed", 7, "--preview", "always", "--json",
+                     "--out", tmp_path / "out.png")
+    assert json.loads(ended.stdout)["images"] == 3
+    lines = ended.stderr.splitlines()
     assert len(lines) == 5
     png = pixels(tmp_path / "out.png")
     assert np.abs(read_half_blocks(lines)[..., 0] - png.astype(int)).max() <= 8  # 256 colours
-    assert succeeds("sample", "--model", tiny, "--out", tmp_path / "out.png")[1] == ""
+    assert succeeds("sample", "--model", tiny, "--out", tmp_path / "out.png").stderr == ""
 
 
 def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment):
@@ -250,33 +227,33 @@ def test_json_on_standard_output_is_alone_and_without_a_preview(tiny, tmp_path):
     assert "▀" in written and "▀" not in printed
 
 
-def test_complete_lays_a_photographed_digit_back(succeeds, tmp_path):
+def test_complete_lays_a_photographed_digit_back(tmp_path):
     saved(tmp_path / "grey", dataclasses.replace(PRESETS["tiny"], height=28, width=28))
     paper = np.full((200, 300), 220, np.uint8)
     paper[40:140, 180:195] = 30
     Image.fromarray(paper).save(tmp_path / "photo.png")
     given = ["complete", tmp_path / "photo.png", "--model", tmp_path / "grey", "--keep-rows", 14, "--prepare", "mnist",
              "--seed", 1, "--lay-back", "--json", "--out"]
-    told = json.loads(succeeds(*given, tmp_path / "laid")[0])
+    told = json.loads(succeeds(*given, tmp_path / "laid").stdout)
     assert told["prepared"]["inverted"] and told["crop"][0] > 100
     laid = np.asarray(Image.open(tmp_path / "laid/00000-1.png"))
     assert laid.shape == (200, 300) and np.array_equal(laid[:80], paper[:80])
 
 
-def test_what_the_api_warns_of_the_commands_say_too(succeeds, tiny, tmp_path):
+def test_what_the_api_warns_of_the_commands_say_too(tiny, tmp_path):
     saved(tmp_path / "grey", dataclasses.replace(PRESETS["tiny"], height=28, width=28), data="mnist")
     Image.new("L", (28, 28), 255).save(tmp_path / "white.png")
-    _, said = succeeds("complete", tmp_path / "white.png", "--model", tmp_path / "grey", "--keep-rows", 14, "--out",
-                       tmp_path / "out.png", "--temperature", 5)
+    said = succeeds("complete", tmp_path / "white.png", "--model", tmp_path / "grey", "--keep-rows", 14, "--out",
+                    tmp_path / "out.png", "--temperature", 5).stderr
     assert "linpix complete: grey draws well at temperatures from 0.5 to 1.2, got 5" in said
     assert "edge is not black" in said and "use prepare=mnist" in said
-    assert "got 5" in succeeds("sample", "--model", tiny, "--count", 1, "--temperature", 5, "--out", tmp_path)[1]
+    assert "got 5" in succeeds("sample", "--model", tiny, "--count", 1, "--temperature", 5, "--out", tmp_path).stderr
 
 
-def test_complete_and_score_warn_of_holes_outside_the_crop(succeeds, tiny, tmp_path):
+def test_complete_and_score_warn_of_holes_outside_the_crop(tiny, tmp_path):
     alpha = np.full((20, 50), 255, np.uint8)
     alpha[:, :12] = alpha[:, 20:22] = 0
     Image.fromarray(np.stack([np.full_like(alpha, 99), alpha], -1)).save(tmp_path / "wide.png")
     for command in (["complete", "--out", tmp_path / "out.png", "--seed", 1], ["score"]):
-        _, written = succeeds(*command, tmp_path / "wide.png", "--model", tiny)
-        assert "86 % of the hidden pixels are outside" in written
+        ended = succeeds(*command, tmp_path / "wide.png", "--model", tiny)
+        assert "86 % of the hidden pixels are outside" in ended.stderr
