@@ -5,15 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.linpix.test_main import pixels
-from tests.server.conftest import ROOT, serving
+from tests.server.conftest import ROOT, Quiet, listening, serving
 from tests.server.web.test_openai import OLD_CLIENT
 
 FOLDER = ROOT / "examples"
@@ -77,33 +75,23 @@ def test_an_example_draws_streams_and_completes(client, server, tmp_path):
     assert completed[140:].any()
 
 
-class Refusing(BaseHTTPRequestHandler):
-    """A server that wants another key."""
-
-    def do_POST(self) -> None:
-        self.server.keys.append(self.headers["authorization"])
-        self.rfile.read(int(self.headers["content-length"]))
-        answer = json.dumps({"error": {"message": "wrong key", "type": "authentication_error", "param": None,
-                                       "code": "invalid_api_key"}}).encode()
-        self.send_response(401)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_) -> None:
-        pass
-
-
 @pytest.mark.parametrize("client", [*CLIENTS, "quickstart.py"])
 def test_an_example_sends_the_key_and_fails_when_it_is_refused(client, tmp_path):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as refusing:
-        refusing.keys = []
-        threading.Thread(target=refusing.serve_forever, daemon=True).start()
-        ended = run(client, tmp_path, f"http://127.0.0.1:{refusing.server_port}", "a-key")
-        refusing.shutdown()
+    keys = []
+
+    class Refusing(Quiet):
+        """A server that wants another key."""
+
+        def do_POST(self) -> None:
+            keys.append(self.headers["authorization"])
+            self.rfile.read(int(self.headers["content-length"]))
+            error = {"message": "wrong key", "type": "authentication_error", "param": None, "code": "invalid_api_key"}
+            self.answer(json.dumps({"error": error}).encode(), "application/json", 401)
+
+    with listening(Refusing) as url:
+        ended = run(client, tmp_path, url, "a-key")
     assert ended.returncode != 0
-    assert refusing.keys == ["Bearer a-key"]
+    assert keys == ["Bearer a-key"]
     assert "401" in ended.stderr
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,34 @@ def here(checkpoints: Path, **settings) -> Iterator[Here]:
     app = create_app(Settings(checkpoints=checkpoints, **settings))
     with TestClient(app, base_url="http://localhost", client=("127.0.0.1", 5), follow_redirects=False) as client:
         yield Here(client)
+
+
+class Quiet(BaseHTTPRequestHandler):
+    """Answers as a test says, and prints nothing."""
+
+    def answer(self, body: bytes = b"", kind: str = "text/html", status: int = 200, length: int | None = None) -> None:
+        """length: that it announces, if not the body's own."""
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body) if length is None else length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of somebody else's server."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def when_possible(ask: Callable[[], httpx.Response]) -> httpx.Response:

@@ -2,15 +2,13 @@
 
 import gzip
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.server.conftest import serving
+from tests.server.conftest import Quiet, listening, serving
 from tests.server.web.routes.test_images import encode
 
 pytest.importorskip("opentelemetry.instrumentation.fastapi", reason="pip install '.[otel]'")
@@ -29,7 +27,7 @@ def collector() -> Iterator[tuple[str, list[Span]]]:
     """Where a collector listens, and the spans that it got."""
     spans: list[Span] = []
 
-    class Collect(BaseHTTPRequestHandler):
+    class Collect(Quiet):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
@@ -37,13 +35,10 @@ def collector() -> Iterator[tuple[str, list[Span]]]:
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                 for scope in resource.scope_spans:
                     spans.extend(scope.spans)
-            self.send_response(200)
-            self.end_headers()
+            self.answer()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Collect)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", spans
-    server.shutdown()
+    with listening(Collect) as url:
+        yield url, spans
 
 
 def test_the_parts_of_a_request_are_spans_where_opentelemetry_starts_the_service(tiny, collector):

@@ -7,9 +7,7 @@ import lzma
 import os
 import struct
 import tarfile
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from linpix.model.config import PRESETS
 from linpix.training import datasets
 from linpix.training.datasets import load
 from linpix.training.readers import DataError
+from tests.server.conftest import Quiet, listening
 
 MNIST, CIFAR10, TINY = PRESETS["mnist"], PRESETS["cifar10"], PRESETS["tiny"]
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
@@ -243,7 +242,7 @@ def test_a_folder_of_pictures_is_named_after_itself(tmp_path):
 
 # Downloads
 
-class Mirror(BaseHTTPRequestHandler):
+class Mirror(Quiet):
     """Serves the folder's files below /good/, and the ways in which a mirror fails elsewhere."""
 
     folder: Path
@@ -258,26 +257,15 @@ class Mirror(BaseHTTPRequestHandler):
             return
         body = {"garbage": b"\x00\x01 garbage", "page": b"<!DOCTYPE html><html>Please log in</html>",
                 "other": gzip.compress(b"other contents")}.get(how, file.read_bytes())
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body[:len(body) // 2] if how == "cut" else body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        self.answer(body[:len(body) // 2] if how == "cut" else body, length=len(body))
 
 
 @pytest.fixture
 def mirror(mnist, tmp_path) -> Iterator[str]:
     """The address of a mirror of the stand-ins, less how it behaves; the last part of it."""
     Mirror.folder, Mirror.asked = put(tmp_path / "mirror", mnist, ".gz"), []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with listening(Mirror) as url:
+        yield url
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["missing", "empty"])

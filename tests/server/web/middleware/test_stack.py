@@ -9,14 +9,13 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 
 from linpix.server.settings import Settings
-from tests.server.conftest import EAGER, Process, eventually, here, serving
+from tests.server.conftest import EAGER, Process, Quiet, eventually, here, listening, serving
 from tests.server.web.routes.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
 
@@ -175,56 +174,29 @@ const post = {method: "POST", body: "{}"};
 </script>"""
 
 
-class Site(ThreadingHTTPServer):
-    """Another origin, with one page, which tells here what came of it."""
+def visit(page: str, folder: Path) -> dict[str, str]:
+    """Let a browser open a page of another origin until the page has told what came of it."""
+    told, heard = {}, threading.Event()
 
-    def __init__(self, page: str) -> None:
-        super().__init__(("127.0.0.1", 0), Visitor)
-        self.page, self.told, self.heard = page.encode(), {}, threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+    class Site(Quiet):
+        def do_GET(self) -> None:
+            self.answer(page.encode())
 
-    def __enter__(self) -> "Site":
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
+        def do_POST(self) -> None:
+            told.update(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.answer()
+            heard.set()
 
-    def __exit__(self, *_) -> None:
-        self.shutdown()
-        self.server_close()
-
-
-class Visitor(BaseHTTPRequestHandler):
-    server: Site
-
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("content-type", "text/html")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        self.answer(self.server.page)
-
-    def do_POST(self) -> None:
-        self.server.told = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.answer(b"")
-        self.server.heard.set()
-
-    def log_message(self, *_) -> None:
-        pass
-
-
-def visit(site: Site, folder: Path, *flags: str) -> dict[str, str]:
-    """Let a browser open the site until its page has told what came of it."""
-    browser = subprocess.Popen([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-                                f"--user-data-dir={folder}", "--remote-debugging-port=0", *flags, site.url],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        assert site.heard.wait(120), "the page has told nothing"
-        return site.told
-    finally:
-        browser.terminate()
-        browser.wait(30)
+    with listening(Site) as url:
+        browser = subprocess.Popen([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                                    f"--user-data-dir={folder}", "--remote-debugging-port=0", url],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            assert heard.wait(120), "the page has told nothing"
+        finally:
+            browser.terminate()
+            browser.wait(30)
+    return told
 
 
 @pytest.fixture
@@ -242,10 +214,8 @@ def drawn(server: Process) -> float:
 def test_a_page_of_another_origin_in_a_real_browser_makes_nothing_work_for_it(browser, tiny, tmp_path):
     with serving(tiny.parent) as server:
         page = ATTACK.replace("TARGET", json.dumps(server.url)).replace("PICTURE", str(list(occluded())))
-        with Site(page) as site:
-            told = visit(site, tmp_path)
-        failed = "TypeError: Failed to fetch"
-        assert told == {"json": failed, "simple": failed, "read": failed, "metrics": failed, "delete": failed}
+        told = visit(page, tmp_path)
+        assert told == dict.fromkeys(("json", "simple", "read", "metrics", "delete"), "TypeError: Failed to fetch")
         assert eventually(lambda: server.metric('linpix_requests_rejected_total{reason="foreign_origin"}') >= 10)
         assert server.metric("linpix_requests_running") == server.metric("linpix_requests_waiting") == 0
         assert drawn(server) == 0
