@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import io
 import lzma
-import os
 import struct
 import tarfile
 from collections.abc import Iterator
@@ -22,14 +21,6 @@ from tests.server.conftest import Quiet, listening
 
 MNIST, CIFAR10, TINY = PRESETS["mnist"], PRESETS["cifar10"], PRESETS["tiny"]
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
-
-
-@pytest.fixture(scope="module")
-def data() -> Path:
-    folder = Path(os.environ.get("LINPIX_DATA") or Path(__file__).parents[3] / "shared" / "data")
-    if not (folder / "mnist").is_dir() or not (folder / "cifar10").is_dir():
-        pytest.skip(f"no mnist/ and cifar10/ in {folder}; LINPIX_DATA may name another folder")
-    return folder
 
 
 @pytest.fixture(autouse=True)
