@@ -21,8 +21,6 @@ from linpix.model import checkpoint, ops
 
 ENGINE = "compiled" if ops.compiled else "eager"  # of --engine auto
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def linpix(*arguments, **environment):
     """A process of its own."""

@@ -36,7 +36,6 @@ from tests.server.conftest import eventually
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 COPY = copying.Settings(kinds=("linear", "lsh-2"), updates=120, drop=80, batch=4, word=6, layers=1, heads=2, width=16,
                         feed_forward=16, chunk=4, compile=False)
 DUPLICATION = duplicating.Settings(kinds=("full", "lsh-1"), updates=60, drop=60, batch=4, word=6, symbols=7, heads=2,

@@ -30,7 +30,6 @@ from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
 from tests.server.conftest import eventually
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = PRESETS["tiny"]
 SETTINGS = TrainConfig(images=640, batch=8, warmup_images=80, learning_rate=3e-3, head_share=1.0,
                        ema=0.9, compile=False, validation=10)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
 OLD_CLIENT = Path(sys.prefix) / "openai-1"  # where `make venv` puts openai 1.x, apart from the current one
 
 SCRIPT = """
