@@ -1,16 +1,11 @@
 """The results of a run as a Markdown table, with the machine and the commit that they are of."""
 
-import os
-import subprocess
-from pathlib import Path
-
 import torch
 
-from linpix.model import ops
-from linpix.model.team import processor_name
+from linpix.model import checkpoint, ops
 from tests.soak.loads import Plan, Result
+from tools.benchmarks.decode import machine
 
-ROOT = Path(__file__).resolve().parents[2]
 HEADINGS = ("load", "requests", "images/s", "good/s", "queue, s", "first row, s", "whole, s", "memory", "")
 
 
@@ -28,7 +23,7 @@ def table(results: list[Result], plan: Plan, seconds: float) -> str:
     return "\n".join([
         f"{plan.model.name} ({plan.batching.name} with random weights where a line says so), {plan.seconds:.0f} s a "
         f"load, {seconds / 60:.0f} minutes in all, clients and service on {machine()}; torch {torch.__version__}, "
-        f"kernels {ops.kernel() if ops.compiled else 'eager'}, commit {commit()}.",
+        f"kernels {ops.kernel() if ops.compiled else 'eager'}, commit {checkpoint.commit()}.",
         "", *("| " + " | ".join(cells) + " |" for cells in rows), "",
         "Times are p50 / p95 / p99: whole requests as clients saw them, queue and first row from the service's "
         f"histograms. good/s: answers within {plan.slo_s:g} s. memory: resident, over that of the warm process.",
@@ -47,16 +42,3 @@ def row(result: Result) -> tuple[str, ...]:
 
 def number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
-
-
-def machine() -> str:
-    return f"{os.cpu_count()} x {processor_name()}"
-
-
-def commit() -> str:
-    """The commit, with a plus sign where the files are not those of it."""
-    def git(*words: str) -> str:
-        said = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
-        return said.stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
