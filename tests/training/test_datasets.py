@@ -2,9 +2,7 @@
 
 import gzip
 import hashlib
-import io
 import lzma
-import struct
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from linpix.training import datasets
 from linpix.training.datasets import load
 from linpix.training.readers import DataError
 from tests.server.conftest import Quiet, listening
+from tests.training.test_readers import idx, tar
 
 MNIST, CIFAR10, TINY = PRESETS["mnist"], PRESETS["cifar10"], PRESETS["tiny"]
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
@@ -74,8 +73,8 @@ def mnist(monkeypatch) -> dict[str, bytes]:
     files = {}
     for prefix, count in (("train", 3), ("t10k", 2)):
         images = np.random.default_rng(count).integers(0, 256, (count, 28, 28), np.uint8)
-        files[f"{prefix}-images-idx3-ubyte"] = struct.pack(">4I", 0x803, *images.shape) + images.tobytes()
-        files[f"{prefix}-labels-idx1-ubyte"] = struct.pack(">2I", 0x801, count) + bytes(range(count))
+        files[f"{prefix}-images-idx3-ubyte"] = idx(images)
+        files[f"{prefix}-labels-idx1-ubyte"] = idx(np.arange(count, dtype=np.uint8))
     monkeypatch.setattr(datasets, "MNIST_SUMS",
                         {name: hashlib.md5(raw).hexdigest() for name, raw in files.items()})
     return files
@@ -89,13 +88,7 @@ def batches() -> dict[str, bytes]:
 
 
 def pack_archive(path: Path, batches: dict[str, bytes], mode: str = "gz") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, f"w:{mode}") as archive:
-        for name, raw in batches.items():
-            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            member.size = len(raw)
-            archive.addfile(member, io.BytesIO(raw))
-    return path
+    return tar(path, {f"cifar-10-batches-bin/{name}": raw for name, raw in batches.items()}, mode)
 
 
 def test_the_parent_folder_stands_for_the_data_set_of_the_models_shape(mnist, batches, tmp_path):
@@ -142,9 +135,8 @@ def of_others(prefix: str = "", first: int = 0, classes: int = 3, split: str = "
     for part in ("train", split):
         images = np.full((classes, 28, 28), len(part), np.uint8)
         images[:, 0, 27] = 255
-        files[f"{prefix}{part}-images-idx3-ubyte"] = struct.pack(">4I", 0x803, *images.shape) + images.tobytes()
-        files[f"{prefix}{part}-labels-idx1-ubyte"] = struct.pack(">2I", 0x801, classes) + bytes(
-            range(first, first + classes))
+        files[f"{prefix}{part}-images-idx3-ubyte"] = idx(images)
+        files[f"{prefix}{part}-labels-idx1-ubyte"] = idx(np.arange(first, first + classes, dtype=np.uint8))
     return files
 
 
@@ -185,7 +177,7 @@ def test_other_data_that_do_not_fit_are_refused(tmp_path):
         load(several, "train", MNIST)
     with pytest.raises(DataError, match=r"28 x 28 x 1 .* the model is for 8 x 8 x 1"):
         load(put(tmp_path / "large", files), "train", TINY)
-    files["train-labels-idx1-ubyte"] = struct.pack(">2I", 0x801, 2) + bytes(2)
+    files["train-labels-idx1-ubyte"] = idx(np.zeros(2, np.uint8))
     with pytest.raises(DataError, match="has 3 images and 2 labels"):
         load(put(tmp_path / "uneven", files), "train", MNIST)
 

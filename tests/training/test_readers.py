@@ -29,6 +29,7 @@ from linpix.training.readers import (
     unpack,
 )
 from tests.fuzz.harness import member
+from tests.fuzz.pictures import encode
 
 PACK = {"plain": bytes, "gzip": gzip.compress, "xz": lzma.compress}
 GREY, COLOUR = (4, 4, 1), (4, 4, 3)
@@ -50,9 +51,17 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def png(value: int | tuple[int, ...] = 0, size: tuple[int, int] = (4, 4), mode: str = "L") -> bytes:
-    file = io.BytesIO()
-    Image.new(mode, size, value).save(file, "PNG")
-    return file.getvalue()
+    return encode(Image.new(mode, size, value))
+
+
+def tar(path: Path, files: dict[str, bytes], mode: str = "") -> Path:
+    """An archive of these files."""
+    with tarfile.open(path, f"w:{mode}") as archive:
+        for name, raw in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(raw)
+            archive.addfile(info, io.BytesIO(raw))
+    return path
 
 
 def fill(folder: Path, *names: str) -> Path:
@@ -187,11 +196,9 @@ def test_a_cifar10_label_out_of_range_is_refused():
 
 def test_a_picture_keeps_its_sub_pixels_in_raster_order():
     pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    np.testing.assert_array_equal(read_picture(file.getvalue(), "a.png", COLOUR), pixels.reshape(-1))
+    np.testing.assert_array_equal(read_picture(encode(pixels), "a.png", COLOUR), pixels.reshape(-1))
     grey = np.array(Image.fromarray(pixels).convert("L")).reshape(-1)
-    np.testing.assert_array_equal(read_picture(file.getvalue(), "a.png", GREY), grey)
+    np.testing.assert_array_equal(read_picture(encode(pixels), "a.png", GREY), grey)
 
 
 @pytest.mark.parametrize(("raw", "words"), [
@@ -215,13 +222,13 @@ def test_a_picture_that_cannot_be_used_as_it_is_is_refused(raw, words):
 def test_a_picture_is_read_as_its_exif_data_says_that_it_is_held(orientation, lay, kind):
     held = np.zeros((16, 24), np.uint8)
     held[:8, :8], held[8:, 8:16] = 255, 128
-    exif, file = Image.Exif(), io.BytesIO()
+    exif = Image.Exif()
     exif[0x0112] = orientation
-    Image.fromarray(lay(held)).save(file, kind, exif=exif, quality=100, lossless=True)
-    read = read_picture(file.getvalue(), "a.jpg", (16, 24, 1)).reshape(16, 24)
+    raw = encode(lay(held), kind, exif=exif, quality=100, lossless=True)
+    read = read_picture(raw, "a.jpg", (16, 24, 1)).reshape(16, 24)
     assert abs(read.astype(int) - held).max() < 12
     with refused("a.jpg is 24 x 16 (width x height), expected 16 x 24", "-auto-orient"):
-        read_picture(file.getvalue(), "a.jpg", (24, 16, 1))
+        read_picture(raw, "a.jpg", (24, 16, 1))
 
 
 def test_sub_folders_are_classes_in_order_of_their_names(tmp_path):
@@ -397,16 +404,13 @@ def test_whatever_is_left_out_of_a_folder_is_named_with_the_reason_in_one_line(t
 # Archives
 
 def test_links_and_path_tricks_in_an_archive_are_passed_over(tmp_path):
-    path = tmp_path / "tricks.tar"
-    with tarfile.open(path, "w") as archive:
-        for name in ("/etc/a.png", "../b.png", "x/../../c.png", "good.png"):
-            member = tarfile.TarInfo(name)
-            member.size = len(png())
-            archive.addfile(member, io.BytesIO(png()))
+    names = ("/etc/a.png", "../b.png", "x/../../c.png", "good.png")
+    path = tar(tmp_path / "tricks.tar", dict.fromkeys(names, png()))
+    with tarfile.open(path, "a") as archive:
         for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
-            member = tarfile.TarInfo("link.png")
-            member.type, member.linkname = kind, "good.png"
-            archive.addfile(member)
+            info = tarfile.TarInfo("link.png")
+            info.type, info.linkname = kind, "good.png"
+            archive.addfile(info)
     assert [name for name, _ in tar_members(path, lambda name: True)] == ["good.png"]
     assert [file.name for file in tmp_path.iterdir()] == ["tricks.tar"]  # nothing was extracted
 
@@ -424,12 +428,7 @@ def test_sizes_that_no_file_has_are_refused(header, tmp_path):
 
 
 def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path):
-    path = tmp_path / "photos.tar"
-    with tarfile.open(path, "w") as archive:
-        for name in ("a.png", "b.png"):
-            info = tarfile.TarInfo(name)
-            info.size = len(png())
-            archive.addfile(info, io.BytesIO(png()))
+    path = tar(tmp_path / "photos.tar", dict.fromkeys(("a.png", "b.png"), png()))
     raw = bytearray(path.read_bytes())
     raw[raw.index(b"b.png")] ^= 1
     path.write_bytes(raw)
@@ -439,11 +438,7 @@ def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path):
 
 @pytest.mark.parametrize("mode", ["", "gz", "xz"])
 def test_an_archive_that_ends_early_is_refused(mode, tmp_path):
-    path = tmp_path / "photos.tar"
-    with tarfile.open(path, f"w:{mode}") as archive:
-        member = tarfile.TarInfo("a.png")
-        member.size = 50_000
-        archive.addfile(member, io.BytesIO(np.random.default_rng(0).bytes(50_000)))
+    path = tar(tmp_path / "photos.tar", {"a.png": np.random.default_rng(0).bytes(50_000)}, mode)
     path.write_bytes(path.read_bytes()[:30_000])
     with pytest.raises(DataError, match=re.escape(str(path)) + r".*(truncated|damaged)"):
         list(tar_members(path, lambda name: True))
