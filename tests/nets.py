@@ -1,10 +1,11 @@
-"""Models with random weights, and checkpoints of them."""
+"""Models with random weights, checkpoints of them, and random images."""
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS, ModelConfig
@@ -24,6 +25,12 @@ def net_of(config: ModelConfig, *, seed: int = 0, spread: float = 0.0) -> Transf
         for parameter in net.parameters():
             parameter.data += spread * torch.randn_like(parameter)
     return net
+
+
+def noise(count: int, subpixels: int = 64) -> Tensor:
+    """(count, subpixels) uint8, the same each time."""
+    random = torch.Generator().manual_seed(count)
+    return torch.randint(0, 256, (count, subpixels), generator=random, dtype=torch.uint8)
 
 
 def saved(folder: Path, net: Transformer | ModelConfig, **provenance: Any) -> Path:

@@ -5,6 +5,7 @@ import torch
 
 from linpix.model.config import ModelConfig
 from linpix.model.inputs import FOLLOWING_OUTSIDE, OUTSIDE, START, UNKNOWN, InputEmbedding, PatchEmbedding
+from tests.nets import noise
 
 CONFIG = ModelConfig(height=4, width=5, channels=3, d_model=8, classes=2,
                      look_ups=("previous", "position", "row", "column", "channel"),
@@ -18,11 +19,6 @@ CONDITIONAL = dataclasses.replace(CONFIG, look_ups=("previous", "row", "class", 
 def inputs() -> InputEmbedding:
     torch.manual_seed(0)
     return InputEmbedding(CONFIG)
-
-
-def images(count: int) -> torch.Tensor:
-    random = torch.Generator().manual_seed(count)
-    return torch.randint(0, 256, (count, T), generator=random, dtype=torch.uint8)
 
 
 def naive(table: torch.Tensor, image: list[int], t: int, start: int) -> torch.Tensor:
@@ -42,7 +38,7 @@ def naive(table: torch.Tensor, image: list[int], t: int, start: int) -> torch.Te
 
 
 def test_the_input_is_the_sum_of_its_look_ups(inputs):
-    canvas, start = images(2), torch.tensor([START, START + 2])
+    canvas, start = noise(2, T), torch.tensor([START, START + 2])
     found = inputs(canvas, torch.arange(T).expand(2, -1), start)
     expected = torch.stack([torch.stack([naive(inputs.table, canvas[b].tolist(), t, int(start[b]))
                                          for t in range(T)]) for b in range(2)])
@@ -50,7 +46,7 @@ def test_the_input_is_the_sum_of_its_look_ups(inputs):
 
 
 def test_rows_at_different_positions_are_looked_up_each_at_its_own(inputs):
-    canvas, start = images(3), torch.tensor([START, START + 1, START + 2])
+    canvas, start = noise(3, T), torch.tensor([START, START + 1, START + 2])
     t = torch.tensor([[0], [17], [T - 1]])
     together, everywhere = inputs(canvas, t, start), inputs(canvas, torch.arange(T).expand(3, -1), start)
     for row in range(3):
@@ -91,7 +87,7 @@ def test_the_input_of_a_pixel_is_looked_up_beside_its_first_channel():
     config = dataclasses.replace(
         CONDITIONAL, tokens="pixel", look_ups=("previous", "position", "row", "column", "class"),
         neighbours=((0, -1, 0), (-1, 0, 2), (-1, 5, 1)), following=((0, 1, 1), (1, -2, 0)))
-    inputs, canvas = InputEmbedding(config), images(6)[:2].repeat(1, 2)[:, :config.subpixels]
+    inputs, canvas = InputEmbedding(config), noise(6, T)[:2].repeat(1, 2)[:, :config.subpixels]
     known, start = torch.rand(2, config.subpixels) < 0.5, torch.tensor([START, START + 2])
     found = inputs(canvas, torch.arange(24).expand(2, -1), start, known)
     for b in range(2):

@@ -16,7 +16,8 @@ from linpix.model.config import AttentionKind, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.reversible import Residual
 from linpix.model.transformer import Transformer
-from tests.model.test_transformer import LONG, SMALL, decode, images, net_of
+from tests.model.test_transformer import LONG, SMALL, decode, net_of
+from tests.nets import noise
 
 REVERSIBLE = dataclasses.replace(SMALL, residual="reversible", norm="pre", lsh_rounds=2, lsh_buckets=4, lsh_chunk=10)
 KINDS = get_args(AttentionKind)
@@ -28,7 +29,7 @@ def training_net(config: ModelConfig, chunks: int = 1, dtype: torch.dtype = torc
 
 
 def loss_of(net: Transformer, *, bf16: bool = False, count: int = 2) -> Tensor:
-    canvas = images(count, net.config)
+    canvas = noise(count, net.config.subpixels)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         parameters = net(canvas, torch.tensor([START, START + 1] * (count // 2)))
     return -mixture.log_likelihood(parameters, canvas).mean()
@@ -59,7 +60,7 @@ def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) ->
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
 def test_step_by_step_equals_the_parallel_form(attention):
     net = net_of(dataclasses.replace(LONG, attention=attention, residual="reversible")).double()
-    canvas, start, slots = images(2, LONG), torch.tensor([START, START + 2]), torch.tensor([3, 1])
+    canvas, start, slots = noise(2, LONG.subpixels), torch.tensor([START, START + 2]), torch.tensor([3, 1])
     state = attention_for(net.config).new_state(3, torch.float64)
     parallel = net(canvas, start)
     torch.testing.assert_close(decode(net, canvas, start, state, slots, [0, 7]), parallel, rtol=0, atol=1e-10)
@@ -72,7 +73,7 @@ def test_step_by_step_equals_the_parallel_form(attention):
 
 def test_the_two_streams_are_those_of_equation_9():
     net = net_of(REVERSIBLE, layers=2).double()
-    canvas, start = images(2, SMALL), torch.tensor([START, START + 1])
+    canvas, start = noise(2, SMALL.subpixels), torch.tensor([START, START + 1])
     t = torch.arange(SMALL.subpixels).expand(2, -1)
     x1 = x2 = net.inputs(canvas, t, start)
     for index, layer in enumerate(net.layers):
@@ -205,8 +206,9 @@ def test_chunks_of_the_feed_forward_change_neither_loss_nor_gradients(residual, 
     whole, parts = training_net(config), training_net(config, chunks)
     torch.testing.assert_close(loss_of(whole), loss_of(parts), rtol=1e-12, atol=0)
     assert largest_difference(gradients(parts), gradients(whole)) < 1e-11
+    canvas = noise(2, config.subpixels)
     with torch.no_grad():
-        torch.testing.assert_close(whole(images(2, config)), parts(images(2, config)), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(whole(canvas), parts(canvas), rtol=1e-11, atol=1e-11)
 
 
 def test_reversible_residuals_refuse_a_norm_after_the_sum():

@@ -9,6 +9,7 @@ from linpix.model.attention import PADDING_SLOT, State, attention_for
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
+from tests.nets import noise
 
 ATTENTIONS = {"linear": {"attention": "linear"}, "softmax": {"attention": "softmax"}}
 ATTENTIONS |= {f"linear, {name}": {"feature_map": name, "random_features": 5}
@@ -45,11 +46,6 @@ def net_of(config: ModelConfig, **changes) -> Transformer:
     return Transformer(dataclasses.replace(config, **changes)).eval().requires_grad_(False)
 
 
-def images(count: int, config: ModelConfig) -> Tensor:
-    random = torch.Generator().manual_seed(count)
-    return torch.randint(0, 256, (count, config.subpixels), generator=random, dtype=torch.uint8)
-
-
 def decode(net: Transformer, canvas: Tensor, start: Tensor, state: State, slots: Tensor, delays: list[int],
            begin: int = 0) -> Tensor:
     """Parameters (B, n - begin, P), step by step; row b begins `delays[b]` steps late and ends as late.
@@ -75,7 +71,7 @@ def decode(net: Transformer, canvas: Tensor, start: Tensor, state: State, slots:
 def test_a_token_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, attention, norm):
     net = net_of(SMALL, **INPUTS[inputs], **ATTENTIONS[attention], norm=norm)
     T, last = net.config.length, net.config.token_size - 1
-    canvas = images(1, SMALL).repeat(T, 1)
+    canvas = noise(1, SMALL.subpixels).repeat(T, 1)
     start = torch.full((T,), START)
     before = net(canvas, start)
     rows = torch.arange(T)
@@ -91,7 +87,7 @@ def test_a_token_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, attenti
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_step_by_step_equals_the_parallel_form_for_every_look_up(attention, inputs):
     net = net_of(SMALL, **INPUTS[inputs], **ATTENTIONS[attention]).double()
-    canvas, start = images(2, SMALL), torch.full((2,), START)
+    canvas, start = noise(2, SMALL.subpixels), torch.full((2,), START)
     state = attention_for(net.config).new_state(2, torch.float64)
     stepped = decode(net, canvas, start, state, torch.tensor([2, 1]), [0, 7])
     torch.testing.assert_close(stepped, net(canvas, start), rtol=0, atol=1e-10, equal_nan=True)
@@ -103,7 +99,7 @@ def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dt
     """Three rows that begin at different times, in shuffled slots of a pool whose free slots are poisoned."""
     net = net_of(LONG, **ATTENTIONS[attention]).to(dtype)
     start, slots = torch.tensor([START, START + 1, START + 2]), torch.tensor([5, 2, 6])
-    canvas = images(3, LONG)
+    canvas = noise(3, LONG.subpixels)
     state = attention_for(net.config).new_state(6, dtype)
     for slot in (1, 3, 4):
         state.fill_with_nan(slot)
@@ -117,7 +113,7 @@ def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dt
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_prefill_then_step_equals_the_parallel_form(attention, length):
     net = net_of(LONG, **ATTENTIONS[attention]).double()
-    canvas, start, slots = images(2, LONG), torch.tensor([START, START + 2]), torch.tensor([3, 1])
+    canvas, start, slots = noise(2, LONG.subpixels), torch.tensor([START, START + 2]), torch.tensor([3, 1])
     state = attention_for(net.config).new_state(3, torch.float64)
     T = LONG.subpixels
     known = torch.where(torch.arange(T) < length, canvas, 255 - canvas)
@@ -137,7 +133,7 @@ def test_prefill_then_step_equals_the_parallel_form(attention, length):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_prefill_then_step_equals_the_parallel_form_without_a_start_token(attention, length):
     net = net_of(IMPORTED, **ATTENTIONS[attention]).double()
-    canvas, start, slots = images(2, IMPORTED), torch.full((2,), START), torch.tensor([3, 1])
+    canvas, start, slots = noise(2, IMPORTED.subpixels), torch.full((2,), START), torch.tensor([3, 1])
     state = attention_for(net.config).new_state(3, torch.float64)
     net.prefill(canvas, length, start, state, slots)
     stepped = decode(net, canvas, start, state, slots, [0, 5], begin=length)
@@ -147,7 +143,7 @@ def test_prefill_then_step_equals_the_parallel_form_without_a_start_token(attent
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_without_a_start_token_position_0_has_no_parameters_and_leaves_its_slot_alone(attention):
     net = net_of(IMPORTED, **ATTENTIONS[attention])
-    canvas, state = images(2, IMPORTED), attention_for(net.config).new_state(2)
+    canvas, state = noise(2, IMPORTED.subpixels), attention_for(net.config).new_state(2)
     for slot in (1, 2):
         state.fill_with_nan(slot)  # so that reading it would show as well, in row 1
     t = torch.tensor([0, 0])
@@ -159,7 +155,7 @@ def test_without_a_start_token_position_0_has_no_parameters_and_leaves_its_slot_
 
 
 def test_parameters_are_float32_under_bf16_autocast():
-    net, canvas = net_of(SMALL), images(1, SMALL)
+    net, canvas = net_of(SMALL), noise(1, SMALL.subpixels)
     with torch.autocast("cpu", torch.bfloat16):
         assert net(canvas).dtype == torch.float32
 
@@ -201,7 +197,7 @@ def test_lsh_attention_is_causal_but_for_which_tokens_fall_into_which_chunk():
     """The exception: with one chunk for all tokens there is none, with small ones a later sub-pixel is noticed."""
     for chunk, causal in ((SMALL.subpixels, True), (4, False)):
         net = net_of(SMALL, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=chunk)
-        canvas = images(1, SMALL)
+        canvas = noise(1, SMALL.subpixels)
         before = net(canvas)
         noticed = []
         for at in range(20, 60, 5):
@@ -212,7 +208,7 @@ def test_lsh_attention_is_causal_but_for_which_tokens_fall_into_which_chunk():
 
 
 def test_lsh_attention_is_hashed_anew_in_training_and_always_alike_after_it():
-    net, canvas = net_of(SMALL, attention="lsh", lsh_buckets=4, lsh_chunk=8), images(1, SMALL)
+    net, canvas = net_of(SMALL, attention="lsh", lsh_buckets=4, lsh_chunk=8), noise(1, SMALL.subpixels)
     assert torch.equal(net(canvas), net(canvas))
     net.train()
     assert not torch.equal(net(canvas), net(canvas))

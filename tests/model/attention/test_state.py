@@ -11,6 +11,7 @@ from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 from tests import nets
+from tests.nets import noise
 
 ATTENTIONS = ["linear", "softmax"]
 SLOTS = 6
@@ -27,11 +28,6 @@ def net_of(attention: str) -> Transformer:
 def memory(state: RecurrentState | KeyValueState) -> list[Tensor]:
     """The tensors of a pool, slots first."""
     return [state.S, state.z] if isinstance(state, RecurrentState) else [state.keys, state.values]
-
-
-def images(count: int) -> Tensor:
-    random = torch.Generator().manual_seed(count)
-    return torch.randint(0, 256, (count, 64), generator=random, dtype=torch.uint8)
 
 
 def decode(net: Transformer, canvas: Tensor, state, slots: Tensor, begin: int = 0, end: int = 64) -> Tensor:
@@ -51,19 +47,19 @@ def test_a_slot_is_as_large_as_its_attention_says(kind):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_taken_slot_starts_empty_whatever_it_held(attention):
     net, slots = net_of(attention), torch.tensor([4])
-    fresh = decode(net, images(1), attention_for(net.config).new_state(SLOTS), slots)
+    fresh = decode(net, noise(1), attention_for(net.config).new_state(SLOTS), slots)
     state = attention_for(net.config).new_state(SLOTS)
-    decode(net, images(1).flip(1), state, slots)
-    used = decode(net, images(1), state, slots)
+    decode(net, noise(1).flip(1), state, slots)
+    used = decode(net, noise(1), state, slots)
     assert attention == "softmax" or not torch.equal(used, fresh)  # keys and values are overwritten anyhow
     state.fill_with_nan(4)
     state.clear(4)
-    assert torch.equal(decode(net, images(1), state, slots), fresh)
+    assert torch.equal(decode(net, noise(1), state, slots), fresh)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_poison_in_the_padding_slot_stays_with_padding_rows(attention):
-    net, canvas = net_of(attention), images(3)
+    net, canvas = net_of(attention), noise(3)
     clean = decode(net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([5, PADDING_SLOT, 2]))
     state = attention_for(net.config).new_state(SLOTS)
     state.fill_with_nan(PADDING_SLOT)
@@ -82,8 +78,8 @@ def test_step_and_prefill_leave_other_slots_untouched_bitwise(attention):
     for slot in slots.tolist():
         state.clear(slot)
     before = [x.clone() for x in memory(state)]
-    net.prefill(images(2), 20, torch.full((2,), START), state, slots)
-    decode(net, images(2), state, slots, 20, 40)
+    net.prefill(noise(2), 20, torch.full((2,), START), state, slots)
+    decode(net, noise(2), state, slots, 20, 40)
     others = sorted(set(range(SLOTS + 1)) - set(slots.tolist()))
     for now, then in zip(memory(state), before, strict=True):
         assert torch.equal(now[others], then[others])
@@ -92,7 +88,7 @@ def test_step_and_prefill_leave_other_slots_untouched_bitwise(attention):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_it_does_not_matter_in_which_slots_images_are_nor_what_is_in_free_ones(attention):
-    net, canvas = net_of(attention), images(3)
+    net, canvas = net_of(attention), noise(3)
     in_order = decode(net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([1, 2, 3]))
     state = attention_for(net.config).new_state(SLOTS)
     for slot in (0, 2, 3, 5):
@@ -103,7 +99,7 @@ def test_it_does_not_matter_in_which_slots_images_are_nor_what_is_in_free_ones(a
 @pytest.mark.parametrize("positions", [[20, 20, 20], [20, 9, 3], [1, 2, 3]])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_step_in_place_is_that_of_slots_apart(attention, positions):
-    net, canvas = net_of(attention), images(3)
+    net, canvas = net_of(attention), noise(3)
     parameters = []
     for slots in (torch.tensor([2, 3, 4]), torch.tensor([6, 1, 4])):
         state = (RecurrentState(net.config, SLOTS, operator=False) if attention == "linear"
@@ -117,7 +113,7 @@ def test_a_step_in_place_is_that_of_slots_apart(attention, positions):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_copies_of_a_slot_go_on_like_the_original_and_apart(attention):
-    net, canvas = net_of(attention), images(1).expand(3, -1).clone()
+    net, canvas = net_of(attention), noise(1).expand(3, -1).clone()
     state = attention_for(net.config).new_state(SLOTS)
     net.prefill(canvas[:1], 20, torch.full((1,), START), state, torch.tensor([3]))
     state.fill_with_nan(1)
