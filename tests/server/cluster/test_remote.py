@@ -232,23 +232,19 @@ async def test_a_front_that_is_replaced_leaves_its_port_to_the_others_and_finish
         await serving[1]
 
 
-def test_each_process_says_where_its_metrics_are(tiny, tmp_path):
+async def test_each_process_says_where_its_metrics_are(tiny, tmp_path):
     (tmp_path / "engine-999999999.json").write_text("[]")  # of a process that was killed
-
-    async def scraped() -> None:
-        settings = Settings(checkpoints=tiny.parent, metrics_targets=tmp_path)
-        replica = Replica(settings)
-        await replica.begin()
-        [file] = tmp_path.glob("*.json")
-        [found] = json.loads(file.read_text())
-        assert found["labels"] == {"replica": file.stem} and file.stem.startswith("engine-")
-        async with httpx.AsyncClient() as client:
-            answer = await client.get(f"http://{found['targets'][0]}/metrics")
-        assert 'linpix_state_slots{model="tiny"}' in answer.text
-        await replica.stop()
-        assert not [*tmp_path.iterdir()]
-
-    asyncio.run(scraped())
+    settings = Settings(checkpoints=tiny.parent, metrics_targets=tmp_path)
+    replica = Replica(settings)
+    await replica.begin()
+    [file] = tmp_path.glob("*.json")
+    [found] = json.loads(file.read_text())
+    assert found["labels"] == {"replica": file.stem} and file.stem.startswith("engine-")
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(f"http://{found['targets'][0]}/metrics")
+    assert 'linpix_state_slots{model="tiny"}' in answer.text
+    await replica.stop()
+    assert not [*tmp_path.iterdir()]
 
 
 async def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):

@@ -177,14 +177,11 @@ def test_a_process_whose_engine_is_lost_answers_and_ends_with_a_message(tiny):
         assert eventually(lambda: any("injected: lose" in line for line in process.printed))
 
 
-def test_a_hundred_requests_with_a_fault_in_every_seventh_quantum_are_each_answered_once(tiny):
+async def test_a_hundred_requests_with_a_fault_in_every_seventh_quantum_are_each_answered_once(tiny):
     faults = f"{BESIDE},throw:every=7,nan:every=11,glitch:every=13,prefill:every=40,seed=3"
     with serving(tiny.parent, "--faults", faults, "--slots", "8") as process:
-        async def crowd() -> list[httpx.Response]:
-            async with httpx.AsyncClient(base_url=process.url, timeout=60) as client:
-                return await asyncio.gather(*(client.post(PATH, json={"seed": seed}) for seed in range(100)))
-
-        answers = asyncio.run(crowd())
+        async with httpx.AsyncClient(base_url=process.url, timeout=60) as client:
+            answers = await asyncio.gather(*(client.post(PATH, json={"seed": seed}) for seed in range(100)))
         codes = [answer.status_code for answer in answers]
         assert set(codes) == {200, 500}
         failed = codes.count(500)
