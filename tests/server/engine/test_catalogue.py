@@ -166,8 +166,7 @@ def test_a_model_that_is_removed_finishes_what_it_began_and_gives_its_memory_bac
         shutil.rmtree(folder / "leaving")
         assert reload(process, 2) == {"unchanged": 1, "removed": 1}
         refused = httpx.post(process.url + GENERATIONS, json={"model": "leaving"})
-        assert refused.status_code == 404
-        assert refused.json()["error"]["code"] == "model_not_found"
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
         assert refused.json()["error"]["message"].startswith("model 'leaving' is not loaded; loaded: tiny.")
         assert asked.result() == expected
         assert eventually(lambda: slots(process) == {"tiny": 400_000})
