@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from linpix.__main__ import main
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import Scoring
@@ -13,6 +12,7 @@ from linpix.model.packing import PRECISIONS, pack
 from linpix.model.transformer import Transformer
 from linpix.training.datasets import load
 from linpix.training.evaluate import bits_of, evaluate, evaluate_classes
+from tests.linpix.test_main import inside, succeeds
 from tests.nets import CONDITIONAL, net_of
 
 
@@ -59,17 +59,16 @@ def test_accuracy_is_the_share_of_images_whose_most_probable_class_is_theirs(con
 
 
 @pytest.mark.slow
-def test_evaluate_prints_how_often_the_class_is_right(data, capsys):
-    flags = ["--data", str(data / "mnist"), "--limit", "10", "--labels", "all", "--json"]
-    assert main(["evaluate", "mnist-conditional", *flags]) == 0
-    measured = json.loads(capsys.readouterr().out)
+def test_evaluate_prints_how_often_the_class_is_right(data):
+    flags = ("--data", data / "mnist", "--limit", 10, "--labels", "all", "--json")
+    measured = json.loads(succeeds("evaluate", "mnist-conditional", *flags).stdout)
     assert measured["labels"]["accuracy"] > 0.7 and measured["images"] == 10
 
 
 @pytest.mark.slow
-def test_a_model_that_knows_other_classes_is_refused(data, capsys, tmp_path):
+def test_a_model_that_knows_other_classes_is_refused(data, tmp_path):
     config = dataclasses.replace(PRESETS["mnist-small"], classes=0, look_ups=("previous", "row", "column"))
     checkpoint.save(tmp_path / "nameless", Transformer(config), {"data": "mnist"}, "# nameless")
-    flags = ["--data", str(data / "mnist"), "--limit", "1", "--labels", "all"]
-    assert main(["evaluate", str(tmp_path / "nameless"), *flags]) == 2
-    assert "has 0 classes" in capsys.readouterr().err
+    flags = ("--data", data / "mnist", "--limit", 1, "--labels", "all")
+    refused = inside("evaluate", tmp_path / "nameless", *flags)
+    assert refused.returncode == 2 and "has 0 classes" in refused.stderr

@@ -31,6 +31,7 @@ from linpix.training.own.inherit import differences, inherited, inverted, negati
 from linpix.training.own.look import Look, board_of, look_of
 from linpix.training.own.progress import Progress
 from linpix.training.run import Run, TrainConfig
+from tests.linpix.test_main import inside, succeeds
 from tests.nets import net_of
 
 TINY = PRESETS["tiny"]
@@ -304,12 +305,10 @@ def test_nine_pictures_are_too_few(tmp_path):
     (False, [], "mnist-conditional"), (True, [], "cifar10-conditional"),
     (False, ["--attention", "softmax"], "mnist-small"), (False, ["--feature-map", "relu"], "mnist-small"),
     (True, ["--layers", "2"], "cifar10-conditional")])
-def test_pictures_have_a_head_start_from_what_is_shipped_where_options_allow_it(tmp_path, colour, options, preset,
-                                                                                capsys):
+def test_pictures_have_a_head_start_from_what_is_shipped_where_options_allow_it(tmp_path, colour, options, preset):
     put(tmp_path / "mine", 12, colour)
-    assert main(["train", "--preset", "auto", str(tmp_path / "mine"), "--out", str(tmp_path / "out"), *options,
-                 "--minutes", "7.5", "--max-images", "4", "--batch", "2", "--no-compile", "--processes", "1"]) == 0
-    printed = capsys.readouterr().err
+    printed = succeeds("train", "--preset", "auto", tmp_path / "mine", "--out", tmp_path / "out", *options, "--minutes",
+                       7.5, "--max-images", 4, "--batch", 2, "--no-compile", "--processes", 1).stderr
     assert f"preset {preset}, 7.5 minutes" in printed, "those that were asked for"
     assert f"linpix evaluate {tmp_path}/out --data {tmp_path}/out.training/pictures" in printed.splitlines()[-1]
     mine, shipped = (checkpoint.read(folder).net for folder in (tmp_path / "out", CHECKPOINTS / preset))
@@ -441,7 +440,7 @@ def class_first() -> Transformer:
     return net
 
 
-def test_attempts_are_measured_with_and_written_with_their_row_of_the_card(tmp_path, capsys, monkeypatch):
+def test_attempts_are_measured_with_and_written_with_their_row_of_the_card(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "trained", partial(judge.trained, steps=1))  # its opinion does not matter
     measured_with = []
     monkeypatch.setattr(commands, "agreement", lambda *given, attempts, **named: (
@@ -453,30 +452,23 @@ def test_attempts_are_measured_with_and_written_with_their_row_of_the_card(tmp_p
         Image.fromarray(values.reshape(8, 8)).save(place / f"{index}.png")
     checkpoint.save(tmp_path / "mine", class_first(), {"data": "pictures", "class_names": ["bright", "dark"]},
                     "# mine\n\n| | |\n|---|---|\n| layers | 2 |\n\nText.\n")
-    asked = ["evaluate", str(tmp_path / "mine"), "--data", str(tmp_path / "pictures"), "--classes", "8"]
-    assert main([*asked, "--attempts", "4", "--write", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    asked = ("evaluate", tmp_path / "mine", "--json", "--data", tmp_path / "pictures", "--classes", 8)
+    told = json.loads(succeeds(*asked, "--attempts", 4, "--write").stdout)
     after, card = checkpoint.read(tmp_path / "mine"), (tmp_path / "mine" / "README.md").read_text()
     assert after.attempts == 4 and after.class_agreement == told["class_agreement"]
     assert "| attempts at an image | 4, until the model recognises its class |" in card
-    assert main([*asked, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == told, "what it has is what it is measured with"
-    assert main([*asked, "--attempts", "1", "--write", "--json"]) == 0
-    capsys.readouterr()
+    assert json.loads(succeeds(*asked).stdout) == told, "what it has is what it is measured with"
+    succeeds(*asked, "--attempts", 1, "--write")
     assert checkpoint.read(tmp_path / "mine").attempts == 1
     assert "| attempts at an image | 1 |" in (tmp_path / "mine" / "README.md").read_text()
     assert measured_with == [4, 4, 1]
-    assert main([*asked[:-2], "--attempts", "4"]) != 0 and "need --classes" in capsys.readouterr().err
+    refused = inside(*asked[:-2], "--attempts", 4)
+    assert refused.returncode != 0 and "need --classes" in refused.stderr
 
 
 @pytest.mark.slow
-def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_path, capsys):
-    def evaluate(*arguments):
-        """Status, what was printed, and what was said."""
-        status = main(["evaluate", str(tmp_path / "mine"), *map(str, arguments)])
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
+def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_path):
+    evaluate = partial(inside, "evaluate", tmp_path / "mine")
     random, folder = np.random.default_rng(0), tmp_path / "pictures"
     for index in range(60):
         place = folder / ("train" if index < 40 else "test") / ("dark", "bright")[index % 2]
@@ -488,10 +480,10 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
     checkpoint.save(tmp_path / "mine", Transformer(config), source,
                     "# mine\n\n| | |\n|---|---|\n| layers | 2 |\n\nText.\n")
     before = checkpoint.read(tmp_path / "mine")
-    status, printed, _ = evaluate("--data", folder, "--classes", 20, "--write", "--temperature", 0.9,
-                                  "--temperature-range", "0.5,1.1", "--limits", "Dark or bright.", "--json")
-    assert status == 0
-    told = json.loads(printed)
+    ended = evaluate("--data", folder, "--classes", 20, "--write", "--temperature", 0.9, "--temperature-range",
+                     "0.5,1.1", "--limits", "Dark or bright.", "--json")
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
     after = checkpoint.read(tmp_path / "mine")
     assert (after.temperature, after.temperature_range, after.limits) == (0.9, (0.5, 1.1), "Dark or bright.")
     assert after.class_agreement == told["class_agreement"] and after.digest == told["checkpoint"] != before.digest
@@ -501,12 +493,12 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
     assert re.search(r"class asked for \| [01]\.\d{3}", text)
     greys = f"{told['look']['greys']:g} (in test images {told['real_look']['greys']:g})"
     assert f"| different greys in an image | {greys} |" in text
-    assert "need --classes" in evaluate("--data", folder, "--write")[2]
+    assert "need --classes" in evaluate("--data", folder, "--write").stderr
     for split in ("train", "test"):
         (folder / split / "bright").rename(folder / split / "light")  # would now be the second class
     for asked in (["--classes", 20], ["--labels", "all"]):
-        assert "pictures has the classes light, where mine has bright: " in evaluate("--data", folder, *asked)[2]
-    assert "does not exist" in evaluate("--data", tmp_path / "typo")[2] and not (tmp_path / "typo").exists()
+        assert "pictures has the classes light, where mine has bright: " in evaluate("--data", folder, *asked).stderr
+    assert "does not exist" in evaluate("--data", tmp_path / "typo").stderr and not (tmp_path / "typo").exists()
 
 
 @pytest.mark.parametrize("facts", [{"temperature": -1}, {"temperature_range": [2, 1]}, {"temperature": "hot"},
