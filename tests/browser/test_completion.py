@@ -22,10 +22,10 @@ pytestmark = pytest.mark.slow
 TOP_OF_SEVEN = [(8, 5), (20, 5), (17, 13)]  # in pixels of a 28 x 28 image
 
 
-def stroke(page: Page, points: list[tuple[float, float]], size: int = 28) -> None:
+def stroke(page: Page, points: list[tuple[float, float]], size: int = 28, within: str = "#editor") -> None:
     """The mouse, pressed along these points."""
-    page.locator("#editor").scroll_into_view_if_needed()
-    box = page.locator("#editor").bounding_box()
+    page.locator(within).scroll_into_view_if_needed()
+    box = page.locator(within).bounding_box()
     assert box
     places = [(box["x"] + x / size * box["width"], box["y"] + y / size * box["height"]) for x, y in points]
     page.mouse.move(*places[0])
@@ -154,21 +154,14 @@ def test_a_preparation_that_fails_says_why_and_the_frame_and_the_colour_model_he
     says(page, "#upload-words", "^Not prepared: 2 separate shapes were found; crop the picture to one digit")
     expect(page.locator("#completion .picture")).to_have_count(0)
     visitor.keep("completion-reason-1280-light")
-    canvas = page.locator("#upload-canvas")
-    canvas.scroll_into_view_if_needed()
-    box = canvas.bounding_box()
-    corner, there = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in ((0.86, 0.98), (0.5, 0.6))]
-    page.mouse.move(*corner)
-    page.mouse.down()
-    page.mouse.move(*there, steps=5)
-    page.mouse.up()
+    stroke(page, [(0.86, 0.98), (0.5, 0.6)], size=1, within="#upload-canvas")
     says(page, "#upload-words", "^The model sees what is in the frame")
     says(page, "#completion .status", "6 completions in")
     expect(page.get_by_label("Prepare as an MNIST digit")).to_be_checked()
     assert page.locator("#completion .laid").count() == 6, "they are shown on the photograph"
     visitor.keep("completion-frame-1280-light")
     before = visitor.picture("#editor")
-    canvas.focus()
+    page.locator("#upload-canvas").focus()
     page.keyboard.press("-")  # a smaller frame, by the keyboard
     says(page, "#completion .status", "6 completions in")
     page.get_by_role("button", name="Undo").click()

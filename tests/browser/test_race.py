@@ -33,6 +33,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 def race(page: Page) -> None:
     page.get_by_role("button", name="Measure and race").click()
+    says(page, "#race .status", r"Measuring: \d+ %")
 
 
 def told(server, path: str) -> dict:
@@ -159,13 +160,11 @@ def test_measuring_again_right_after_a_stop_waits_for_the_server(racing, visit):
     """It says how long in its 409; the page asks again by itself."""
     page = visit(racing.url, panel="race").ready()
     race(page)
-    says(page, "#race .status", r"Measuring: \d+ %")
     page.get_by_role("button", name="Stop").and_(page.locator("#race-form button")).click()
     says(page, "#race .status", "Stopped")
     before, refused = told(racing, "status")["comparison"]["id"], []
     page.on("response", lambda answer: refused.append(answer.url) if answer.status == 409 else None)
     race(page)
-    says(page, "#race .status", r"Measuring: \d+ %")
     assert len(refused) <= 2, "it asked when it was told to, and not all the time"
     assert told(racing, "status")["comparison"]["id"] != before
 
@@ -186,7 +185,6 @@ def test_a_comparison_that_another_client_stopped_is_measured_and_raced_on_retry
     assert eventually(lambda: (told(racing, "status")["comparison"] or {}).get("status") != "running")
     page = visit(racing.url, panel="race").ready()
     race(page)
-    says(page, "#race .status", r"Measuring: \d+ %")
     id = told(racing, "status")["comparison"]["id"]
     assert httpx.delete(f"{racing.url}/v1/compare/{id}", timeout=60).status_code == 200
     says(page, "#race .notice", "This comparison was stopped")
