@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from linpix.model.checkpoint import CheckpointError, read
 from tests.fuzz.harness import Target, lay
+from tests.model.test_checkpoint import seal
 
 pytestmark = pytest.mark.slow
 
@@ -87,19 +87,13 @@ class Folder:
         of_the_list = [change for change in changes if change[0] == "listed" or "SHA256SUMS" in change]
         self._do([change for change in changes if change not in of_the_list])
         if sealed:
-            self.seal()
+            seal(self.path)
         self._do(of_the_list)
 
     def _do(self, changes: list[Change]) -> None:
         for what, *how in changes:
             with contextlib.suppress(OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
                 getattr(self, what.replace(" ", "_"))(*how)  # what is there may be broken already
-
-    def seal(self) -> None:
-        files = [path for path in sorted(self.path.iterdir())
-                 if path.suffix in (".json", ".safetensors") and path.is_file() and path.stat().st_size < 2**24]
-        (self.path / "SHA256SUMS").write_text("".join(
-            f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files))
 
     def _change_fields(self, change: Callable[[dict[str, Any]], None]) -> None:
         path = self.path / "config.json"
