@@ -1,6 +1,5 @@
 """sample --shards: the contents of shards; an interrupted command ends with the same shards as an uninterrupted one."""
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -16,9 +15,8 @@ import pytest
 import webdataset
 
 from linpix.model import ops
-from linpix.model.config import PRESETS
 from tests.linpix.test_main import inside, succeeds
-from tests.nets import saved
+from tests.nets import CONDITIONAL, saved
 
 KERNELS = pytest.mark.skipif(not ops.compiled, reason="there are no kernels")
 ENGINES = [pytest.param("compiled", marks=KERNELS), "eager"]
@@ -38,9 +36,7 @@ def refusal(*arguments) -> str:
 @pytest.fixture(scope="module")
 def skipping(tmp_path_factory) -> Path:
     """A checkpoint that draws the class first, and whose images end at different times: background skips the layers."""
-    config = dataclasses.replace(PRESETS["tiny"], look_ups=("previous", "row", "column", "class"),
-                                 following=((0, 1, 0), (1, 0, 0), (1, 1, 0)), patch=4, background=0, background_dim=16)
-    return saved(tmp_path_factory.mktemp("checkpoints") / "skipping", config, class_names=list("abcdefghij"))
+    return saved(tmp_path_factory.mktemp("checkpoints") / "skipping", CONDITIONAL, class_names=list("abcdefghij"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
