@@ -24,10 +24,8 @@ import torch
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from tests.nets import net_of, saved
-from tests.server.conftest import Process, serving
+from tests.server.conftest import ROOT, Process, serving
 from tools.benchmarks.cuda import define_emulated
-
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -48,9 +46,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _shared(variable: str, default: str, what: str) -> Path:
-    folder = (_ROOT / os.environ.get(variable, default)).resolve()
+    folder = (ROOT / os.environ.get(variable, default)).resolve()
     if not folder.is_dir():
-        pytest.skip(f"{what} are not at {folder}; say where with {variable}, relative to {_ROOT} or absolute")
+        pytest.skip(f"{what} are not at {folder}; say where with {variable}, relative to {ROOT} or absolute")
     return folder
 
 
@@ -110,7 +108,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _compile_emulated(folder: Path, library: Path) -> None:
-    cuda, torch_folder = _ROOT / "csrc/cuda", Path(torch.__file__).parent
+    cuda, torch_folder = ROOT / "csrc/cuda", Path(torch.__file__).parent
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-Wall", "-Wextra", "-Werror",
              "-Wno-unknown-pragmas", "-DLINPIX_EMULATE", "-DTORCH_TARGET_VERSION=0x020a000000000000",
              "-isystem", str(torch_folder / "include")]

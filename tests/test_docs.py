@@ -27,7 +27,7 @@ import linpix
 from linpix.cli import draw
 from linpix.model import ops
 from linpix.server.engine.decode.choice import new_decoder
-from tests.server.conftest import ROOT, Process
+from tests.server.conftest import ROOT, Process, serving
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DECISIONS = ROOT / "DECISIONS.md"
@@ -140,9 +140,8 @@ def agree(told: Any, got: Any, where: str) -> None:
 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[Process]:
-    process = Process(ROOT / "checkpoints")
-    yield process
-    process.stop()
+    with serving(ROOT / "checkpoints") as process:
+        yield process
 
 
 @pytest.fixture
