@@ -5,8 +5,6 @@ import dataclasses
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +22,7 @@ from linpix.server.compare.backends import BACKENDS
 from linpix.server.pictures import encode
 from linpix.server.settings import Settings
 from linpix.server.web.routes import images
-from tests.linpix.test_main import inside
+from tests.linpix.test_main import inside, linpix
 from tests.nets import saved
 from tests.server.conftest import EAGER, eventually, here, serving
 from tests.server.web.routes.test_images import assert_refused, events_of
@@ -298,8 +296,7 @@ def test_a_bad_comparison_is_refused(client, body, param, words):
 def test_a_setting_that_cannot_work_stops_the_server_before_it_listens(tiny, slow, flags, words):
     flags = [str(slow / "slow") if flag == "SLOW" else flag for flag in flags]
     flags = flags if "--checkpoints" in flags else [*flags, "--checkpoints", str(tiny.parent)]
-    ended = subprocess.run([sys.executable, "-m", "linpix", "serve", "--port", "0", *flags],
-                           capture_output=True, text=True, timeout=60, check=False)
+    ended = linpix("serve", "--port", "0", *flags)
     assert ended.returncode == 2
     assert words in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
@@ -307,8 +304,7 @@ def test_a_setting_that_cannot_work_stops_the_server_before_it_listens(tiny, slo
 
 def test_a_port_that_is_taken_is_said_in_a_line(tiny, server):
     port = server.url.rsplit(":", 1)[1]
-    ended = subprocess.run([sys.executable, "-m", "linpix", "serve", "--port", port,
-                            "--checkpoints", str(tiny.parent)], capture_output=True, text=True, timeout=60, check=False)
+    ended = linpix("serve", "--port", port, "--checkpoints", tiny.parent)
     assert ended.returncode == 2
     assert ended.stderr == (f"linpix serve: --host 127.0.0.1 and --port {port}: address already in use; choose another "
                             "--port, or stop the program that listens there\n")
