@@ -347,18 +347,19 @@ def test_all_uploads_under_way_have_so_much_space_and_one_client_a_quarter_of_it
                 assert upload.answer()[0] == 200
 
 
-def test_an_upload_holds_no_file_while_it_waits_for_its_slot(tiny):
-    def files(process: Process) -> int:
-        folder = Path(f"/proc/{process.process.pid}/fd")
-        return sum("(deleted)" in os.readlink(path) for path in folder.iterdir() if path.is_symlink())
+def unnamed_files(process: int | str) -> int:
+    """How many files a process has that are in no folder."""
+    return sum("(deleted)" in os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink())
 
+
+def test_an_upload_holds_no_file_while_it_waits_for_its_slot(tiny):
     body = part("image", commented(8, 2 * 2**20), "a.png") + f"--{BOUNDARY}--\r\n".encode()
     with service(tiny.parent, *FROZEN, "--slots", "1") as process, busy(process):
-        before = files(process)
+        before = unnamed_files(process.process.pid)
         with Raw(process, EDIT, f"content-length: {len(body)}", body=body[:-1]) as upload:
-            assert eventually(lambda: files(process) == before + 1)
+            assert eventually(lambda: unnamed_files(process.process.pid) == before + 1)
             upload.socket.sendall(body[-1:])
-            assert eventually(lambda: files(process) == before)
+            assert eventually(lambda: unnamed_files(process.process.pid) == before)
             assert waiting(process) == 1
 
 

@@ -1,14 +1,12 @@
 """Which forms are accepted, by a real server process."""
 
 import asyncio
-import os
 import resource
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ from linpix.server.web.service import UPLOAD_SLOTS
 from linpix.server.web.uploads import FIELD_BYTES, MAX_FIELDS, Form
 from tests.server.conftest import ROOT, eventually, here, serving
 from tests.server.web.routes.test_images import images_of, occluded
-from tests.server.web.test_admission import BOUNDARY, Raw, commented, error_of, part, rejected
+from tests.server.web.test_admission import BOUNDARY, Raw, commented, error_of, part, rejected, unnamed_files
 
 EDIT = "/v1/images/edits"
 END = f"--{BOUNDARY}--\r\n".encode()
@@ -184,9 +182,6 @@ except MemoryError:
 
 
 def test_an_upload_that_waits_to_be_decoded_ends_at_its_deadline_and_frees_what_it_held(tiny):
-    def files() -> int:
-        return sum("(deleted)" in os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
-
     def waiting() -> int:
         return sum(not slot.done() for _, slot in slots._waiting)
 
@@ -196,15 +191,15 @@ def test_an_upload_that_waits_to_be_decoded_ends_at_its_deadline_and_frees_what_
         for _ in range(UPLOAD_SLOTS):  # uploads of others, which are being decoded
             client.portal.start_task_soon(slots.run, "others", partial(others.wait, 60))
         assert eventually(lambda: slots._running.total() == UPLOAD_SLOTS)
-        before = files()
+        before = unnamed_files("self")
         try:
             for number, path in enumerate((EDIT, "/v1/images/likelihoods"), 1):
                 late = pool.submit(client.post, path, files=body | {"timeout": (None, "1.5")})
                 assert eventually(lambda: waiting() == 1)
-                assert server.metric("linpix_request_bodies_reading") == 1 and files() == before + 1
+                assert server.metric("linpix_request_bodies_reading") == 1 and unnamed_files("self") == before + 1
                 assert (late.result().status_code, error_of(late.result())["code"]) == (504, "deadline_passed")
                 assert "within 1.5 s" in error_of(late.result())["message"]
-                assert waiting() == 0 and files() == before
+                assert waiting() == 0 and unnamed_files("self") == before
                 assert server.metric("linpix_request_bodies_reading") == 0
                 assert server.metric('linpix_deadlines_passed_total{state="reading"}') == number
         finally:
