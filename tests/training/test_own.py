@@ -32,11 +32,9 @@ from linpix.training.own.look import Look, board_of, look_of
 from linpix.training.own.progress import Progress
 from linpix.training.run import Run, TrainConfig
 from tests.linpix.test_main import inside, succeeds
-from tests.nets import net_of
+from tests.nets import CLASS_FIRST, net_of
 
 TINY = PRESETS["tiny"]
-CONDITIONAL = dataclasses.replace(TINY, patch=4, following=((0, 1, 0), (1, 0, 0)),
-                                  look_ups=("previous", "row", "column", "class"))
 SHARPER = 8.0
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 
@@ -50,7 +48,7 @@ def shapes(count: int, size: int, colours: int = 1) -> Dataset:
 
 # --- --init ---
 
-@pytest.mark.parametrize("config", [TINY, CONDITIONAL])
+@pytest.mark.parametrize("config", [TINY, CLASS_FIRST])
 @pytest.mark.parametrize("classes", [3, 12, 0])
 def test_weights_for_other_classes_draw_unconditionally_as_the_old_ones_do(config, classes):
     torch.manual_seed(0)
@@ -83,7 +81,7 @@ def test_inverted_weights_give_the_negative_the_probability_of_the_picture(confi
 
 @pytest.mark.parametrize("head", ["mixture", "categorical"])
 def test_so_they_do_of_what_is_known_and_where_background_skips_the_layers(head):
-    config = dataclasses.replace(CONDITIONAL, background=3, background_dim=16, head=head)
+    config = dataclasses.replace(CLASS_FIRST, background=3, head=head)
     torch.manual_seed(0)
     old, new = Transformer(config), Transformer(negative(config))
     for parameter in old.parameters():
@@ -103,8 +101,8 @@ def test_so_they_do_of_what_is_known_and_where_background_skips_the_layers(head)
 @pytest.mark.parametrize(("before", "after"), [(0, 3), (3, 0), (2, 4)])
 def test_background_keeps_what_it_knows_of_positions_and_of_classes(before, after):
     def config(classes):
-        names = tuple(name for name in CONDITIONAL.look_ups if classes or name != "class")
-        return dataclasses.replace(CONDITIONAL, background=3, background_dim=16, classes=classes, look_ups=names)
+        names = tuple(name for name in CLASS_FIRST.look_ups if classes or name != "class")
+        return dataclasses.replace(CLASS_FIRST, background=3, classes=classes, look_ups=names)
 
     old, new = Transformer(config(before)), Transformer(config(after))
     found = inherited(old.state_dict(), old.config, new.state_dict(), new.config)["background.table"]
@@ -134,7 +132,7 @@ def test_a_categorical_head_without_a_background_is_for_light_pictures_on_dark()
 
 
 def test_a_categorical_head_begins_anew_on_the_weights_of_a_mixture():
-    there = dataclasses.replace(CONDITIONAL, background=0, background_dim=16)
+    there = dataclasses.replace(CLASS_FIRST, background=0)
     here = dataclasses.replace(there, head="categorical")
     old, new = Transformer(there), Transformer(here)
     assert not differences(there, here)
@@ -171,7 +169,7 @@ def test_a_run_does_not_go_on_with_classes_of_other_names(tmp_path, capsys):
 
 
 def test_a_run_goes_on_with_the_layers_the_head_and_the_background_that_it_began_with(tmp_path):
-    config = dataclasses.replace(CONDITIONAL, background=0, background_dim=16, layers=3)
+    config = dataclasses.replace(CLASS_FIRST, background=0, layers=3)
     Run(config, TrainConfig(compile=False)).save(tmp_path / "state.pt")
     now = dataclasses.replace(config, background=255, layers=2, head="categorical")
     assert Run.resumed(tmp_path / "state.pt", now, {}).model == config
@@ -434,7 +432,7 @@ def test_images_that_are_torn_or_not_recognised_are_drawn_again_before_they_are_
 
 def class_first() -> Transformer:
     """A model of two classes that it recognises in some of its images."""
-    net = net_of(dataclasses.replace(CONDITIONAL, classes=2), spread=0.1)
+    net = net_of(dataclasses.replace(CLASS_FIRST, classes=2), spread=0.1)
     with torch.no_grad():
         net.class_head.weight.data *= SHARPER
     return net
