@@ -136,18 +136,17 @@ def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
                  marks=[pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"), pytest.mark.cuda]),
     (["import", "TINY/config.json", "--heads", "2", "--out", "OUT"], "config.json"),
 ])
-def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, capsys, arguments, words):
+def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, arguments, words):
     (tmp_path / "pictures").mkdir()
     for index in range(10):
         Image.fromarray(np.full((8, 8), index, np.uint8)).save(tmp_path / "pictures" / f"{index}.png")
     (tmp_path / "link").symlink_to("/nowhere/run")
     places = {"TINY": tiny, "OUT": tmp_path / "out", "PICTURES": tmp_path / "pictures", "LINK": tmp_path / "link"}
     filled = [re.sub("|".join(places), lambda found: str(places[found[0]]), word) for word in arguments]
-    assert main(filled) == 2
-    printed = capsys.readouterr()
-    assert words in printed.err
-    assert len(printed.err.strip().splitlines()) == 1, printed.err
-    assert printed.out == ""
+    refused = inside(*filled)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert words in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
