@@ -4,9 +4,9 @@ A model that draws the class first reads the whole image after drawing it, with 
 the class of an occluded picture. If the drawn class has a probability below RECOGNISED, the image is drawn again with
 other random numbers. This is rejection by a classifier (Razavi et al., 2019); here the classifier is the model itself.
 An image in several pieces is drawn again too, where pictures like it hardly ever are in several (pieces.py). The answer
-is the first attempt that is accepted, or else, of those in one piece if there are any, the one with the highest
-probability. An image drawn from nothing keeps its class, so attempts do not change how frequent the classes are. A
-completion draws its class again too, since the first class may not have fitted the known pixels.
+is the first attempt that is accepted. If there is none, recognised ones come first, then those in one piece, then the
+one with the highest probability. An image drawn from nothing keeps its class, so attempts do not change how frequent
+the classes are. A completion draws its class again too, since the first class may not have fitted the known pixels.
 
 Attempt k uses the random numbers of the seed plus NEXT_ATTEMPT (k - 1), which no request can name. So an image depends
 on the requested seed, and on no other image.
@@ -38,9 +38,9 @@ class Recognised(NamedTuple):
     @property
     def accepted(self) -> bool:
         """Whether no further attempt is needed."""
-        return self.log_prob >= math.log(RECOGNISED) and not self.torn
+        return self.rank[:2] == (True, True)
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
         """Of several attempts the one with the highest rank is the answer."""
-        return self.accepted, not self.torn, self.log_prob
+        return self.log_prob >= math.log(RECOGNISED), not self.torn, self.log_prob

@@ -11,9 +11,9 @@ def of(*classes: tuple[int, float]) -> list[Recognised]:
     return [Recognised(label, float(np.log(share))) for label, share in classes]
 
 
-def test_candidates_in_one_piece_come_before_torn_ones_that_are_surer():
-    drawn = [one._replace(torn=index < 3) for index, one in enumerate(of((3, 0.99), (3, 0.5), (3, 0.999), (3, 0.7)))]
-    assert best_of(drawn, 1) == [3] and best_of(drawn, 4) == [3, 2, 0, 1]
+def test_of_candidates_that_are_not_accepted_recognised_ones_come_first_and_then_those_in_one_piece():
+    drawn = [one._replace(torn=index < 3) for index, one in enumerate(of((3, 0.99), (3, 0.98), (3, 0.999), (3, 0.7)))]
+    assert best_of(drawn, 1) == [2] and best_of(drawn, 4) == [2, 0, 3, 1]
 
 
 def test_recognised_images_come_in_their_order_and_then_the_surest_of_the_others():
@@ -59,8 +59,10 @@ def test_a_torn_image_is_drawn_again_and_the_one_that_is_accepted_is_the_answer(
     second = attempt(job, 0.99, attempt(job, 0.7, first))
     assert again(second) is None and chosen(second) is second
     job = Job(seed=5, attempts=2)
-    last = attempt(job, 0.8, attempt(job, 0.99, torn=True))
-    assert again(last) is None and chosen(last) is last, "a picture in one piece comes first"
+    last = attempt(job, 0.8, attempt(job, 0.98, torn=True))
+    assert again(last) is None and chosen(last) is last, "of two that are not recognised, the one in one piece"
+    torn = attempt(job, 0.99, torn=True)
+    assert chosen(attempt(job, 0.8, torn)) is torn, "of two that are not accepted, the one that is recognised"
 
 
 def test_a_further_attempt_keeps_the_drawn_class_but_a_completion_draws_another():
