@@ -1,4 +1,5 @@
-"""The engine thread: it alone runs the models' quanta, one after the other, and reports each to the event loop.
+"""The engine thread: it alone runs the models' quanta, one after the other, and reports each to the event loop. A
+watchdog notices when it hangs.
 
 No state is shared that would need a lock. Calls for the thread wait in its inbox; its reports are calls on the event
 loop. The loop also reads, up to a quantum late, whether there is work, what runs, and the state of images.
@@ -22,13 +23,13 @@ from ..errors import ServiceError, batch_failed, engine_failed, engine_gone
 from .decode.engine import Engine
 from .decode.failures import EngineLost
 from .image import Image, Report
-from .watchdog import Watchdog
 
 logger = logging.getLogger("linpix")
 LAST_WORDS_S = 1.0  # seconds for answers to reach clients before a process without an engine exits
 LOST = 70           # exit status of such a process: an internal software error, by sysexits.h
 RESTARTS, RESTARTS_S = 3, 600.0  # the process ends if the engine thread dies more often than this in so many seconds
 PATIENCE = 10       # watchdog time-outs that one piece of background work may take
+TICKS = 20          # checks in a time-out of the watchdog: silence is noticed after 1 to 1.1 time-outs
 
 
 class Reports(Protocol):
@@ -215,3 +216,44 @@ class EngineThread:
         self.report(self._reports.engine_gone, why, error)
         time.sleep(LAST_WORDS_S)
         os._exit(LOST)
+
+
+class Watchdog:
+    """A thread that calls `silent`, once, when there is work and no heartbeat for timeout_s.
+
+    Time is counted in the watchdog's own checks, not by a clock: a process that is stopped, or that gets no CPU time,
+    cannot beat meanwhile.
+    """
+
+    def __init__(self, timeout_s: float, busy: Callable[[], bool], silent: Callable[[float], None]) -> None:
+        """silent is called on the watchdog's thread, with the seconds that a heartbeat was allowed to take."""
+        self.timeout_s, self._busy, self._silent = timeout_s, busy, silent
+        self._last = time.monotonic(), 1.0  # time of the last heartbeat, and time-outs that it is good for
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def beat(self, patience: float = 1.0) -> None:
+        """Record a heartbeat; the next one may take `patience` time-outs."""
+        self._last = time.monotonic(), patience
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last heartbeat while there is work; else 0."""
+        return time.monotonic() - self._last[0] if self._busy() else 0.0
+
+    def _watch(self) -> None:
+        seen, looks = self._last, 0
+        while not self._stopped.wait(self.timeout_s / TICKS):
+            last = self._last
+            looks = looks + 1 if last is seen and self._busy() else 0
+            seen = last
+            if looks > TICKS * last[1]:
+                self._silent(self.timeout_s * last[1])
+                return

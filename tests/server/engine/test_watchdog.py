@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from linpix.server.engine.watchdog import Watchdog
+from linpix.server.engine.thread import Watchdog
 
 
 class Heart:
