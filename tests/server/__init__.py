@@ -17,6 +17,7 @@ Files without a test of their own name, and where they are tested:
 
 Tests that are not about one file:
   engine/test_conditional.py, engine/test_pixels.py         kinds of models in slots
+  engine/test_forecast.py                                   when images of a model will be done
   engine/test_watchdog.py                                   a class of the engine thread
   web/test_attempts.py, web/test_candidates.py, web/test_colours.py, web/test_completions.py,
   web/test_forms.py, web/test_images.py

@@ -1,10 +1,10 @@
-"""Forecasts against what a scheduler then does: no torch, no clock."""
+"""Forecasts against what a scheduler then does: no engine, no clock."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linpix.server.engine.forecast import CONFIDENT, Pace, Remaining, ends, queue_order
+from linpix.server.engine.model import CONFIDENT, Pace, Remaining, ends, queue_order
 from tests.server.engine.decode.test_scheduler import advance, arrive, crowds, join, left, scheduler, turn
 
 
