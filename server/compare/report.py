@@ -67,31 +67,21 @@ def markdown(report: Report, chart: str = "![images per second, and time of a st
              f"{report['layers']} of width {report['d_model']}.")
     if report["subpixels"] not in DATASETS:
         sizes += f" Its images have {report['subpixels']} sub-pixels, but MNIST's have 784: compare only the factors."
-    return "\n".join([
+    paragraphs = [
         f"# {title_of(report)}",
-        "",
-        f"{command}{commit}{report['created']}  ",
+        f"{command}{commit}{report['created']}  \n"
         f"{machine_of(report)} · {listed([ENGINES[engine] for engine in engines])}",
-        "",
         f"## Bits/dim and images per second (the paper's tables {2 if dataset == 'cifar10' else 1} and 4)",
-        "",
-        *_grid(_throughput(report)),
-        "",
+        _grid(_throughput(report)),
         "Factors are relative to softmax at the same batch in the same engine. Factors of torch compare kinds of "
         f"attention; compiled against torch compares kernels. The paper: {title} on {report['paper']['device']}. "
         f"{sizes}",
-        "",
         "## Seconds for one image alone (table 5)",
-        "",
-        *_grid(_alone(report)),
-        "",
+        _grid(_alone(report)),
         "Factors are relative to linear in the same engine.",
-        "",
         "## Time of a step",
-        "",
-        *_grid(_steps(report)),
-        "",
-        *(f"- {remark}" for remark in (
+        _grid(_steps(report)),
+        "\n".join(f"- {remark}" for remark in (
             "`~`: estimated from the steps at some positions (report.json lists them), with straight lines between "
             "them. Other figures are measured: a whole decode with drawing, from the first sub-pixel to the last, or "
             "the median of several if there was time. Seconds are those that the thread was on its processor. †: "
@@ -101,9 +91,8 @@ def markdown(report: Report, chart: str = "![images per second, and time of a st
             "backwards. softmax, lsh-1 and lsh-4 keep no state and compute the whole prefix again at each position; "
             "stateful-softmax keeps all keys and values.",
             *_remarks(report))),
-        "",
-        chart,
-        ""])
+        chart]
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def _throughput(report: Report) -> list[list[str]]:
@@ -157,10 +146,10 @@ def _remarks(report: Report) -> list[str]:
     return [*first, *report["notes"]]
 
 
-def _grid(rows: list[list[str]]) -> list[str]:
+def _grid(rows: list[list[str]]) -> str:
     """A Markdown table; the first row is its head, the first column has the names."""
     rule = ["---", *["---:"] * (len(rows[0]) - 1)]
-    return ["| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:])]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], rule, *rows[1:]))
 
 
 def _bits(result: Result) -> str:
