@@ -62,11 +62,9 @@ def prepare(grey: Grey, kept: Mask) -> Prepared:
     sheet = kept
     paper, contrast, inverted, figure = _found(grey, sheet, kept)
     if (spanned := _spanned(figure)) is not None:
-        try:
+        with suppress(NoFigure):  # an empty sheet, or a very thick figure
             paper, contrast, inverted, figure = _found(grey, spanned & kept, kept)
             sheet = spanned & kept
-        except NoFigure:
-            pass  # an empty sheet, or a very thick figure
     figure = _thick(figure)
     box = _box(figure, ~kept)
     level = float(np.median(contrast[figure]))
@@ -210,8 +208,7 @@ def _figure(ink: Mask, contrast: NDArray[np.float64], hidden: Mask) -> Mask:
     ys, xs = np.nonzero(ink)
     own = labels[ys, xs]
     mass = np.bincount(own, np.maximum(contrast[ys, xs], 0), minlength=int(labels.max()) + 1)
-    boxes = np.stack([np.full_like(mass, np.inf), np.full_like(mass, np.inf), np.zeros_like(mass),
-                      np.zeros_like(mass)], axis=1)
+    boxes = np.tile([np.inf, np.inf, 0.0, 0.0], (len(mass), 1))
     for side, least, most in ((0, xs, xs + 1), (1, ys, ys + 1)):
         np.minimum.at(boxes[:, side], own, least)
         np.maximum.at(boxes[:, side + 2], own, most)
