@@ -5,7 +5,7 @@ The work comes in short units, so that a service can fit it between live request
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 import torch
@@ -164,7 +164,9 @@ class Cell:
     def steps(self) -> dict[int, float]:
         """Seconds of a step of the batch, by position. If it goes in groups of rows, one group stands for all."""
         samples, rows = self.backend.samples, {t: self._rows(t) for t in self.backend.positions}
-        return {t: _usual(samples[rows[t], t]) * self.batch / rows[t] for t in rows if (rows[t], t) in samples}
+        # the lower quartile of each: other work on the machine can only add time, and comes in bursts
+        return {t: float(np.quantile(samples[rows[t], t], 0.25, method="lower")) * self.batch / rows[t]
+                for t in rows if (rows[t], t) in samples}
 
     def seconds(self) -> float:
         """Seconds to decode the batch, on the processor: measured, else estimated from its steps."""
@@ -191,8 +193,3 @@ def integrate(seconds: dict[int, float], length: int) -> float:
     """The sum over positions 0..length-1 of seconds known at some of them, with straight lines between."""
     positions = sorted(seconds)
     return float(np.interp(np.arange(length), positions, [seconds[t] for t in positions]).sum())
-
-
-def _usual(samples: Sequence[float]) -> float:
-    """The lower quartile: other work on the machine can only add time, and comes in bursts."""
-    return sorted(samples)[(len(samples) - 1) // 4]
