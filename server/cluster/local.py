@@ -80,13 +80,10 @@ def _hear(handler: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handler)
     if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, _hang_up)
+        signal.signal(signal.SIGHUP, lambda *_: logger.warning(
+            "SIGHUP: ignored, since replicas do not read checkpoints again; start this command again to serve others "
+            "(files of keys are read again by themselves)"))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it
-
-
-def _hang_up(number: int, frame: object) -> None:
-    logger.warning("SIGHUP: ignored, since replicas do not read checkpoints again; start this command again to "
-                   "serve others (files of keys are read again by themselves)")
 
 
 def _begin(folder: str, cores: int) -> None:
