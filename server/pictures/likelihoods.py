@@ -57,8 +57,7 @@ def numbers(bits: NDArray[np.float64], config: ModelConfig) -> list[list[list[fl
     """Bits (T,) as lists of height x width x channels for JSON; None for NaN."""
     rounded = bits.round(6).astype(object)
     rounded[np.isnan(bits)] = None
-    lists: list[list[list[float | None]]] = rounded.reshape(config.height, config.width, config.channels).tolist()
-    return lists
+    return rounded.reshape(config.height, config.width, config.channels).tolist()
 
 
 def map_png(bits: NDArray[np.float64], config: ModelConfig, frame: Frame) -> bytes:

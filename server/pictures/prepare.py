@@ -146,8 +146,7 @@ def _spanned(figure: Mask) -> Mask | None:
     spanned = np.logical_or.accumulate(figure, axis=1) & np.logical_or.accumulate(figure[:, ::-1], axis=1)[:, ::-1]
     if min(wide, tall) < least or figure.sum() < max(SHEET[1] * spanned.sum(), SHEET[2] * wide * tall):
         return None
-    inner: Mask = blurred((~spanned).astype(np.float64), 2 + max(figure.shape) // 100) < 1e-9
-    return inner
+    return blurred((~spanned).astype(np.float64), 2 + max(figure.shape) // 100) < 1e-9
 
 
 def _paper(grey: Grey, kept: Mask) -> NDArray[np.float64]:
@@ -197,8 +196,7 @@ def _ink(smooth: NDArray[np.float64], kept: Mask) -> Mask:
         if not above.size:
             raise NoFigure("no ink was found: use a picture with more contrast between the digit and the paper")
         limit = max(least, float(np.median(above)) / 2)
-    inky: Mask = (smooth > limit) & kept
-    return inky
+    return (smooth > limit) & kept
 
 
 def _figure(ink: Mask, contrast: NDArray[np.float64], hidden: Mask) -> Mask:
