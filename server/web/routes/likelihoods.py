@@ -134,10 +134,9 @@ class Scored(Answer):
         alone = self.sole_format == "png"  # only PNG: maps have transparent parts, and exact values
         png = map_png(bits, self.config, self.frame) if self.drawn or alone else b""
         if alone:
-            headers = {f"x-linpix-{name}": quote(value, safe="+") for name, value in source.items()}
-            headers["x-linpix-precision"] = "fp32"
-            headers |= {f"x-linpix-{name.replace('_', '-')}": f"{scores[name]:.6g}"
-                        for name in ("bits_per_dim", "log_likelihood")}
-            return Response(png, media_type="image/png", headers=headers)
+            facts = source | {"precision": "fp32"}
+            facts |= {name: f"{scores[name]:.6g}" for name in ("bits_per_dim", "log_likelihood")}
+            return Response(png, media_type="image/png", headers={
+                f"x-linpix-{name.replace('_', '-')}": quote(value, safe="+") for name, value in facts.items()})
         return as_json(Likelihoods(created=int(time.time()), **source, warnings=self.warnings, **self.facts, **scores,
                                    map=numbers(bits, self.config), b64_json=base64.b64encode(png).decode() or None))
