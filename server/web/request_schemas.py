@@ -18,8 +18,6 @@ from ..pictures import encode
 from ..pictures.uploads import Preparation
 
 _FILE = WithJsonSchema({"type": "string", "format": "binary"})  # as generators of clients know files
-
-
 _Model = Annotated[str | None, Field(examples=["mnist-small"], description="a model listed by /v1/models; default: the "
     "first one")]
 _Timeout = Annotated[float | None, Field(gt=0, allow_inf_nan=False, examples=[600.0], description="seconds within "
