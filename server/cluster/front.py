@@ -69,6 +69,8 @@ def models_of(described: Described, settings: Settings) -> dict[str, ServedModel
 class FrontServer(Server):
     """uvicorn as in the plain server, but Ray Serve ends it."""
 
+    capture_signals = contextlib.nullcontext  # type: ignore[assignment]
+
     def __init__(self, settings: Settings, kernel: str, described: Described,
                  run: Callable[[Call], AsyncIterator[News]]) -> None:
         requests = Remote(models_of(described, settings), Metrics(BACKENDS, kernel), run)
@@ -93,9 +95,6 @@ class FrontServer(Server):
         if not self.draining:
             self.closes_at_once = True
             self.handle_exit(signal.SIGTERM, None)
-
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        return contextlib.nullcontext()
 
     def _announce(self, sockets: list[Any], loop: asyncio.AbstractEventLoop) -> None:
         """Do nothing: `linpix serve` itself announces where the fronts are."""
