@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from itertools import groupby, zip_longest
 from typing import Literal, TextIO
 
 import numpy as np
@@ -40,15 +41,10 @@ def half_blocks(picture: Picture, colours: int) -> list[str]:
     else:
         distances = ((pixels[..., None, :].astype(np.int64) - _PALETTE) ** 2).sum(-1)
         codes = [[f"5;{16 + number}" for number in row] for row in distances.argmin(-1).tolist()]
-    lines = []
-    for top in range(0, len(codes), 2):
-        line, before = "", ""
-        for column, upper in enumerate(codes[top]):
-            lower = f"48;{codes[top + 1][column]}" if top + 1 < len(codes) else "49"
-            paint = f"\x1b[38;{upper};{lower}m"
-            line += HALF_BLOCK if paint == before else paint + HALF_BLOCK
-            before = paint
-        lines.append(line + "\x1b[0m")
+    lines, below = [], [[f"48;{code}" for code in row] for row in codes[1::2]]
+    for uppers, lowers in zip_longest(codes[::2], below, fillvalue=["49"] * pixels.shape[1]):
+        paints = [f"\x1b[38;{upper};{lower}m" for upper, lower in zip(uppers, lowers, strict=True)]
+        lines.append("".join(paint + HALF_BLOCK * len([*run]) for paint, run in groupby(paints)) + "\x1b[0m")
     return lines
 
 
