@@ -100,13 +100,10 @@ def encoded(pixels: NDArray[np.uint8], kind: Format = "png", *, compress_level: 
             for name, data in chunks)
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     out = io.BytesIO()
-    if kind == "png":
-        picture.save(out, "PNG", compress_level=compress_level, icc_profile=profile)
-    elif kind == "webp":
-        # quality, method: effort of the search; pixels stay exact
-        picture.save(out, "WEBP", lossless=True, quality=50, method=2, icc_profile=profile)
-    else:
-        picture.save(out, "JPEG", quality=JPEG_QUALITY, subsampling=0, icc_profile=profile)
+    options = {"png": {"compress_level": compress_level}, "jpeg": {"quality": JPEG_QUALITY, "subsampling": 0},
+               # quality, method: effort of the search; pixels stay exact
+               "webp": {"lossless": True, "quality": 50, "method": 2}}
+    picture.save(out, kind, icc_profile=profile, **options[kind])
     return out.getvalue()
 
 

@@ -164,8 +164,7 @@ def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[st
                      "different; convert the picture to sRGB first")
     if (checkpoint is not None and checkpoint.provenance.get("data") == "mnist" and upload.figure is None
             and upload.canvas.size == SIDE * SIDE):
-        edge = np.ones((SIDE, SIDE), np.bool_)
-        edge[1:-1, 1:-1] = False
+        edge = np.pad(np.zeros((SIDE - 2, SIDE - 2), np.bool_), 1, constant_values=True)
         seen = upload.canvas[edge.reshape(-1) & upload.known]
         if seen.size and seen.mean() >= LIGHT_EDGE:
             found.append("the picture's edge is not black, and this model knows only light digits on a black ground, "
