@@ -9,7 +9,6 @@ but the pixels.
 import re
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,8 +16,7 @@ ContainerFormat = Literal["PNG", "JPEG", "WEBP"]
 
 MAX_PROFILE = 2**16   # bytes, as one segment of a JPEG has; those of cameras and screens have a few thousand
 MAX_PIECES = 16_384  # chunks or segments; 16 MiB of PNG in chunks of 8 KiB, the common size, have 2,048
-_SIGNATURES: dict[ContainerFormat, tuple[int, bytes]] = {"PNG": (0, b"\x89PNG\r\n\x1a\n"), "JPEG": (0, b"\xff\xd8\xff"),
-                                                         "WEBP": (8, b"WEBP")}
+_PNG = b"\x89PNG\r\n\x1a\n"
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of JPEG; any number of 0xff may come before it
 _ALONE = {0x01, 0xd8}                                 # markers without a length; restarts, also without, are pixels
 _LEFT_OUT = {*range(0xe1, 0xf0), 0xfe} - {0xee}  # applications, comments; JFIF and Adobe stay: what colours mean
@@ -67,16 +65,15 @@ def pixels_of(data: bytes) -> Pixels | None:
 
     Raises ValueError for a damaged or unreasonable file.
     """
-    readers: dict[ContainerFormat, Callable[[bytes], Pixels]] = {"PNG": _png, "JPEG": _jpeg, "WEBP": _webp}
     try:
-        return next((readers[kind](data) for kind, (at, magic) in _SIGNATURES.items() if data.startswith(magic, at)),
-                    None)
+        return (_png(data) if data.startswith(_PNG) else _jpeg(data) if data.startswith(b"\xff\xd8\xff") else
+                _webp(data) if data.startswith(b"WEBP", 8) else None)
     except struct.error as error:
         raise ValueError(f"truncated: {error}") from error
 
 
 def _png(data: bytes) -> Pixels:
-    view, at = memoryview(data), len(_SIGNATURES["PNG"][1])
+    view, at = memoryview(data), len(_PNG)
     first: dict[bytes, memoryview] = {}  # the first chunk of each name before the pixels
     rows: list[memoryview] = []
     frames, orientation = 0, 1
@@ -102,7 +99,7 @@ def _png(data: bytes) -> Pixels:
     if b"acTL" in first:  # an animation; pixels before its first fcTL are one picture more
         frames = struct.unpack_from(">I", first[b"acTL"])[0] + (b"fcTL" not in first)
     kept = [(name, bytes(first[name])) for name in (b"IHDR", b"PLTE", b"tRNS") if name in first]
-    whole = [_SIGNATURES["PNG"][1]]
+    whole = [_PNG]
     for name, piece in (*kept, (b"IDAT", b"".join(rows)), (b"IEND", b"")):
         whole += struct.pack(">I", len(piece)), name, piece, struct.pack(">I", zlib.crc32(piece, zlib.crc32(name)))
     return Pixels("PNG", b"".join(whole), frames=max(1, frames), orientation=orientation,
