@@ -73,10 +73,9 @@ class Output:
     def write_one(self, place: int, image: Drawn) -> None:
         """Write an image that is done into the folder."""
         assert image.canvas is not None
-        shape = self.config.height, self.config.width, self.config.channels
         _write(self.file(place, image.job.seed + image.index),
                encode.png(image.canvas, self.config, self.scale) if self.overlay is None else
-               self.overlay.encoded(image.canvas.reshape(shape)))
+               self.overlay.encoded(image.canvas.reshape(self.config.height, self.config.width, -1)))
 
     def write_all(self, images: NDArray[np.uint8], moments: Iterable[NDArray[np.intp]], known: NDArray[np.bool_] | None
                   ) -> int:
