@@ -118,16 +118,13 @@ class Cell:
     def _timed(self, work: Iterator[None]) -> Generator[None, None, float]:
         """Do some work and return its seconds on the processor, without those between units."""
         watch, processor = self.watch, self.watch.processor
-        seconds, over = 0.0, False
+        seconds = 0.0
         while True:
             if watch.elapsed() > watch.deadline:
                 raise TimeoutError
             worked = processor()
             began = watch.clock()
-            try:
-                next(work)
-            except StopIteration:
-                over = True
+            over = bool(next(work, True))  # None while there is more
             took = watch.clock() - began
             used = min(took, processor() - worked)
             seconds += used

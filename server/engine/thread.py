@@ -165,15 +165,13 @@ class EngineThread:
         """Run a piece of background work, if one is due; returns its seconds. Clients take turns; each finishes one
         piece of work before it begins another. drawing: images are being drawn.
         """
-        began, error, ended = time.perf_counter(), None, False
+        began, error = time.perf_counter(), None
         work = next((work for work in self._background if not drawing or began >= work.rests_until), None)
         if work is None:
             return 0.0
         self.watchdog.beat(PATIENCE)
         try:
-            next(work.pieces)
-        except StopIteration:
-            ended = True
+            ended = bool(next(work.pieces, True))  # None while there are more
         except Exception as raised:
             logger.exception("background work failed", extra=logs.of(work.id))
             ended, error = True, raised
