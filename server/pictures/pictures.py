@@ -82,8 +82,7 @@ def _opened(data: bytes, param: str) -> Picture:
     found = sanitise.pixels_of(data)
     if found is None:
         other = sanitise.other_kind(data)
-        begins = repr(data[:8])
-        got = f"{len(data)} bytes that begin with {begins}" if other is None else f"{len(data)} bytes: {other}"
+        got = f"{len(data)} bytes that begin with {data[:8]!r}" if other is None else f"{len(data)} bytes: {other}"
         raise InvalidRequest(f"{param} must be a PNG, JPEG or WebP picture, got {got}", 415, param=param)
     if found.frames > 1:
         raise InvalidRequest(f"{param} is animated ({found.frames} frames); it must be one still picture", param=param)
