@@ -24,8 +24,6 @@ JPEG_QUALITY = 95
 INLINE_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 18 to 55 ms
 SMALL_PIXELS, SMALL_LEVEL = 2**12, 2  # the largest grey picture that Pillow does not write, and its zlib level
 
-Image.init()  # load Pillow's writers now, not while a request waits
-
 
 @dataclass(frozen=True, slots=True)
 class Frame:
