@@ -79,20 +79,19 @@ class Remote(Requests):
             # an id of its own: other fronts may have the same, and if the same replica gets this call again, late
             # answers to its first run do not belong to it
             call = replace(call, spent_s=time.monotonic() - request.began, id=f"{request.id}.{secrets.token_hex(4)}")
-            passed, last = False, run + 1 == RUNS
+            final = run + 1 == RUNS  # whether no other run follows
             try:
                 async for news in self._run_call(call):
                     gone = [event for event in news if getattr(event, "code", "") in ELSEWHERE]
-                    if gone and not (last or passed):  # else it is the answer, which the replica has counted
+                    if gone and not final:  # else it is the answer, which the replica has counted
                         raise ReplicaLost(str(gone[0]))
                     for event in news:
                         request.send(event)
-                    passed |= news != [None]
+                    final |= news != [None]
                 return
             except ReplicaLost as lost:
-                again = not (last or passed)
-                logger.warning("%s; request %s %s", lost, call.id, "runs again on another replica" if again else "ends")
-                if not again:
+                logger.warning("%s; request %s %s", lost, call.id, "ends" if final else "runs again on another replica")
+                if final:
                     break
             except Exception as failure:  # a bug, of ours or of the transport
                 logger.exception("request %s was lost", call.id)
