@@ -75,7 +75,7 @@ def prepare(grey: Grey, kept: Mask) -> Prepared:
     canvas, known = _reduced((255 * tones + 0.5).astype(np.uint8), kept, field)
     strokes = canvas[canvas > canvas.max() // 3]
     brightest = float(np.percentile(strokes, 75)) if strokes.size else 255.0  # < 255: strokes under a pixel wide
-    canvas = np.clip(canvas * (255 / max(brightest, 1.0)) + 0.5, 0, 255).astype(np.uint8) if brightest < 255 else canvas
+    canvas = np.clip(canvas * (255 / max(brightest, 1.0)) + 0.5, 0, 255).astype(np.uint8)
     return Prepared(canvas, known, inverted, box, field, figure, paper, sheet)
 
 

@@ -181,7 +181,7 @@ def _webp(data: bytes) -> Pixels:
 
 def _orientation(exif: bytes | memoryview) -> int:
     """The orientation; 1 if it is missing or unreadable: odd EXIF is not a reason to refuse a picture."""
-    tiff = bytes(exif[6:] if bytes(exif[:6]) == b"Exif\0\0" else exif)
+    tiff = bytes(exif).removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     try:
         if order is None or struct.unpack_from(order + "H", tiff, 2) != (42,):
