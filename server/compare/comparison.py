@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -104,12 +105,10 @@ class Comparison:
         began = self._watch.elapsed()
         self._watch.deadline = began + self.plan.budget_s
         for stage in (self._survey(), self._rounds(ROUNDS_SHARE), self._decodes(), self._rounds(1.0)):
-            try:
+            with suppress(TimeoutError):  # what was measured counts, and later stages find no time either
                 for _ in stage:
                     self.progress = min(0.99, (self._watch.elapsed() - began) / self.plan.budget_s)
                     yield
-            except TimeoutError:
-                pass  # what was measured counts, and later stages find no time either
             for cell in self.cells:
                 if not (cell.round_seconds or cell.note):
                     cell.note = (f"the budget of {self.plan.budget_s:g} s ended before the steps were timed at "

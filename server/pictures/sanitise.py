@@ -9,6 +9,7 @@ but the pixels.
 import re
 import struct
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -183,7 +184,7 @@ def _orientation(exif: bytes | memoryview) -> int:
     """The orientation; 1 if it is missing or unreadable: odd EXIF is not a reason to refuse a picture."""
     tiff = bytes(exif).removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
-    try:
+    with suppress(struct.error):
         if order is None or struct.unpack_from(order + "H", tiff, 2) != (42,):
             return 1
         [start] = struct.unpack_from(order + "I", tiff, 4)
@@ -192,6 +193,4 @@ def _orientation(exif: bytes | memoryview) -> int:
             if tag == _ORIENTATION:
                 [turned] = struct.unpack_from(order + {1: "B", 3: "H", 4: "I"}.get(kind, "H"), value)
                 return turned if 1 <= turned <= 8 else 1
-    except struct.error:
-        pass
     return 1
