@@ -86,13 +86,12 @@ def deadline_passed(timeout_s: float) -> ServiceError:
                         "again when the service is less busy", 504, "deadline_passed")
 
 
-def deadline_unreachable(within_s: float, needed_s: float, ahead: int) -> ServiceError:
-    """ahead: images ahead of this request."""
-    before = "1 image is ahead of it" if ahead == 1 else f"{ahead} images are ahead of it"
-    why = f"{before}, and it needs" if ahead else "it needs"
-    return ServiceError(f"the request cannot be finished within {within_s:.3g} s: {why} about {needed_s:.3g} s; allow "
-                        "more time, request less, or try again when the service is less busy", 504,
-                        "deadline_unreachable")
+def deadline_unreachable(within_s: float, needed_s: float | None, ahead: int) -> ServiceError:
+    """needed_s: None if it has time enough, and others would not · ahead: images ahead of it."""
+    before = "1 image is ahead of it, and " if ahead == 1 else f"{ahead} images are ahead of it, and " if ahead else ""
+    why = f"{before}it needs about {needed_s:.3g} s" if needed_s else "it would make others miss their deadlines"
+    return ServiceError(f"the request cannot be finished within {within_s:.3g} s: {why}; allow more time, request "
+                        "less, or try again when the service is less busy", 504, "deadline_unreachable")
 
 
 def engine_failed(message: str) -> ServiceError:

@@ -83,7 +83,11 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
-        _allow_files()
+        with contextlib.suppress(ImportError, ValueError, OSError):  # no limits of files here, or no way to raise them
+            import resource
+
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # the soft limit is for users of select()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         collect()
         gc.enable()  # linpix/__main__.py disabled it
         await super().startup(sockets)
@@ -176,15 +180,6 @@ class Server(uvicorn.Server):
         await asyncio.sleep(GRACE_S)
         for client in list(self.server_state.connections):
             client.transport.abort()
-
-
-def _allow_files() -> None:
-    """Raise the limit of open files, and so of connections, to the hard one: the soft one is for users of select()."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # no such limits here, or no way to raise them
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def warn_of_exposure(settings: Settings) -> None:

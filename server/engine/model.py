@@ -138,12 +138,16 @@ class Model(ServedModel):
             tokens = self.undone * self.config.length + request.tokens * job.count  # at most
             # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
             bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(self.slots)
-            if bound_s * SAFETY > (left_s := request.deadline - now):  # hardly ever
+            # others must not become late by it, but for hasty ones, which could keep it out
+            left_s = {other.id: other.deadline - now for other in (*self.requests.values(), request)
+                      if other.timeout_s >= request.timeout_s}
+            if bound_s * SAFETY > min(left_s.values()):  # hardly ever
                 new = [Remaining(request.id, request.tokens)] * job.count
-                needed_s = SAFETY * max(end for end, id in self.ends(new, bulk=job.bulk) if id == request.id)
-                if needed_s > left_s:
+                late, before = ({id: SAFETY * end for end, id in self.ends(images, bulk=job.bulk)
+                                 if SAFETY * end > left_s.get(id, math.inf)} for images in (new, ()))
+                if late.keys() - before.keys():
                     ahead = sum(other.undone for other in self.requests.values() if not other.job.scored)
-                    raise deadline_unreachable(left_s, needed_s, ahead)
+                    raise deadline_unreachable(left_s[request.id], late.get(request.id), ahead)
         self.requests[request.id] = request
 
     def ends(self, new: Sequence[Remaining] = (), *, bulk: bool = False) -> list[tuple[float, str]]:

@@ -187,3 +187,19 @@ def test_edits_of_which_little_is_drawn_tell_nothing_of_the_pace(one_slot):
         while one_slot.engine.busy:
             run(one_slot)
     assert not one_slot.pace.measured and one_slot.seconds_per_token(1) == 0
+
+
+def test_a_request_that_would_make_others_late_is_refused_unless_they_are_less_patient(tiny):
+    model = served(tiny, slots=4, max_queue=8)
+    ask(model, "first", within_s=3.0)
+    for batch in (1, 2, 4):  # they share a processor
+        for _ in range(100):
+            model.pace.learn(batch, batch / 64)
+    ask(model, "second", within_s=3.0)
+    half = {"canvas": np.zeros(64, np.uint8), "known": np.arange(64) < 32}
+    with pytest.raises(ServiceError, match="2 images are ahead of it, and it needs about 5 s"):
+        ask(model, "slow", 2, within_s=3.0)
+    with pytest.raises(ServiceError, match=r"within 2\.\d* s: it would make others miss their deadlines; allow"):
+        ask(model, "quick", 2, within_s=2.9, **half)
+    ask(model, "patient", 2, within_s=60.0, **half)
+    assert [*model.requests] == ["first", "second", "patient"]
