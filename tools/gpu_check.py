@@ -141,13 +141,13 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
 
     service = [python, "-m", "tools.benchmarks.service", "--results", str(out / "results.jsonl")]
     if emulated:
-        return [[Step("machine", measured("machine"), 240)],
-                [Step("decode", measured("decode"), 240), Step("kernels", measured("kernels"), 240),
-                 Step("products", measured("products"), 240)],
-                [Step("training, eager", trains("eager", "tiny", "--no-compile"), 240),
-                 Step("training", measured("training"), 240),
+        return [[Step("machine", measured("machine"), 120)],
+                [Step("decode", measured("decode"), 120), Step("kernels", measured("kernels"), 120),
+                 Step("products", measured("products"), 120)],
+                [Step("training, eager", trains("eager", "tiny", "--no-compile"), 120),
+                 Step("training", measured("training"), 120),
                  Step("service", [*service, "--model", str(work / "eager"), "--load", "2x1,2x2", "--seconds",
-                                  "0.5"], 240)]]
+                                  "0.5"], 120)]]
     decoding, rows = tests("tests/model/test_cuda.py"), "1,64,512,1024,4096"
     sanitizer = ["env", "compute-sanitizer", "--error-exitcode=9"]
     return [
