@@ -55,7 +55,10 @@ def _shared(variable: str, default: str, what: str) -> Path:
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of mnist/ and cifar10/."""
-    return _shared("LINPIX_DATA", "../shared/data", "MNIST and CIFAR-10")
+    folder = _shared("LINPIX_DATA", "../shared/data", "MNIST and CIFAR-10")
+    if not (folder / "mnist").is_dir() or not (folder / "cifar10").is_dir():
+        pytest.skip(f"no mnist/ and cifar10/ in {folder}; LINPIX_DATA may name another folder")
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -242,7 +242,7 @@ def test_logging_does_not_wait_for_a_stopped_reader_and_lost_lines_are_counted(m
     monkeypatch.setattr(logs, "MAX_LINES", 3_000)
     reading, writing = os.pipe()
     handler = logs.Lines(writing)
-    texts = ["x" * 200_000, *map(str, range(1, 5_000))]  # the first is several times what a pipe holds
+    texts = ["x" * 2_000_000, *map(str, range(1, 5_000))]  # the first is several times what a pipe holds
     handler.handle(info(texts[0]))
     while select.select([], [writing], [], 0)[1]:  # until the pipe is full: no more is taken before somebody reads
         time.sleep(0.001)
