@@ -79,7 +79,7 @@ def chosen(image: Image) -> Image:
 
 
 def best_of(images: Sequence[Recognised], count: int) -> list[int]:
-    """Indices of `count` candidates: of accepted ones, and if they are too few, of the others, the surest first.
+    """Indices of `count` candidates: of accepted ones, and if they are too few, of the others, those of highest rank.
 
     To take the surest of all would be to take the plainest images of a class. So accepted ones are divided among the
     classes in proportion to their number, by the method of D'Hondt; within a class they come in the order of seeds.
