@@ -86,8 +86,8 @@ class Server(uvicorn.Server):
         with contextlib.suppress(ImportError, ValueError, OSError):  # no limits of files here, or no way to raise them
             import resource
 
-            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # the soft limit is for users of select()
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            # both limits are the hard one: the soft one is for users of select()
+            resource.setrlimit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2)
         collect()
         gc.enable()  # linpix/__main__.py disabled it
         await super().startup(sockets)

@@ -103,6 +103,9 @@ class Admission(Requests):
             metrics.deadlines_passed.labels("running" if request.begun else "waiting").inc()
         del model.requests[request.id]
         if request.undone:
+            for image in request.images:
+                if image.slot and image.attempt == 1 and image.index in request.begun:
+                    model.measure(request, image)
             self._thread.cancel(request.id, model.engine)
             if not job.scored:
                 metrics.images_completed.labels(model.name, model.backend, request.outcome).inc(request.undone)
@@ -194,7 +197,7 @@ class Admission(Requests):
             self.metrics.images_drawn_again.labels(model.name, model.backend).inc()
             self._thread.submit(model.engine, [following])
             return
-        model.finished(request, image)
+        model.measure(request, image)
         best = chosen(image)
         assert best.canvas is not None
         request.undone, request.drawn = request.undone - 1, time.monotonic()

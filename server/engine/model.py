@@ -94,8 +94,6 @@ def ends(slots: int, running: Sequence[Remaining], waiting: Sequence[Remaining],
     return found
 
 
-# --- the model ---
-
 class Model(ServedModel):
     """Used on the event loop only. The engine thread changes images meanwhile, so numbers may be a quantum old."""
 
@@ -177,12 +175,13 @@ class Model(ServedModel):
         known = 0 < self._enough * running <= drawn and seconds > MEASURED_S  # not by the first tokens: they are cold
         return (seconds / drawn) * math.sqrt(batch / running) if known else 0.0
 
-    def finished(self, request: Request, image: Image) -> None:
-        """One of a request's images is done: learn from the time it took."""
+    def measure(self, request: Request, image: Image) -> None:
+        """Learn from the time of an image that is done, or whose request ends before: else only quick ones counted."""
         self._measured_at = now = time.monotonic()
-        if request.tokens >= self._enough:
-            batch = min(len(self.engine.scheduler.running) + 1, self.slots)
-            self.pace.learn(batch, (now - request.begun[image.index]) / request.tokens)
+        drawn = request.tokens - int(self.engine.scheduler.left[image.slot])  # in no slot, nothing is left
+        if drawn >= self._enough:
+            batch = min(len(self.engine.scheduler.running) + (not image.slot), self.slots)
+            self.pace.learn(batch, (now - request.begun[image.index]) / drawn)
 
     def too_late(self) -> list[Request]:
         """Requests without a slot that would hardly be done in time even if they got one now.

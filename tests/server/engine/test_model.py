@@ -45,7 +45,7 @@ def run(model: Model) -> list[str]:
     for image in report.finished:
         assert again(image) is None
         request = model.requests[image.request]
-        model.finished(request, image)
+        model.measure(request, image)
         request.undone -= 1
         if not request.undone:
             del model.requests[request.id]
@@ -203,3 +203,13 @@ def test_a_request_that_would_make_others_late_is_refused_unless_they_are_less_p
         ask(model, "quick", 2, within_s=2.9, **half)
     ask(model, "patient", 2, within_s=60.0, **half)
     assert [*model.requests] == ["first", "second", "patient"]
+
+
+def test_an_image_that_ends_late_in_its_slot_tells_the_pace_too(one_slot, monkeypatch):
+    asked = ask(one_slot, "late")
+    while (drawn := 64 - int(one_slot.engine.scheduler.left[asked.images[0].slot])) < 16 or not asked.images[0].slot:
+        run(one_slot)
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 32.0)
+    one_slot.measure(asked, asked.images[0])
+    assert one_slot.pace(1) == pytest.approx(32 / drawn, rel=0.05)
