@@ -101,11 +101,11 @@ class Admission(Requests):
         metrics.request_duration.labels(request.endpoint, model.name).observe(time.monotonic() - request.began)
         if request.late:
             metrics.deadlines_passed.labels("running" if request.begun else "waiting").inc()
-        del model.requests[request.id]
-        if request.undone:
             for image in request.images:
                 if image.slot and image.attempt == 1 and image.index in request.begun:
                     model.measure(request, image)
+        del model.requests[request.id]
+        if request.undone:
             self._thread.cancel(request.id, model.engine)
             if not job.scored:
                 metrics.images_completed.labels(model.name, model.backend, request.outcome).inc(request.undone)

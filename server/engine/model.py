@@ -176,7 +176,7 @@ class Model(ServedModel):
         return (seconds / drawn) * math.sqrt(batch / running) if known else 0.0
 
     def measure(self, request: Request, image: Image) -> None:
-        """Learn from the time of an image that is done, or whose request ends before: else only quick ones counted."""
+        """Learn from the time of an image that is done, or whose deadline has passed: else only quick ones counted."""
         self._measured_at = now = time.monotonic()
         drawn = request.tokens - int(self.engine.scheduler.left[image.slot])  # in no slot, nothing is left
         if drawn >= self._enough:
