@@ -113,10 +113,12 @@ def _found_or_written(path: Path, parts: Sequence[Tensor]) -> int:
             continue
         file = _open(begun, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(begun, file):  # else another process has finished it, or failed
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(begun, file) and not path.exists():  # else another process has finished it, or failed
                 _write(file, parts)
                 begun.rename(path)
+        except BlockingIOError:  # another process writes it
+            fcntl.flock(file, fcntl.LOCK_SH)  # LOCK_EX would wait for all that use it then
         finally:
             _let_go(begun, file)
 

@@ -1,11 +1,13 @@
 """Weights in memory that several processes share, and what remains of it when they have ended."""
 
 import errno
+import fcntl
 import os
 import select
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from linpix.model import sharing
 from linpix.model.sharing import PREFIX, SharedWeights, remove_unused
+from tests.server.conftest import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares them")
 OTHER = """
@@ -97,6 +100,25 @@ def test_what_a_killed_process_had_not_finished_is_written_again(tmp_path):
     assert files(tmp_path) == [file] and torch.equal(shared.weights[0], weights()[0])
     del shared
     assert not files(tmp_path), "it is removed with the last that had it, closed or not"
+
+
+def test_one_that_waits_for_another_to_write_does_not_wait_for_its_end(tmp_path):
+    first = SharedWeights(weights(), tmp_path)
+    [file] = files(tmp_path)
+    content = file.read_bytes()
+    first.close()
+    with ThreadPoolExecutor(1) as others, file.with_name(f"{file.name}.new").open("wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        waiting = others.submit(SharedWeights, weights(), tmp_path)
+        lock = f":{os.fstat(writer.fileno()).st_ino} "
+        assert eventually(lambda: any("->" in line and lock in line for line in
+                                      Path("/proc/locks").read_text().splitlines()))
+        writer.write(content)
+        writer.flush()
+        Path(writer.name).rename(file)
+        fcntl.flock(writer, fcntl.LOCK_SH)  # it uses them now
+        assert eventually(waiting.done)
+    assert files(tmp_path) == [file] and torch.equal(waiting.result().weights[0], weights()[0])
 
 
 def test_files_left_in_the_folder_by_others_delay_no_process(tmp_path):
