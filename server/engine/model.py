@@ -5,6 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import sub
 from typing import NamedTuple
 
 from ..errors import ServiceError, deadline_unreachable, queue_full
@@ -29,22 +30,18 @@ class Pace:
     """Seconds that an image spends in slots for each token that has to be drawn, by how many images are in slots.
 
     Measured from outside, for finished images: it contains prefill, steps that are skipped, checks and further
-    attempts. Numbers of images are taken in powers of two.
+    attempts. Numbers of images are taken in powers of the square root of two.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
+        self._seconds: dict[float, float] = {}
         self.measured = 0  # images
 
-    def learn(self, batch: int, seconds: float) -> None:
-        size = batch.bit_length()
+    def learn(self, batch: float, seconds: float) -> None:
+        size = round(2 * math.log2(batch))
         before = self._seconds.get(size, seconds)
         self._seconds[size] = before + NEW * (seconds - before)
         self.measured += 1
-
-    def forget(self) -> None:
-        self._seconds.clear()
-        self.measured = 0
 
     def __call__(self, batch: int) -> float:
         """Seconds per token with so many images in slots; 0 when nothing is known.
@@ -52,9 +49,9 @@ class Pace:
         A size without measurements is estimated from the nearest one: twice the images take 1.4 times as long, half
         way between steps that cost the same for any number and steps that cost the same for each image.
         """
-        size = batch.bit_length()
+        size = 2 * math.log2(batch)
         nearest = min(self._seconds, key=lambda other: abs(other - size), default=size)
-        return self._seconds.get(nearest, 0.0) * 2 ** ((size - nearest) / 2)
+        return self._seconds.get(nearest, 0.0) * 2 ** ((size - nearest) / 4)
 
 
 class Remaining(NamedTuple):
@@ -103,6 +100,7 @@ class Model(ServedModel):
         self.engine, self.pace, self.kernels = engine, Pace(), decoder.kernels
         self.requests: dict[str, Request] = {}  # in the order they came
         self._measured_at = -math.inf
+        self.decoded = 0.0, 0.0  # seconds of quanta, and of images in them
         self._enough = self.config.length // MEASURED_SHARE
 
     @property
@@ -131,7 +129,7 @@ class Model(ServedModel):
         """Raises deadline_unreachable."""
         job, now = request.job, time.monotonic()
         if not self.requests and now - self._measured_at > STALE_S:
-            self.pace.forget()
+            self.pace = Pace()
         if not job.scored:
             tokens = self.undone * self.config.length + request.tokens * job.count  # at most
             # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
@@ -167,7 +165,7 @@ class Model(ServedModel):
             return self.pace(batch)
         drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
         for request in self.requests.values():
-            for index, began in request.begun.items():
+            for index, (began, *_) in request.begun.items():
                 image = request.images[index]
                 if image.slot and image.state is not State.DONE and request.tokens >= self._enough:
                     drawn += request.tokens - int(self.engine.scheduler.left[image.slot])
@@ -179,9 +177,9 @@ class Model(ServedModel):
         """Learn from the time of an image that is done, or whose deadline has passed: else only quick ones counted."""
         self._measured_at = now = time.monotonic()
         drawn = request.tokens - int(self.engine.scheduler.left[image.slot])  # in no slot, nothing is left
-        if drawn >= self._enough:
-            batch = min(len(self.engine.scheduler.running) + (not image.slot), self.slots)
-            self.pace.learn(batch, (now - request.begun[image.index]) / drawn)
+        seconds, quanta_s, images_s = map(sub, (now, *self.decoded), request.begun[image.index])
+        if drawn >= self._enough and quanta_s:  # the mean number: of a crowd, the last one to end is alone by then
+            self.pace.learn(images_s / quanta_s, seconds / drawn)
 
     def too_late(self) -> list[Request]:
         """Requests without a slot that would hardly be done in time even if they got one now.

@@ -100,7 +100,7 @@ class Answer(Response):
                     logger.warning("a request was ended because its client does not read the stream")
         finally:
             if logs.TRACED and request.begun:
-                began = min(request.begun.values())
+                began = min(request.begun.values())[0]
                 drawing = began + max((image.prefill_s for image in request.images), default=0.0)
                 logs.spans(("queue", request.began, began), ("prefill", began, drawing),
                            ("decode", drawing, request.drawn))

@@ -63,5 +63,5 @@ def test_a_pace_is_smoothed_by_number_of_images_and_guessed_from_the_nearest():
     pace.learn(16, 8.0)
     assert (pace(16), pace(8)) == (8.0, pytest.approx(8.0 / 2**0.5))
     assert pace.measured == 3 > CONFIDENT
-    pace.forget()
-    assert pace(16) == 0 and not pace.measured
+    pace.learn(15.5, 3.0)
+    assert pace(16) == pytest.approx(7.0), "a mean number, to the nearest power of the square root of two"

@@ -41,7 +41,8 @@ def run(model: Model) -> list[str]:
     """Run a quantum and report it, as admission does; returns a request for each finished image."""
     report = model.engine.run_quantum()
     for image in report.joined:
-        model.requests[image.request].begun[image.index] = report.joined_at
+        model.requests[image.request].begun[image.index] = report.joined_at, *model.decoded
+    model.decoded = model.decoded[0] + report.seconds, model.decoded[1] + report.seconds * report.batch
     for image in report.finished:
         assert again(image) is None
         request = model.requests[image.request]
@@ -177,6 +178,19 @@ def test_a_finished_image_is_measured_from_its_slot_to_its_end(one_slot, monkeyp
     while one_slot.engine.busy:
         run(one_slot)
     assert 0 < one_slot.pace(1) < 1.0
+
+
+def test_an_image_is_measured_by_the_images_beside_it_and_not_by_those_at_its_end(tiny):
+    model = served(tiny, slots=4, max_queue=8)
+    *others, last = [ask(model, name) for name in "abc"]
+    while (drawn := 64 - int(model.engine.scheduler.left[last.images[0].slot])) < 8 or not last.images[0].slot:
+        run(model)
+    for other in others:
+        model.engine.scheduler.cancel(other.id)
+    model.decoded, last.begun[0] = (4.0, 3 * 3.0 + 1.0), (time.monotonic() - 4.0, 0.0, 0.0)  # the last second alone
+    model.measure(last, last.images[0])
+    assert model.pace(3) == pytest.approx(4 / drawn, rel=0.2)
+    assert model.pace(1) == pytest.approx(model.pace(3) / math.sqrt(3)), "nothing is known of one alone"
 
 
 def test_edits_of_which_little_is_drawn_tell_nothing_of_the_pace(one_slot):
