@@ -10,6 +10,7 @@ import logging
 import os
 import stat
 import sys
+import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ if sys.platform != "win32":
 MEMORY = Path("/dev/shm")  # nosec B108: files in it are opened only if they are ours
 PREFIX = "linpix-weights-"
 ALIGNED = 64  # bytes
+AGAIN_S = 0.02
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +119,8 @@ def _found_or_written(path: Path, parts: Sequence[Tensor]) -> int:
             if _is_at(begun, file) and not path.exists():  # else another process has finished it, or failed
                 _write(file, parts)
                 begun.rename(path)
-        except BlockingIOError:  # another process writes it
-            fcntl.flock(file, fcntl.LOCK_SH)  # LOCK_EX would wait for all that use it then
+        except BlockingIOError:  # another process writes it; to wait for LOCK_EX is to wait for all that then use it
+            time.sleep(AGAIN_S)
         finally:
             _let_go(begun, file)
 

@@ -169,9 +169,10 @@ class Admission(Requests):
         queue_wait, first_row = self.metrics.queue_wait.labels(model.name), self.metrics.first_row.labels(model.name)
         for image in report.joined:
             if (request := model.requests.get(image.request)) is not None and image.attempt == 1:
-                request.begun[image.index] = report.joined_at, *model.decoded
+                request.begun[image.index] = report.joined_at, *model.in_quanta
                 queue_wait.observe(report.joined_at - request.began)
-        model.decoded = model.decoded[0] + report.seconds, model.decoded[1] + report.seconds * report.batch
+        passed_s = now - report.joined_at
+        model.in_quanta = model.in_quanta[0] + passed_s, model.in_quanta[1] + passed_s * report.running
         for image, rows, canvas in report.rows:
             if (request := model.requests.get(image.request)) is not None:
                 if image.attempt == 1 and rows.start == request.given + 1:

@@ -101,6 +101,7 @@ class Report:
 
     joined: list[Image] = field(default_factory=list)    # that got a slot
     joined_at: float = 0.0   # by time.monotonic
+    running: int = 0         # images in slots then
     # images with newly finished image rows, counted from 1, and for streams the canvas, (T,); images that no stream
     # shows come once, with the first rows of their first attempt
     rows: list[tuple[Image, range, NDArray[np.uint8] | None]] = field(default_factory=list)

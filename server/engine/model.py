@@ -5,7 +5,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from operator import sub
 from typing import NamedTuple
 
 from ..errors import ServiceError, deadline_unreachable, queue_full
@@ -34,8 +33,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[float, float] = {}
-        self.measured = 0  # images
+        self._seconds, self.measured = dict[float, float](), 0  # measured: images
 
     def learn(self, batch: float, seconds: float) -> None:
         size = round(2 * math.log2(batch))
@@ -100,8 +98,8 @@ class Model(ServedModel):
         self.engine, self.pace, self.kernels = engine, Pace(), decoder.kernels
         self.requests: dict[str, Request] = {}  # in the order they came
         self._measured_at = -math.inf
-        self.decoded = 0.0, 0.0  # seconds of quanta, and of images in them
-        self._enough = self.config.length // MEASURED_SHARE
+        self.in_quanta = 0.0, 0.0  # seconds of all quanta, and of the images that had slots in them
+        self._enough = max(1, self.config.length // MEASURED_SHARE)
 
     @property
     def undone(self) -> int:
@@ -167,7 +165,7 @@ class Model(ServedModel):
         for request in self.requests.values():
             for index, (began, *_) in request.begun.items():
                 image = request.images[index]
-                if image.slot and image.state is not State.DONE and request.tokens >= self._enough:
+                if image.slot and request.tokens >= self._enough:
                     drawn += request.tokens - int(self.engine.scheduler.left[image.slot])
                     seconds, running = seconds + now - began, running + 1
         known = 0 < self._enough * running <= drawn and seconds > MEASURED_S  # not by the first tokens: they are cold
@@ -177,9 +175,10 @@ class Model(ServedModel):
         """Learn from the time of an image that is done, or whose deadline has passed: else only quick ones counted."""
         self._measured_at = now = time.monotonic()
         drawn = request.tokens - int(self.engine.scheduler.left[image.slot])  # in no slot, nothing is left
-        seconds, quanta_s, images_s = map(sub, (now, *self.decoded), request.begun[image.index])
-        if drawn >= self._enough and quanta_s:  # the mean number: of a crowd, the last one to end is alone by then
-            self.pace.learn(images_s / quanta_s, seconds / drawn)
+        began, quanta_s, images_s = request.begun[image.index]
+        if drawn >= self._enough:  # by the mean number of images: of a crowd, the last one is alone at its end
+            batch = (self.in_quanta[1] - images_s) / (self.in_quanta[0] - quanta_s)
+            self.pace.learn(batch, (now - began) / drawn)
 
     def too_late(self) -> list[Request]:
         """Requests without a slot that would hardly be done in time even if they got one now.
@@ -188,7 +187,6 @@ class Model(ServedModel):
         """
         waiting = [request for request in self.requests.values()
                    if not (request.begun or request.late or request.job.scored)]
-        batch = min(len(self.engine.scheduler.running) + 1, self.slots)
-        token_s = self.seconds_per_token(batch) if waiting else 0.0
+        token_s = self.seconds_per_token(min(len(self.engine.scheduler.running) + 1, self.slots)) if waiting else 0.0
         next_report = time.monotonic() + QUANTUM_S  # at the latest
         return [request for request in waiting if request.tokens * token_s * SAFETY > request.deadline - next_report]

@@ -51,7 +51,7 @@ class Engine:
         """
         report = self._report = Report()
         self._join()
-        report.joined_at = time.monotonic()
+        report.joined_at, report.running = time.monotonic(), len(self.scheduler.running)
         drawing = bool(self.scheduler.takes_steps.any())
         ended = self._prefills.run(self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=drawing)
         self.scheduler.takes_steps[[image.slot for image in ended if image.state is State.DRAWING]] = True

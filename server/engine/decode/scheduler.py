@@ -85,6 +85,7 @@ class Scheduler:
         del self.running[image.slot]
         self.left[image.slot], self.takes_steps[image.slot] = 0, False
         heapq.heappush(self.free, image.slot)
+        image.slot = 0
 
     def plan(self, most: int) -> Plan:
         """Each drawing image with its steps in the next quantum: as many as fit in QUANTUM_S, at most `most`."""
