@@ -176,9 +176,9 @@ class Model(ServedModel):
         self._measured_at = now = time.monotonic()
         drawn = request.tokens - int(self.engine.scheduler.left[image.slot])  # in no slot, nothing is left
         began, quanta_s, images_s = request.begun[image.index]
-        if drawn >= self._enough:  # by the mean number of images: of a crowd, the last one is alone at its end
-            batch = (self.in_quanta[1] - images_s) / (self.in_quanta[0] - quanta_s)
-            self.pace.learn(batch, (now - began) / drawn)
+        seconds = self.in_quanta[0] - quanta_s  # 0 by a coarse clock
+        if drawn >= self._enough and seconds:  # by the mean number of images: of a crowd, the last ends alone
+            self.pace.learn((self.in_quanta[1] - images_s) / seconds, (now - began) / drawn)
 
     def too_late(self) -> list[Request]:
         """Requests without a slot that would hardly be done in time even if they got one now.

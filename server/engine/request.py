@@ -63,7 +63,7 @@ class Request:
     tokens: int = field(init=False)   # of each image, to be drawn
     given: int = field(init=False)    # image rows of each that are known from the start
     images: list[Image] = field(default_factory=list)     # the current attempt at each
-    begun: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # by image: when, and Model.in_quanta
+    begun: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # of each first slot: time, in_quanta
     drawn: float = 0.0             # when the last image was, by time.monotonic; 0: none yet
     outcome: str = "cancelled"     # "completed", "cancelled" or "failed": what is counted at its end
     late: bool = False             # its deadline has passed, or can no longer be met

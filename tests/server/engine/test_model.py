@@ -205,7 +205,7 @@ def test_an_image_is_measured_even_if_another_has_its_slot_by_then(one_slot):
     [image] = report.finished
     one_slot.in_quanta = 1.0, 1.0
     one_slot.measure(first, image)
-    assert one_slot.pace.measured == 1 and image.slot == 0, "as an image without a slot, it is not late either"
+    assert one_slot.pace.measured == 1
 
 
 def test_edits_of_which_little_is_drawn_tell_nothing_of_the_pace(one_slot):
