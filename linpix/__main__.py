@@ -180,9 +180,7 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
             ("engine", "auto", "engine to decode with", {"choices": ("auto", "eager", "compiled")}),
             ("precision", "auto", "precision of matrix products", {"choices": ("auto", "fp32", "bf16", "int8")}),
             ("device", "auto", "device to decode on", {"choices": ("auto", "cpu", "cuda")}),
-            ("state", "fp32", "precision of the recurrent state on a GPU; fp16 needs --defer",
-             {"choices": ("fp32", "fp16")}),
-            ("defer", "1", "number of tokens that a GPU adds to the state at once", {"type": number(int, 1, 64)})):
+            ("state", "fp32", "precision of the recurrent state on a GPU", {"choices": ("fp32", "fp16")})):
         variable = f"LINPIX_{name.upper()}"
         parser.add_argument(f"--{name}", default=os.environ.get(variable) or default, help=f"{text} (or {variable})",
                             **limits)

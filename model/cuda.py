@@ -24,9 +24,12 @@ from .transformer import Transformer
 
 # rows of a graph; unused rows are padding, which is computed too
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+GROUP, HALF_HEAD = 8, 32  # as in csrc/cuda/kernels.h: tokens that are added to a float16 S together, and its heads
 PREFILL_ROWS = 256  # at once: 128 tokens of each need 250 MB of buffers in the mnist preset
 Numbers = NDArray[np.int64] | Sequence[int]
-StatePrecision = Literal["fp32", "fp16"]
+# Precision of S, whose reading and writing is the main cost of decode on a GPU; z stays float32. fp16 halves the
+# traffic, and eight tokens at a time are added to S, so that it is written less often, and rounded less often
+State = Literal["fp32", "fp16"]
 Work = Callable[[], object]
 Variant = tuple[str, str]  # values of LINPIX_TILES and LINPIX_OVERLAP: other kernels, and the same bits
 
@@ -37,30 +40,10 @@ _recording = threading.Lock()  # CUDA allows one capture at a time, and a model 
 # csrc reads both at each launch. They are set at import: adding a name later may make C move the environment while
 # another thread reads it.
 TILES, OVERLAP = "LINPIX_TILES", "LINPIX_OVERLAP"
-WITHOUT = "LINPIX_WITHOUT"  # kernels that older ones replace, to measure both: see csrc/cuda/kernels.h
 os.environ.setdefault(TILES, "")
 os.environ.setdefault(OVERLAP, "1")
 TIMED = 4  # strides of a graph, to choose among variants
 _timed = dict[object, dict[Variant, float]]()  # their seconds; kept, and so is the choice, for the life of the process
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateFormat:
-    """The format of S. Reading and writing S is the main cost of decode on a GPU."""
-
-    precision: StatePrecision = "fp32"  # fp16 halves the traffic; z stays float32
-    defer: int = 1                      # tokens that are collected and added to S together; 1: each is added at once
-
-    def __str__(self) -> str:
-        return self.precision if self.defer == 1 else f"{self.precision}/{self.defer}"
-
-    def __post_init__(self) -> None:
-        if self.precision not in ("fp32", "fp16"):
-            raise ValueError(f"state must be fp32 or fp16, got {self.precision!r}")
-        if not 1 <= self.defer <= 64:
-            raise ValueError(f"defer must be in 1..64, got {self.defer}")
-        if self.precision == "fp16" and self.defer == 1:
-            raise ValueError("an fp16 state that is written at every step loses precision: use it with --defer 8")
 
 
 @dataclass(slots=True)
@@ -118,22 +101,25 @@ def _record(recorder: Callable[[Work], Work], work: Work, variant: Variant | Non
 class GpuPool:
     """One model's weights and slots on a GPU. Slots need no clearing: position 0 means an empty state."""
 
-    def __init__(self, net: Transformer, slots: int, *, precision: str = "bf16", state: StateFormat | None = None,
+    def __init__(self, net: Transformer, slots: int, *, precision: str = "bf16", state: State = "fp32",
                  device: str = "cuda", operators: Any = None, recorder: Callable[[Work], Work] | None = None) -> None:
         """operators: has decode_quantum and prefill. Tests give it, with another device, to emulate a GPU.
 
         recorder: a function like record_graph, which is the default unless operators are given. Without a recorder the
         operators are called at each stride.
         """
-        config, self.format = net.config, state or StateFormat()
-        self.config, self.device, self.precision = config, device, precision
+        config, half = net.config, state == "fp16"
+        if half and config.key_dim != HALF_HEAD:
+            raise ValueError(f"--state fp16 is for heads of size {HALF_HEAD}, but this model has heads of size "
+                             f"{config.key_dim}; use --state fp32")
+        self.config, self.device, self.precision, self.state = config, device, precision, state
         self._operators = operators or torch.ops.linpix
         self._recorder = recorder or (None if operators else partial(record_graph, device=device))
         self.stride = max(steps for steps in range(1, 9) if config.row_length % steps == 0)  # passes per graph
         self._rows: dict[int, _Rows] = {}
         self.seconds: dict[int, dict[Variant, float]] = {}  # of each number of rows, as they were timed
         self._packed = pack(net, PRECISIONS[precision], gpu=True).to(device)
-        shape, half = (slots + 1, config.layers, config.heads), self.format.precision == "fp16"
+        shape = slots + 1, config.layers, config.heads
         self.S = torch.zeros(*shape, config.key_dim, config.value_dim, device=device,
                              dtype=torch.float16 if half else torch.float32)
         self.z = torch.zeros(*shape, config.key_dim, device=device)
@@ -142,10 +128,8 @@ class GpuPool:
             self.tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         if config.background is not None:
             self.last = torch.zeros(slots + 1, config.background_dim, device=device)
-        if self.format.defer > 1:
-            self.pairs = torch.zeros(*shape, self.format.defer, config.key_dim + config.value_dim, device=device,
-                                     dtype=torch.bfloat16)
         if half:
+            self.pairs = torch.zeros(*shape, GROUP, 2 * HALF_HEAD, device=device, dtype=torch.bfloat16)
             self.scale = state_scale(net).to(device)
             self._saturated = torch.zeros(1, dtype=torch.int64, device=device)
         self.canvas = torch.zeros(slots + 1, config.subpixels, dtype=torch.uint8, device=device)
@@ -189,11 +173,9 @@ class GpuPool:
             S = S / self.scale[..., None, None]
             most = torch.finfo(torch.float16).max
             self._saturated += (S.abs() > most).sum()
-            S = S.clamp(-most, most)
-            if self.format.defer == 8 and self.config.key_dim == 32 and "recall" not in os.environ.get(WITHOUT, ""):
-                S = pack_state(S)  # csrc/cuda/recall.h decodes it
+            S = pack_state(S.clamp(-most, most))
         self.S[slot], self.z[slot] = S.to(self.S.dtype), state.z[source].to(self.device)
-        self.tokens[slot] = self.format.defer
+        self.tokens[slot] = 1 if self.pairs is None else GROUP
         if self.last is not None:
             self.last[slot] = state.last[source].to(self.device)
 
@@ -275,7 +257,7 @@ class GpuPool:
             if bucket >= rows:
                 break
         logger.info("kernels for %s layers of width %s, state %s: %s", self.config.layers, self.config.d_model,
-                    self.format, self.kernels)
+                    self.state, self.kernels)
 
     @property
     def kernels(self) -> str:
@@ -293,7 +275,7 @@ class GpuPool:
         rows, bf16 = _Rows(torch.zeros(9, bucket, dtype=torch.int64, device=self.device)), self.precision == "bf16"
         tiles = ("few", "medium", "large") if bf16 and not os.environ[TILES] else (os.environ[TILES],)
         overlaps = ("1", "0") if os.environ[OVERLAP] != "0" else ("0",)
-        seconds = _timed.setdefault((self.config, self.precision, self.format, self.device, bucket), {})
+        seconds = _timed.setdefault((self.config, self.precision, self.state, self.device, bucket), {})
         for variant in [min(seconds, key=seconds.__getitem__)] if seconds else [*product(tiles, overlaps)]:
             graph = _record(recorder, partial(self._advance, rows), variant)
             if variant not in seconds:

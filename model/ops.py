@@ -32,9 +32,9 @@ RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Te
 # weights and sizes: see model/packing.py. The pools canvas, known, S and z are indexed by slots (B,).
 # last and conditioned are for models that skip the layers amid background, or that read all known sub-pixels first:
 # last (N, background_dim) is a pool; conditioned (B,) says whether a row's known sub-pixels were read. pairs, scale and
-# saturated are for deferred state, which saves memory traffic on a GPU; on a processor they are None. So is tokens (N,)
-# int64, a pool for the same models on a GPU: the number of tokens in a slot's state, which does not follow from the
-# position.
+# saturated are for a state in float16, which saves memory traffic on a GPU; else they are None. tokens (N,)
+# int64 is a pool for those models on a GPU, else None: the number of tokens in a slot's state, which does not follow
+# from the position.
 # most: the largest number of steps, or tokens, of a row; an argument, since reading it from a GPU would mean waiting.
 # most_passes: a row stops after this many passes, or when its steps are taken; a row that skips has fewer passes than
 # steps. patience: seconds per pass; threads that share columns and take longer on average go on without sharing.

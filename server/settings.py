@@ -150,9 +150,7 @@ class Settings(BaseSettings):
                                                                "likelihoods")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device on which linear models decode; auto: a "
                                                                        "GPU if there is one")
-    state: Literal["fp32", "fp16"] = Field("fp32", description="precision of the recurrent state on a GPU; fp16 needs "
-                                                               "--defer")
-    defer: int = Field(1, ge=1, le=64, description="number of tokens that a GPU adds to the state at once")
+    state: Literal["fp32", "fp16"] = Field("fp32", description="precision of the recurrent state on a GPU")
     poison: bool = Field(False, description="for debugging: fill freed slots with NaN, which makes it visible if one "
                                             "is read")
     api_keys: Path | None = Field(None, description="file of API keys, made with `linpix key`, with mode 600; if "

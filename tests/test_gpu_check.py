@@ -133,7 +133,7 @@ def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, em
                                                     "training", "service"}
     tables = file.with_name("report.md").read_text()
     assert {path.name for path in file.parent.iterdir()} == {"results.jsonl", "report.md", "log.txt"}
-    assert "| tiny | fp16/8 | 2 |" in tables and tables == report(found)
+    assert "| tiny | fp32 | 2 |" in tables and tables == report(found)
     assert all(line["images_per_second"] > 0 for line in found if line.get("part") in ("decode", "training", "service"))
 
 

@@ -8,7 +8,7 @@ from tools.kernel_times import CACHE, PROGRAMS, Case, cases, compiled, cycles, k
 
 MEASURED_US = 682 / 8  # attention of a layer, 4,096 images of mnist, float32 state, on an H200
 MULTIPLIED = {"norm": 0, "qkv": 256, "up": 256, "out": 128, "down": 512, "attention, fp32": 0,  # by a warp, by hand
-              "attention, fp16/8, seven of eight tokens": 24, "the eighth": 32}
+              "attention, fp16, seven of eight tokens": 24, "the eighth": 32}
 
 
 def listing(*lines: str) -> str:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 560.0  # of a call
 SHOWN_LINES = 40  # of a step that failed; of others one
 OLDER = {"without overlap": {"LINPIX_OVERLAP": "0"},  # what is tried if tests of decoding fail
-         "with older kernels": {"LINPIX_OVERLAP": "0", "LINPIX_TILES": "few", "LINPIX_WITHOUT": "recall"}}
+         "with older kernels": {"LINPIX_OVERLAP": "0", "LINPIX_TILES": "few"}}
 SANITIZED = "padding or taken or recorded"  # tiny shapes, since every access is looked at
 
 
@@ -129,7 +129,7 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
 
     def measured(part: str, **given: str) -> list[str]:
         if emulated:
-            given = {"preset": "tiny", "batch": "1,2", "state": "fp32,fp16/8", "emulated": str(emulated)}
+            given = {"preset": "tiny", "batch": "1,2", "state": "fp32", "emulated": str(emulated)}
         return [python, "-m", "tools.benchmarks.cuda", part, "--results", str(out / "results.jsonl"),
                 *(word for name, value in given.items() for word in (f"--{name}", value))]
 
@@ -162,13 +162,11 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
          Step("memory", [*sanitizer, *decoding, "-k", SANITIZED], 90)],
         [Step("kernels", measured("kernels", preset="mnist", batch="64,4096"), 90),
          Step("decode others", measured("decode", preset="mnist-large,mnist-conditional,cifar10", batch=rows), 240),
-         Step("kernels of mnist-large", measured("kernels", preset="mnist-large", batch="4096", state="fp16/8"), 60),
-         Step("decode with attention.h", measured("decode", preset="mnist", batch="1024,4096", state="fp16/8"), 60,
-              {"LINPIX_WITHOUT": "recall"}),
+         Step("kernels of mnist-large", measured("kernels", preset="mnist-large", batch="4096", state="fp16"), 60),
          Step("products of torch", measured("products", batch=rows), 40),
          Step("the same, as batch-invariant modes set it", measured("products", batch=rows), 40,
               {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"})],
-        [Step("service", [*service, "--device", "cuda", "--state", "fp16", "--defer", "8", "--slots", "4096",
+        [Step("service", [*service, "--device", "cuda", "--state", "fp16", "--slots", "4096",
                           "--max-queue", "8192", "--max-n", "1024", "--client-images", "0"], 180),
          Step("training, eager", trains("eager", "mnist", "--no-compile"), 60),
          Step("training", measured("training", preset="mnist-large", batch="128,256"), 120),

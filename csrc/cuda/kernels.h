@@ -10,8 +10,7 @@
 //
 // Why decode is fast on a GPU:
 // - Reading and writing the state should take most of a step. S is read once per step, in 16-byte chunks that are
-//   requested before any of them is used. It can be kept in float16, and written only once per group of tokens (see
-//   Pools).
+//   requested before any of them is used. In float16 it is written only once per group of tokens (see Pools).
 // - A layer is five kernels, since norms, residuals and activations are part of the products (pass.cpp, product.h).
 //   With many rows it is seven: a norm in each block of columns would cost more than a kernel for it (many_rows.h).
 // - On Hopper and later, a kernel begins while the one before it ends, and requests what that one does not write:
@@ -21,30 +20,23 @@
 #pragma once
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "../decode.h"
 
 namespace linpix {
 
-// Whether LINPIX_WITHOUT has recall: attention.h instead of recall.h, to measure both on a GPU. It also orders S, so it
-// must be set before a pool is made.
-inline bool without(const char* name) {
-  const char* list = getenv("LINPIX_WITHOUT");
-  return list && strstr(list, name);
-}
-
-// The recurrent state of all slots. If the next token is number n in its image and defer > 1, S holds only whole groups
-// of tokens, those below n - n % defer. The keys and values of later ones wait in pairs. So S is read at every step,
-// but written once per group. This schedule depends only on a token's number, so an image does not depend on the images
-// beside it. The number is the position, unless some sub-pixels are not tokens, or inputs were read before the first.
+// The recurrent state of all slots, in float or float16. If the next token is number n in its image, a float16 S holds
+// only whole groups of tokens, those below n - n % GROUP. The keys and values of later ones wait in pairs. So S is read
+// at every step, but written, and rounded, once per group. This schedule depends only on a token's number, so an image
+// does not depend on the images beside it. The number is the position, unless some sub-pixels are not tokens, or inputs
+// were read before the first.
+constexpr int GROUP = 8, HALF_HEAD = 32;  // HALF_HEAD: the size of heads whose S may be float16
 struct Pools {
-  void* S;             // (N, L, H, D, M) float, or float16 that a head's scale multiplies
+  void* S;             // (N, L, H, D, M): float, or float16 that a head's scale multiplies, in the order of pack_state
   float* z;            // (N, L, H, D)
-  uint16_t* pairs;     // (N, L, H, defer, D + M) bfloat16: mapped key, value; null if defer is 1
-  const float* scale;  // (L, H), powers of two; null if S is float
-  int64_t* saturated;  // how many elements of S float16 could not hold; they are clamped; null if S is float
-  int defer;
+  uint16_t* pairs;     // (N, L, H, GROUP, D + M) bfloat16: mapped key, value; this and the next two: null if S is float
+  const float* scale;  // (L, H), powers of two
+  int64_t* saturated;  // how many elements of S float16 could not hold; they are clamped
   int64_t* tokens;     // (N): the number of a slot's next token; null: its position
 };
 

@@ -63,7 +63,6 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
   pass.rows.steps = (int64_t*)steps.data_ptr();
   pass.pools.S = S.data_ptr();
   pass.pools.z = (float*)z.data_ptr();
-  pass.pools.defer = 1;
   pass.buffers.qkv = (float*)qkv.data_ptr();
   pass.buffers.y = y.data_ptr();
   pass.tokens = (int)tokens;
@@ -100,7 +99,6 @@ class Call {
     rows.steps = checked<int64_t>(steps, op, "steps", ScalarType::Long, {B});
     rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
     Pools& pools = pass.pools;
-    pools.defer = 1;
     STD_TORCH_CHECK(tokens || (m.background < 0 && !conditioned), op, ": a model with a background or conditioned rows "
                     "needs the pool `tokens`, got None");
     if (tokens) pools.tokens = checked<int64_t>(*tokens, op, "tokens", ScalarType::Long, {N});
@@ -111,16 +109,12 @@ class Call {
       STD_TORCH_CHECK(last, op, ": a model with a background needs the pool `last`, got None");
       rows.last = checked<float>(*last, op, "last", ScalarType::Float, {N, m.project.columns});
     }
-    if (pairs) {
-      STD_TORCH_CHECK(pairs->dim() == 5 && pairs->size(3) >= 2, op, ": pairs must have shape (N, L, H, defer, D + M) with "
-                      "defer at least 2, got ", text(sizes_of(*pairs)));
-      pools.defer = (int)pairs->size(3);
-      pools.pairs = checked<uint16_t>(*pairs, op, "pairs", ScalarType::BFloat16, {N, L, H, pools.defer, D + M});
-    }
     const bool half = S.scalar_type() == ScalarType::Half;
+    STD_TORCH_CHECK(half == (bool)pairs && half == (bool)scale && half == (bool)saturated, op, ": a float16 S needs "
+                    "pairs, scale and saturated, and a float32 S none of them");
     if (half) {
-      STD_TORCH_CHECK(pairs && scale && saturated, op, ": a float16 S needs pairs, scale and saturated, since rounding "
-                      "at every step would lose small additions");
+      STD_TORCH_CHECK(D == HALF_HEAD, op, ": a float16 S must have heads of size ", HALF_HEAD, ", got ", D);
+      pools.pairs = checked<uint16_t>(*pairs, op, "pairs", ScalarType::BFloat16, {N, L, H, GROUP, D + M});
       pools.scale = checked<float>(*scale, op, "scale", ScalarType::Float, {L, H});
       pools.saturated = checked<int64_t>(*saturated, op, "saturated", ScalarType::Long, {1});
     }

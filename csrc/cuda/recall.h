@@ -1,5 +1,4 @@
-// The state kernel on the matrix units: for float16 state, eight tokens deferred, heads of 32. A warp for each row and
-// head.
+// The state kernel on the matrix units, for a state in float16 and heads of 32: a warp for each row and head.
 //
 // Nothing is added to S before a group is complete. Until then
 // y = (q S + sum over waiting tokens j of (q . k_j) v_j) / (q . z + eps), which takes a sixteenth of the work of adding
@@ -13,7 +12,6 @@
 #pragma once
 
 #include "../functions.h"
-#include "attention.h"
 #include "kernels.h"
 #include "product.h"
 #include "threads.h"
@@ -24,10 +22,10 @@ namespace linpix::LINPIX_ISA {
 template <class T, bool ONE>
 struct Recall {
   static constexpr int BLOCK = 4 * WARP, PER_SM = ONE ? 6 : 5;
-  static constexpr int D = 32, DEFER = 8, TILES = D / WIDE;
+  static constexpr int D = HALF_HEAD, TILES = D / WIDE;
   // A warp's shared memory: keys and values of a group, then four parts of the query. Rows of keys are 80 bytes apart,
   // of which 64 are used, so that eight of them lie in different banks.
-  static constexpr int ROW = 80, VALUES = DEFER * ROW, QUERIES = 2 * VALUES, WARP_BYTES = QUERIES + 4 * 2 * D;
+  static constexpr int ROW = 80, VALUES = GROUP * ROW, QUERIES = 2 * VALUES, WARP_BYTES = QUERIES + 4 * 2 * D;
 
   struct Lane {
     Chunk S[TILES];
@@ -73,10 +71,10 @@ struct Recall {
         l.at = (slot * m.layers + call.layer) * m.heads + l.head;
         l.scale = p.pools.scale[call.layer * m.heads + l.head];
         if (l.live > 0) {
-          const int end = (int)(l.number % DEFER), pair = lane / 4;  // four lanes for each pair that waits
+          const int end = (int)(l.number % GROUP), pair = lane / 4;  // four lanes for each pair that waits
           const int begin = l.number - end < first && end ? (int)first : 0;
           if (begin <= pair && pair < end) {
-            const char* from = (const char*)(p.pools.pairs + (l.at * DEFER + pair) * 2 * D) + lane % 4 * 16;
+            const char* from = (const char*)(p.pools.pairs + (l.at * GROUP + pair) * 2 * D) + lane % 4 * 16;
             key = *(const Chunk*)from;
             value = *(const Chunk*)(from + 2 * D);
           }
@@ -114,8 +112,8 @@ struct Recall {
             const float* from = p.buffers.qkv + (token * m.heads + l.head) * call.group + lane;
             const float q = from[0], k = from[D], v = from[2 * D];
             const bfloat16 key = rounded(phi(k).x);
-            const int place = (int)(n % DEFER);
-            l.completes = place == DEFER - 1;
+            const int place = (int)(n % GROUP);
+            l.completes = place == GROUP - 1;
             ((bfloat16*)(memory(threads, i) + place * ROW))[lane] = key;
             ((bfloat16*)(memory(threads, i) + VALUES + place * ROW))[lane] = rounded(v);
             l.z = l.z + widened(key);
@@ -214,10 +212,10 @@ struct Recall {
       });
       threads.each([&](int i) {  // the pair waits, unless it completes its group
         const Lane& l = own[i];
-        const int lane = i % WARP, place = (int)((l.number - 1) % DEFER);
+        const int lane = i % WARP, place = (int)((l.number - 1) % GROUP);
         if (!l.folds || l.completes || lane >= 8) return;
         const char* from = memory(threads, i) + (lane < 4 ? 0 : VALUES) + place * ROW + lane % 4 * 16;
-        *(Chunk*)((char*)(p.pools.pairs + (l.at * DEFER + place) * 2 * D) + lane * 16) = *(const Chunk*)from;
+        *(Chunk*)((char*)(p.pools.pairs + (l.at * GROUP + place) * 2 * D) + lane * 16) = *(const Chunk*)from;
       });
       if (threads.some_warp([&](int i) { return own[i].completes; })) add_group(threads, call, own, operands);
       threads.warp_barrier();
@@ -230,6 +228,11 @@ struct Recall {
 
  private:
   static LINPIX_INLINE char* memory(Threads<BLOCK>& threads, int i) { return threads.shared + i / WARP * WARP_BYTES; }
+  static LINPIX_INLINE bool clamp(float& x) {  // to what float16 can hold; returns whether it had to
+    const bool beyond = magnitude(x).x > 65504;
+    if (beyond) x = x < 0 ? -65504.0f : 65504.0f;
+    return beyond;
+  }
   static LINPIX_INLINE uint16_t* state(const Pass& p, const Lane& l, int lane) {
     return (uint16_t*)p.pools.S + l.at * D * D + lane * 8;
   }
@@ -264,7 +267,7 @@ struct Recall {
             const float* change = operands[i].score + 2 * half;
             float x = multiply_add(change[0], inverse, widened(float16{(uint16_t)word}));
             float y = multiply_add(change[1], inverse, widened(float16{(uint16_t)(word >> 16)}));
-            clamped[i] += Stored<float16>::clamp(x) + Stored<float16>::clamp(y);
+            clamped[i] += clamp(x) + clamp(y);
             word = halved(x).bits | (uint32_t)halved(y).bits << 16;
           }
         });
@@ -274,7 +277,7 @@ struct Recall {
       const int lane = i % WARP;
       if (!l.completes) return;
       if (clamped[i]) count(p.pools.saturated, clamped[i]);
-      if (l.left < DEFER)  // no later token of this pass completes a group
+      if (l.left < GROUP)  // no later token of this pass completes a group
 #pragma unroll
         for (int t = 0; t < TILES; ++t) store_streaming(state(p, l, lane) + t * WIDE * D, l.S[t]);
       if (ONE) return;

@@ -50,15 +50,12 @@ int main() {
         pass.model = model(layer, head, bf16);
         pass.rows.count = 1;
         pass.pools.scale = half ? &scale : nullptr;
-        pass.pools.defer = 1;
         pass.tokens = 1;
-        for (const int defer : {1, 8})
-          for (const int tokens : {1, 2}) {
-            Pass some = pass;
-            some.pools.defer = defer;
-            some.tokens = tokens;
-            report("attend", [&] { return attend({some, 0, 96, 64}, nullptr, true); });
-          }
+        for (const int tokens : {1, 2}) {
+          Pass some = pass;
+          some.tokens = tokens;
+          report("attend", [&] { return attend({some, 0, 96, 64}, nullptr, true); });
+        }
         report("embed", [&] { return embed(pass, nullptr); });
         report("finish", [&] { return finish({pass, {}}, nullptr); });
         report("decode", [&] { return decode(pass, 1, nullptr); });

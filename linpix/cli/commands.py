@@ -16,7 +16,7 @@ from tqdm import tqdm
 from linpix.model import checkpoint as checkpoints
 from linpix.model import ops
 from linpix.model.config import PRESETS
-from linpix.model.cuda import GpuPool, StateFormat
+from linpix.model.cuda import GpuPool
 from linpix.model.transformer import Transformer
 from linpix.server import serve as service
 from linpix.server.compare import chart
@@ -112,7 +112,7 @@ def _opened(given: argparse.Namespace) -> tuple[Engine, Job, Output]:
                   temperature=given.temperature, candidates=given.candidates, attempts=given.attempts)
     warn(given.command, checkpoint.temperature_warnings(job.temperature))
     decoder = new_decoder(checkpoint, min(job.count, given.batch), given.engine, given.precision,
-                          device=given.device, state=StateFormat(precision=given.state, defer=given.defer))
+                          device=given.device, state=given.state)
     return Engine(decoder), job, Output(given.out, kind, scale, config)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from linpix.model import checkpoint
 from linpix.model.attention import attention_for
 from linpix.model.checkpoint import Checkpoint, CheckpointError
-from linpix.model.cuda import StateFormat
 from linpix.model.packing import choose
 
 from ..memory import free_bytes
@@ -130,8 +129,7 @@ class Catalogue:
         slots = settings.slots if linear else min(settings.slots, settings.softmax_slots)
         # softmax has no compiled engine: these settings are meant for the linear models beside it
         wanted = (settings.engine, settings.precision) if linear else ("auto", "auto")
-        form = StateFormat(precision=settings.state, defer=settings.defer)
-        device, state = (settings.device, form) if linear else ("cpu", None)
+        device, state = (settings.device, settings.state) if linear else ("cpu", "fp32")
         try:
             chosen = choose(loaded.net.config, *wanted, device)
             if chosen.device == "cpu":

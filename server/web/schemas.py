@@ -19,8 +19,8 @@ Engine = Annotated[str, Field(examples=["compiled"], description="compiled (LinP
     "eager+operator (torch, with LinPix's kernel for the attention step)")]
 Precision = Annotated[str, Field(examples=["bf16"], description="precision of matrix products: fp32, bf16 or int8")]
 Device = Annotated[str, Field(examples=["cpu"], description="cpu or cuda")]
-State = Annotated[str, Field(examples=["fp32"], description="format of the recurrent states: fp32; or, on a GPU with "
-    "--state and --defer, for example fp16/8")]
+State = Annotated[str, Field(examples=["fp32"], description="precision of the recurrent states: fp32; or fp16, on a "
+    "GPU with --state fp16")]
 Slots = Annotated[int, Field(examples=[64], description="images that can be decoded at once")]
 Picture = Annotated[str, Field(examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAAAAABX..."], description="the picture in "
     "base64, in the format of output_format")]

@@ -69,8 +69,8 @@ def test_every_command_reports_a_misspelt_variable():
 
 def test_an_empty_variable_is_as_good_as_none(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    empty = dict.fromkeys((f"LINPIX_{name}" for name in ("CHECKPOINTS", "ENGINE", "PRECISION", "DEVICE", "STATE",
-                                                         "DEFER")), "")
+    empty = dict.fromkeys((f"LINPIX_{name}" for name in ("CHECKPOINTS", "ENGINE", "PRECISION", "DEVICE",
+                                                         "STATE")), "")
     assert inside("sample", "--model", "nothing", "--out", "x.png", **empty).stderr.count("mnist-small,") == 1
     assert inside("sample", "--model", tiny, "--out", "x.png", **empty).returncode == 0
 
@@ -116,7 +116,7 @@ def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
     (["sample", "--model", "TINY", "--label", "cat", "--out", "OUT"], "0, 1, 2"),
     (["sample", "--model", "TINY", "--label", "10", "--out", "OUT"], "0, 1, 2"),
     (["sample", "--model", "TINY", "--engine", "eager", "--precision", "bf16", "--out", "OUT"], "--engine compiled"),
-    (["sample", "--model", "TINY", "--state", "fp16", "--out", "OUT"], "use it with --defer 8"),
+    (["sample", "--model", "TINY", "--state", "fp16", "--out", "OUT"], "leave the flag out"),
     (["train", "tiny", "--data", "OUT", "--out", "OUT", "--attention", "softmax", "--feature-map", "relu"],
      "--feature-map is not an option of softmax attention"),
     (["train", "tiny", "--data", "OUT", "--out", "OUT", "--lsh-rounds", "2"],

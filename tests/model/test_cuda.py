@@ -29,7 +29,7 @@ from linpix.model import config as config_module
 from linpix.model import cuda as cuda_module
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS
-from linpix.model.cuda import BUCKETS, OVERLAP, TILES, GpuPool, StateFormat, record_graph
+from linpix.model.cuda import BUCKETS, GROUP, HALF_HEAD, OVERLAP, TILES, GpuPool, record_graph
 from linpix.model.features import phi
 from linpix.model.generate import generate
 from linpix.model.inputs import START
@@ -65,17 +65,16 @@ SHAPES = SAME | {
     "logits, conditional": dataclasses.replace(test_packing.SHAPES["logits, conditional"], value_dim=16,
                                                background_dim=20),
 }
-# in heads of 32, whose float16 state the matrix units take (csrc/cuda/recall.h)
-RECALLED = {f"{name}, heads of 32": dataclasses.replace(SHAPES[name], key_dim=32, value_dim=32)
-            for name in ("post-norm", "no start token", "background", "pixels", "conditional", "patches")}
-ALL = SHAPES | RECALLED
-PLAIN, DEFERRED, HALF = StateFormat(), StateFormat(defer=3), StateFormat(precision="fp16", defer=8)
-FORMATS = {"fp32": PLAIN, "deferred": DEFERRED, "fp16": HALF}
+# in heads of 32, whose state may be float16 (csrc/cuda/recall.h)
+ALL = SHAPES | {f"{name}, heads of 32": dataclasses.replace(config, key_dim=32, value_dim=32)
+                for name, config in SHAPES.items() if config.key_dim != 32}
+STATES = "fp32", "fp16"
 
 
-def shapes_and_formats(*shapes: str) -> list[tuple[str, str]]:
-    recalled = [name for name in RECALLED if name.removesuffix(", heads of 32") in shapes]
-    return [(shape, format_) for shape in shapes for format_ in FORMATS] + [(shape, "fp16") for shape in recalled]
+def shapes_and_states(*shapes: str) -> list[tuple[str, str]]:
+    halves = [name for name, config in ALL.items() if name.removesuffix(", heads of 32") in shapes
+              and config.key_dim == 32]
+    return [(shape, "fp32") for shape in shapes] + [(shape, "fp16") for shape in halves]
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -158,17 +157,17 @@ def test_the_state_stays_close_to_float64_over_a_whole_image(place, steps):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("shape", "format_"), shapes_and_formats(*SHAPES))
-def test_forced_decoding_gives_the_transformers_log_probabilities(place, shape, precision, format_):
+@pytest.mark.parametrize(("shape", "state"), shapes_and_states(*SHAPES))
+def test_forced_decoding_gives_the_transformers_log_probabilities(place, shape, precision, state):
     config = ALL[shape]
     net, images = net_of(config), images_of(config, 5)
-    pool = GpuPool(net, 8, precision=precision, state=FORMATS[format_], **place)
+    pool = GpuPool(net, 8, precision=precision, state=state, **place)
     pool.fill_with_nan(3)
     found, finite = log_probs(pool, images, [3, 1, 7, 2, 5])
     difference = found.double() - log_probs_of(net, images)
-    bound = {"fp32": 1e-5 if format_ == "fp32" else 2e-2, "bf16": 1e-1}[precision]
+    bound = {"fp32": 1e-5 if state == "fp32" else 2e-2, "bf16": 1e-1}[precision]
     if config.background is not None:  # its ink is unlikely; as on a processor, in tests/model/test_packing.py
-        bound = {"fp32": 1e-4 if format_ == "fp32" else 1e-1, "bf16": 0.5}[precision]
+        bound = {"fp32": 1e-4 if state == "fp32" else 1e-1, "bf16": 0.5}[precision]
     assert finite.all()
     assert float(difference.abs().max()) < bound
     assert abs(float(difference.mean())) < bound / 10
@@ -184,7 +183,7 @@ def test_a_float16_state_costs_the_shipped_models_nothing_that_shows(place, data
     net = checkpoint.read(checkpoint.find(name, None)).net
     raw = gzip.decompress((data / "mnist/t10k-images-idx3-ubyte.gz").read_bytes())
     image = torch.frombuffer(bytearray(raw[16:16 + 784]), dtype=torch.uint8)[None]
-    pool = GpuPool(net, 1, precision="fp32", state=HALF, **place)
+    pool = GpuPool(net, 1, precision="fp32", state="fp16", **place)
     found, _ = log_probs(pool, image, [1])
     difference = found.double().sum() - log_probs_of(net, image).sum()
     assert abs(float(difference)) / 784 / math.log(2) < 1e-4
@@ -192,10 +191,10 @@ def test_a_float16_state_costs_the_shipped_models_nothing_that_shows(place, data
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("shape", "format_"), shapes_and_formats("post-norm", "background", "pixels"))
-def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(place, shape, precision, format_):
+@pytest.mark.parametrize(("shape", "state"), shapes_and_states("post-norm", "background", "pixels"))
+def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(place, shape, precision, state):
     """Bit for bit, state and all: alone; among 69 others, in tiles of another shape; in quanta of 5 and 17 steps."""
-    pool = GpuPool(net_of(ALL[shape]), 80, precision=precision, state=FORMATS[format_], **place)
+    pool = GpuPool(net_of(ALL[shape]), 80, precision=precision, state=state, **place)
     pool.fill_with_nan(9)
     alone = draw(pool, [2], [77])[0]
     kept = pool.S[2].clone(), pool.z[2].clone()
@@ -226,10 +225,10 @@ def test_no_tile_of_products_changes_a_bit(place, monkeypatch, shape, rows):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("preset", ["mnist", "cifar10", "mnist-conditional"])
-def test_an_image_is_the_same_in_every_bucket(preset, format_):
-    pool = GpuPool(net_of(PRESETS[preset]), BUCKETS[-1], state=FORMATS[format_])
+def test_an_image_is_the_same_in_every_bucket(preset, state):
+    pool = GpuPool(net_of(PRESETS[preset]), BUCKETS[-1], state=state)
     T = 2 * PRESETS[preset].width * PRESETS[preset].channels
 
     def begin(rows: int) -> tuple[Tensor, Tensor]:
@@ -269,7 +268,7 @@ def test_a_second_gpu_draws_what_the_first_one_does():
         pytest.skip("there is only one")
     drawn = []
     for device in ("cuda:0", "cuda:1"):
-        pool = GpuPool(net_of(WIDER), 3, state=HALF, device=device)
+        pool = GpuPool(net_of(ALL["wider, heads of 32"]), 3, state="fp16", device=device)
         pool.record(3)
         drawn.append(draw(pool, [1, 2, 3], [4, 5, 6], quantum=16))
     assert torch.equal(*drawn)
@@ -282,7 +281,7 @@ def test_kernels_that_overlap_compute_what_kernels_that_wait_do(monkeypatch, pre
     found = []
     for overlap in ("1", "0"):
         monkeypatch.setenv(OVERLAP, overlap)
-        pool = GpuPool(net_of(PRESETS[preset]), 300, state=HALF)
+        pool = GpuPool(net_of(PRESETS[preset]), 300, state="fp16")
         slots = list(range(1, 301))
         pool.record(300)
         assert os.environ[OVERLAP] == overlap, "no graph could be recorded with it"
@@ -416,14 +415,14 @@ def test_a_graph_is_recorded_while_another_stream_is_busy():
     assert numbers.tolist() == [3.0] * 8
 
 
-@pytest.mark.parametrize(("shape", "format_"),
-                         shapes_and_formats("tiny", "no start token", "background", "patches", "pixels"))
-def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
-    """In pieces, and chunks, that end inside and outside of groups of deferred tokens, for rows of several lengths."""
+@pytest.mark.parametrize(("shape", "state"),
+                         shapes_and_states("tiny", "no start token", "background", "patches", "pixels"))
+def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, state):
+    """In pieces, and chunks, that end inside and outside of groups of tokens, for rows of several lengths."""
     config = dataclasses.replace(ALL[shape], height=16, width=16)  # more tokens than prefill takes at once
     net = net_of(config)
     images, lengths = images_of(config, 5), [1, 7, 128, 150, 256]
-    stepped, filled = (GpuPool(net, 5, state=FORMATS[format_], **place) for _ in range(2))
+    stepped, filled = (GpuPool(net, 5, state=state, **place) for _ in range(2))
     slots = [1, 2, 3, 4, 5]
     for pool in (stepped, filled):
         pool.fill_with_nan(3)
@@ -443,7 +442,7 @@ def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, format_):
             assert torch.equal(filled.last[slot], stepped.last[slot])
         if length:  # else whatever lies there is not looked at
             assert torch.equal(filled.z[slot], stepped.z[slot])
-        if length >= pool.format.defer:
+        if length >= (1 if state == "fp32" else GROUP):
             assert torch.equal(filled.S[slot], stepped.S[slot])
     for pool in (stepped, filled):  # what is not compared above, because it is waiting, decides what follows
         pool.known[:] = False
@@ -487,9 +486,9 @@ def test_many_rows_do_not_wait_for_one_with_a_long_run_of_background(place, rows
     assert taken.tolist() == [reached] * rows
 
 
-@pytest.mark.parametrize(("shape", "format_"), shapes_and_formats("tiny", "background"))
-def test_a_taken_slot_begins_empty_whatever_lies_there(place, shape, format_):
-    pool = GpuPool(net_of(ALL[shape]), 3, state=FORMATS[format_], **place)
+@pytest.mark.parametrize(("shape", "state"), shapes_and_states("tiny", "background"))
+def test_a_taken_slot_begins_empty_whatever_lies_there(place, shape, state):
+    pool = GpuPool(net_of(ALL[shape]), 3, state=state, **place)
     clean = draw(pool, [1], [4])
     pool.fill_with_nan(1)
     assert torch.equal(draw(pool, [1], [4]), clean)
@@ -528,14 +527,14 @@ def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(place, shape):
     assert (passes < T).tolist() == [config.background is not None or bool(read) for read in conditioned]
 
 
-@pytest.mark.parametrize(("shape", "format_"), shapes_and_formats("conditional", "pixels, conditional"))
-def test_what_was_read_elsewhere_is_loaded_and_decoded_on(place, shape, format_):
+@pytest.mark.parametrize(("shape", "state"), shapes_and_states("conditional", "pixels, conditional"))
+def test_what_was_read_elsewhere_is_loaded_and_decoded_on(place, shape, state):
     """Log-probabilities of what is drawn after reading, by the parallel form in float64."""
     config = ALL[shape]
     net, images, known = net_of(config), images_of(config, 3), torch.zeros(3, config.subpixels, dtype=torch.bool)
     known[:, 30:129], known[0, :6] = True, True
     state, start = RecurrentState(config, 3), torch.full((3,), START)
-    pool = GpuPool(net, 3, precision="fp32", state=FORMATS[format_], **place)
+    pool = GpuPool(net, 3, precision="fp32", state=state, **place)
     net.read(images, known, state, torch.tensor([1, 2, 3]))
     for slot in (1, 2, 3):
         pool.put([slot], images[slot - 1], known[slot - 1])
@@ -545,12 +544,12 @@ def test_what_was_read_elsewhere_is_loaded_and_decoded_on(place, shape, format_)
     drawn = pool.images([1, 2, 3])
     assert torch.equal(drawn[known], images[known]) and pool.saturated() == 0
     exact = mixture.log_likelihood(net.double().predict(net.sequences(drawn, start, known)).parameters, drawn)
-    assert float((found - exact)[~known].abs().max()) < (1e-4 if format_ == "fp32" else 1e-1)
+    assert float((found - exact)[~known].abs().max()) < (1e-4 if state == "fp32" else 1e-1)
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-def test_padding_and_rows_that_are_done_touch_nothing(place, format_):
-    pool = GpuPool(net_of(TINY), 6, state=FORMATS[format_], **place)
+@pytest.mark.parametrize(("shape", "state"), shapes_and_states("tiny"))
+def test_padding_and_rows_that_are_done_touch_nothing(place, shape, state):
+    pool = GpuPool(net_of(ALL[shape]), 6, state=state, **place)
     pool.put(list(range(7)), None, None)
     for part in (pool.S, pool.z):
         part.fill_(3.0)
@@ -559,7 +558,7 @@ def test_padding_and_rows_that_are_done_touch_nothing(place, format_):
     rest = [0, 1, 2, 3, 6]
     assert torch.equal(pool.S[rest], before[0][rest]) and torch.equal(pool.z[rest], before[1][rest])
     assert torch.equal(pool.canvas[rest], before[2][rest])
-    alone = GpuPool(net_of(TINY), 1, state=FORMATS[format_], **place)
+    alone = GpuPool(net_of(ALL[shape]), 1, state=state, **place)
     decode(alone, [1], [0], [8], [2])
     assert torch.equal(alone.images([1]), pool.images([4]))
 
@@ -578,19 +577,19 @@ def test_more_rows_than_the_largest_graph_are_decoded_in_turn(place):
 
 def test_what_threads_compute_does_not_depend_on_their_order(emulated):
     """Forwards and backwards: phases that depend on each other have a barrier between them."""
-    for config, precision, format_ in ((WIDER, "bf16", HALF), (SHAPES["post-norm"], "fp32", DEFERRED),
-                                       (SHAPES["background"], "bf16", DEFERRED), (SHAPES["conditional"], "fp32", HALF),
-                                       (ALL["post-norm, heads of 32"], "bf16", HALF),
-                                       (SHAPES["pixels"], "bf16", DEFERRED)):
+    for shape, precision, state in (("wider, heads of 32", "bf16", "fp16"), ("post-norm", "fp32", "fp32"),
+                                    ("background", "bf16", "fp32"), ("conditional, heads of 32", "fp32", "fp16"),
+                                    ("post-norm, heads of 32", "bf16", "fp16"), ("pixels", "bf16", "fp32")):
+        config = ALL[shape]
         found = []
         for backwards in (False, True):
             emulated.backwards(backwards)
-            pool = GpuPool(net_of(config), 70, precision=precision, state=format_, device="cpu",
+            pool = GpuPool(net_of(config), 70, precision=precision, state=state, device="cpu",
                            operators=emulated.operators)
             pool.put(list(range(1, 71)), images_of(config, 1)[0], torch.arange(config.subpixels) < 30)
             pool.prefill([1, 2], [0, 0], [30, 20], [START] * 2)
             decode(pool, list(range(1, 71)), [30, 20, *[0] * 68], [20] * 70, list(range(70)))
-            found.append((pool.canvas, pool.S, pool.z, pool.pairs))
+            found.append((pool.canvas, pool.S, pool.z, pool.S if pool.pairs is None else pool.pairs))
         emulated.backwards(False)
         assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
@@ -610,7 +609,7 @@ def test_the_scale_of_a_head_is_a_power_of_two_that_no_image_can_pass():
 
 
 def test_what_float16_cannot_hold_is_clamped_and_counted(place):
-    pool = GpuPool(net_of(TINY), 1, state=HALF, **place)
+    pool = GpuPool(net_of(ALL["tiny, heads of 32"]), 1, state="fp16", **place)
     draw(pool, [1], [0])
     assert pool.saturated() == 0
     pool.scale *= 2.0**-22
@@ -666,6 +665,8 @@ def test_the_limits_that_are_asked_about_are_those_of_the_kernels():
                       "MAX_SEQUENCE_HEAD": ops.GPU_MAX_HEAD}
     [chunk] = re.findall(r"SEQUENCE_CHUNK = (\d+);", (CUDA.parent / "sequence.h").read_text())
     assert int(chunk) == ops.CHUNK  # else the reference rounds otherwise
+    groups = re.findall(r"constexpr int GROUP = (\d+), HALF_HEAD = (\d+);", header)
+    assert groups == [(str(GROUP), str(HALF_HEAD))]
     sizes = re.findall(r"key_dim == (\d+)", (CUDA / "attention.cu").read_text())
     assert tuple(map(int, sizes)) == ops.GPU_HEADS
 
@@ -689,18 +690,19 @@ def test_rows_that_cannot_be_are_refused(emulated, name, change, message):
         pool.decode(**given)
 
 
-@pytest.mark.parametrize(("format_", "message"), [
-    ({"precision": "fp16"}, "--defer 8"), ({"defer": 0}, r"defer must be in 1\.\.64, got 0"),
-    ({"precision": "bf16", "defer": 8}, "state must be fp32 or fp16, got 'bf16'")])
-def test_state_formats_that_cannot_be_are_refused(format_, message):
-    with pytest.raises(ValueError, match=message):
-        StateFormat(**format_)
+def test_a_float16_state_is_refused_where_heads_have_another_size(emulated):
+    with pytest.raises(ValueError, match="heads of size 32, but this model has heads of size 8; use --state fp32"):
+        GpuPool(net_of(TINY), 1, device="cpu", operators=emulated.operators, state="fp16")
+    pool = GpuPool(net_of(ALL["tiny, heads of 32"]), 1, device="cpu", operators=emulated.operators, state="fp16")
+    pool._packed = GpuPool(net_of(TINY), 1, device="cpu", operators=emulated.operators)._packed
+    with pytest.raises(RuntimeError, match="a float16 S must have heads of size 32, got 8"):
+        decode(pool, [1], [0], [1], [1])
 
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"S": lambda x: x[:5]}, "S must have shape"), ({"S": lambda x: x.bfloat16()}, "S must have dtype Float"),
     ({"S": lambda x: x.half()}, "a float16 S needs pairs, scale and saturated"),
-    ({"pairs": lambda _: torch.zeros(9, 2, 2, 1, 16)}, "defer at least 2"),
+    ({"pairs": lambda _: torch.zeros(9, 2, 2, 8, 16)}, "and a float32 S none of them"),
     ({"canvas": lambda x: x[:, 1:]}, "canvas must have shape"), ({"steps": lambda x: x.int()}, "steps must have dtype"),
     ({"weights": lambda x: x[:-1]}, "weights must hold"), ({"most": lambda _: 65}, r"most must be in 0\.\.64"),
 ])

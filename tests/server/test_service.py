@@ -286,7 +286,7 @@ def test_a_bad_comparison_is_refused(client, body, param, words):
     (["--slots", "x"], "--slots"),
     (["--slots", "10000000", "--models", "SLOW"], "lower --slots"),  # 629 GiB, at 66 KiB a slot
     (["--engine", "eager", "--precision", "bf16"], "--precision fp32"),
-    (["--state", "fp16"], "use it with --defer 8"),
+    (["--state", "fp16"], "leave the flag out"),
     (["--api-keys", "missing"], "no such file can be found"),
     (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': expected KIND:WHEN=N"),
     (["--watchdog-timeout", "0"], "--watchdog-timeout"),

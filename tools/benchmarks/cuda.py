@@ -1,7 +1,7 @@
 """What only a GPU can say of decoding and training, part by part; `make gpu-check` runs all of them.
 
     python -m tools.benchmarks.cuda PART [--results FILE] [--preset mnist,mnist-large] [--batch 64,4096]
-                                         [--state fp32,fp16/8]
+                                         [--state fp32,fp16]
 
     machine   speed of copies, also within the L2 cache, and of a bf16 product; us of an empty kernel
     decode    images/s, us of a pass and TB/s of state of whole images; and for each number of rows of a graph the us of
@@ -36,7 +36,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS, ModelConfig
-from linpix.model.cuda import OVERLAP, TILES, TIMED, WITHOUT, GpuPool, StateFormat
+from linpix.model.cuda import GROUP, OVERLAP, TILES, TIMED, GpuPool
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 from tools.results import Found, Results
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("build/gpu-check/results.jsonl"))
     parser.add_argument("--preset", type=lambda text: text.split(","), default=["mnist"])
     parser.add_argument("--batch", type=lambda text: [int(word) for word in text.split(",")], default=[64, 4096])
-    parser.add_argument("--state", type=lambda text: text.split(","), default=["fp32", "fp16/8"])
+    parser.add_argument("--state", type=lambda text: text.split(","), default=["fp32", "fp16"])
     parser.add_argument("--emulated", type=Path)
     given = parser.parse_args()
     if unknown := set(given.preset) - set(PRESETS):
@@ -61,7 +61,7 @@ def main() -> None:
         definitions = define_emulated(given.emulated)  # noqa: F841 - as long as this lives
     elif not ops.gpu:
         sys.exit(f"there is nothing to measure: {ops.why_no_gpu()}")
-    variables: dict[str, Any] = {name: os.environ[name] for name in (OVERLAP, TILES, WITHOUT, "CUBLASLT_WORKSPACE_SIZE")
+    variables: dict[str, Any] = {name: os.environ[name] for name in (OVERLAP, TILES, "CUBLASLT_WORKSPACE_SIZE")
                                  if os.environ.get(name) and (name, os.environ[name]) != (OVERLAP, "1")}
     parts[given.part](given, partial(Results(given.results).measure, part=given.part, **variables))
 
@@ -135,23 +135,22 @@ def net_of(preset: str) -> Transformer:
 
 
 def pool_of(given: argparse.Namespace, preset: str, state: str, *, graphs: bool = True) -> GpuPool:
-    precision, _, defer = state.partition("/")
     operators = torch.ops.linpix_emulated if given.emulated else None if graphs else torch.ops.linpix
     recorder = (lambda work: work) if given.emulated and graphs else None
     pool = GpuPool(net_of(preset), max(given.batch), device=device_of(given), operators=operators, recorder=recorder,
-                   state=StateFormat(precision=precision, defer=int(defer or 1)))  # type: ignore[arg-type]
+                   state=state)  # type: ignore[arg-type]
     if graphs:
         pool.record(max(given.batch))
     return pool
 
 
-def state_traffic(config: ModelConfig, form: StateFormat) -> float:
-    """Of state, that a step of one image must move: S is read, and written once in `defer` steps; z is both; of the
-    pairs that wait, half a group is read on average, and all but the last are written."""
-    S = config.key_dim * config.value_dim * (2 if form.precision == "fp16" else 4)
-    pair, waiting = 2 * (config.key_dim + config.value_dim), form.defer - 1
-    return config.layers * config.heads * (S + S / form.defer + 8 * config.key_dim
-                                           + pair * (waiting / 2 + waiting / form.defer))
+def state_traffic(config: ModelConfig, state: str) -> float:
+    """Of state, that a step of one image must move: S is read, and written, in float16 once a group; z is both; of the
+    pairs that wait in float16, half a group is read on average, and all but the last are written."""
+    group, size = (GROUP, 2) if state == "fp16" else (1, 4)
+    S, pair = size * config.key_dim * config.value_dim, 2 * (config.key_dim + config.value_dim)
+    return config.layers * config.heads * (S + S / group + 8 * config.key_dim
+                                           + pair * (group - 1) * (1 / 2 + 1 / group))
 
 
 class Images:
@@ -187,7 +186,7 @@ def decoded(pool: Callable[[], GpuPool], batch: int) -> Found:
         while images.at.min() < config.length:
             passes, calls = passes + images.advance(config.row_length), calls + 1
         seconds = time.perf_counter() - began
-    moved = state_traffic(config, pool().format) * passes
+    moved = state_traffic(config, pool().state) * passes
     return {"images_per_second": batch / seconds, "us_a_pass": seconds / calls / config.row_length * 1e6,
             "passes": passes / batch, "state_tbs": moved / seconds / 1e12, "kernels": pool().kernels}
 

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.cuda import GpuPool, StateFormat
+from linpix.model.cuda import GpuPool, State
 from linpix.model.packing import choose, gpu_obstacle
 
 from .compiled import CompiledDecoder, CudaDecoder
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,
-                device: str = "auto", state: StateFormat | None = None, share: bool = False) -> Decoder:
+                device: str = "auto", state: State = "fp32", share: bool = False) -> Decoder:
     """The decoder with this engine, precision and device; for auto, the best one for this model. Raises ValueError.
 
     share: whether other processes on this machine decode with the same weights.
@@ -32,10 +32,10 @@ def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precis
             raise ValueError(f"the GPU has too little memory for {slots} slots of {checkpoint.name}: {free:.1f} GiB of "
                              f"{whole:.1f} GiB are free; lower --slots") from error
         return CudaDecoder(checkpoint, slots, pool, precision=chosen.precision)
-    if state not in (None, StateFormat()):
+    if state != "fp32":
         obstacle = gpu_obstacle(checkpoint.net.config, precision)
-        raise ValueError("--state fp16 and --defer are for decoding on a GPU, but this model decodes on a "
-                         f"CPU{f': {obstacle}' if obstacle else ''}; leave the flags out")
+        raise ValueError("--state fp16 is for decoding on a GPU, but this model decodes on a "
+                         f"CPU{f': {obstacle}' if obstacle else ''}; leave the flag out")
     if chosen.engine == "eager":
         return EagerDecoder(checkpoint, slots)
     return CompiledDecoder(checkpoint, slots, precision=chosen.precision, share=share)

@@ -123,7 +123,7 @@ class CudaDecoder(BitwiseDecoder):
     def __init__(self, checkpoint: Checkpoint, slots: int, pool: GpuPool, *, precision: str = "bf16") -> None:
         super().__init__(checkpoint, slots, pool)
         self.precision, self.stride, self.kernels = precision, pool.stride, pool.kernels
-        self.state_format = str(pool.format)
+        self.state_format = pool.state
         if self.net.patches is not None and choose(self.config).engine == "compiled":
             self.reader, self.reads_together = pack(self.net, PRECISIONS[precision]), READS_TOGETHER
 

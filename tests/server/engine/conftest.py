@@ -1,31 +1,34 @@
 """A small conditional model with random weights, and each engine that can draw it."""
 
+import dataclasses
+
 import pytest
 
 from linpix.model import checkpoint, ops
-from linpix.model.cuda import GpuPool, StateFormat
+from linpix.model.cuda import GpuPool
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
 from tests.nets import CONDITIONAL, net_of
 
-FORMATS = {"gpu": StateFormat(), "gpu, fp16": StateFormat(precision="fp16", defer=8)}
+STATES = {"gpu": "fp32", "gpu, fp16": "fp16"}
+CONFIG = dataclasses.replace(CONDITIONAL, key_dim=32, value_dim=32)  # as a float16 state has to have
 
 
 @pytest.fixture(scope="package")
 def source() -> checkpoint.Checkpoint:
-    return checkpoint.Checkpoint("tiny", net_of(CONDITIONAL, spread=0.1), {}, "", tuple("0123456789"))
+    return checkpoint.Checkpoint("tiny", net_of(CONFIG, spread=0.1), {}, "", tuple("0123456789"))
 
 
 @pytest.fixture(params=["compiled", "int8",
-                        *[pytest.param(kind, marks=pytest.mark.slow) for kind in ("eager", *FORMATS)]])
+                        *[pytest.param(kind, marks=pytest.mark.slow) for kind in ("eager", *STATES)]])
 def decoder(request, source):
     """Makes one of so many slots. int8: compiled too. gpu: emulated."""
     if request.param in ("compiled", "int8") and not ops.compiled:
         pytest.skip(ops.why())
-    if request.param in FORMATS:
+    if request.param in STATES:
         place = {"device": "cpu", "operators": request.getfixturevalue("emulated").operators}
         return lambda slots: CudaDecoder(source, slots, GpuPool(source.net, slots, precision="fp32",
-                                                                state=FORMATS[request.param], **place),
+                                                                state=STATES[request.param], **place),
                                          precision="fp32")
     if request.param == "int8":
         return lambda slots: new_decoder(source, slots, "compiled", "int8")

@@ -12,7 +12,7 @@ import torch
 from linpix.cli.draw import produce
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
-from linpix.model.cuda import GpuPool, StateFormat
+from linpix.model.cuda import GpuPool
 from linpix.model.generate import generate
 from linpix.model.sharing import SharedWeights
 from linpix.server.engine.decode.choice import new_decoder
@@ -373,8 +373,8 @@ def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
 @pytest.mark.skipif(ops.gpu, reason="there is a GPU here")
 @pytest.mark.parametrize(("options", "message"), [
     ({"device": "cuda"}, "--device cuda cannot run this model: .*; or use --device cpu"),
-    ({"state": StateFormat(defer=8)}, "--state fp16 and --defer are for decoding on a GPU, but this model decodes on a "
-                                      "CPU: .*; leave the flags out")])
+    ({"state": "fp16"}, "--state fp16 is for decoding on a GPU, but this model decodes on a CPU: .*; leave the flag "
+                        "out")])
 def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(options, message):
     with pytest.raises(ValueError, match=message):
         new_decoder(loaded(), 1, **options)
