@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -121,41 +120,23 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
 
 // --- decode_quantum, prefill, read -----------------------------------------------------------------------------------
 
-using Maybe = std::optional<Tensor>;
-
-// The pools of N states, and the slots of a call's rows.
-Rows states_of(const char* op, const Model& m, int64_t N, const Tensor& S, const Tensor& z, const Maybe& last,
-               const Tensor& slots, int64_t threads) {
-  STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
+// Adds the pools S and z of N states to the rows of a call, and checks the values of their slots.
+Rows with_states(Rows rows, const char* op, const Model& m, int64_t N, const Tensor& S, const Tensor& z,
+                 int64_t threads) {
   STD_TORCH_CHECK(threads >= 1 && threads <= 1024, op, ": threads must be in 1..1024, got ", threads);
-  const int64_t B = slots.size(0);
-  Rows rows{};
-  rows.count = (int)B;
   rows.S = checked<float>(S, op, "S", ScalarType::Float, {N, m.layers, m.heads, m.key_dim, m.value_dim});
   rows.z = checked<float>(z, op, "z", ScalarType::Float, {N, m.layers, m.heads, m.key_dim});
-  if (m.background >= 0) {
-    STD_TORCH_CHECK(last, op, ": a model with a background needs the pool `last`, got None");
-    rows.last = checked<float>(*last, op, "last", ScalarType::Float, {N, m.project.columns});
-  }
-  rows.slots = checked<int64_t>(slots, op, "slots", ScalarType::Long, {B});
-  check_slots(rows.slots, B, N, op);
+  check_slots(rows.slots, rows.count, N, op);
   return rows;
 }
 
-// The same, with the further arguments of decode_quantum and prefill for each row.
-Rows rows_of(const char* op, const Model& m, const Tensor& canvas, const Tensor& known, const Tensor& S,
-             const Tensor& z, const Maybe& last, const Maybe& conditioned, const Tensor& slots, const Tensor& positions,
-             const Tensor& start, int64_t threads) {
-  STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
-  const int64_t N = canvas.size(0);
-  Rows rows = states_of(op, m, N, S, z, last, slots, threads);
-  const int64_t B = rows.count;
-  rows.canvas = checked<uint8_t>(canvas, op, "canvas", ScalarType::Byte, {N, m.subpixels});
-  rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {N, m.subpixels});
-  if (conditioned) rows.conditioned = checked<bool>(*conditioned, op, "conditioned", ScalarType::Bool, {B});
-  rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
-  rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
-  for (int64_t i = 0; i < B; ++i)
+// The rows of decode_quantum and prefill.
+Rows checked_rows(const char* op, const Model& m, const Tensor& canvas, const Tensor& known, const Tensor& S,
+                  const Tensor& z, const Maybe& last, const Maybe& conditioned, const Tensor& slots,
+                  const Tensor& positions, const Tensor& start, int64_t threads) {
+  const Rows rows = with_states(rows_of(op, m, canvas, known, last, conditioned, slots, positions, start), op, m,
+                                canvas.size(0), S, z, threads);
+  for (int i = 0; i < rows.count; ++i)
     STD_TORCH_CHECK(256 <= rows.start[i] && rows.start[i] <= 256 + m.classes, op, ": start must be in 256..",
                     256 + m.classes, ", got ", rows.start[i], " in row ", i);
   return rows;
@@ -189,30 +170,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
   check_not_deferred(op, pairs, scale, saturated, tokens);
   const Parts parts(op, weights, sizes, eps);
   const Model& m = parts.model;
-  Rows rows = rows_of(op, m, canvas, known, S, z, last, conditioned, slots, positions, start, threads);
-  const int64_t B = rows.count;
-  rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
-  rows.temperatures = checked<float>(temperatures, op, "temperatures", ScalarType::Float, {B});
+  Rows rows = checked_rows(op, m, canvas, known, S, z, last, conditioned, slots, positions, start, threads);
   const std::vector<int64_t> real =
-      checked_steps(op, m, rows, checked<int64_t>(steps, op, "steps", ScalarType::Long, {B}));
-  for (int64_t i = 0; i < B; ++i)
-    STD_TORCH_CHECK(rows.temperatures[i] >= 0, op, ": temperatures must be at least 0, got ", rows.temperatures[i]);
+      checked_steps(op, m, rows, checked<int64_t>(steps, op, "steps", ScalarType::Long, {rows.count}));
   rows.steps = real.data();
-  STD_TORCH_CHECK(most_passes >= 0, op, ": most_passes must be at least 0, got ", most_passes);
-  rows.most_steps = most;
-  rows.most_passes = std::min(most, most_passes);
-  for (int64_t i = 0; i < B; ++i)
+  const auto results =
+      results_of(op, m, rows, known, steps, seeds, temperatures, most, most_passes, with_log_probs);
+  for (int i = 0; i < rows.count; ++i) {
+    STD_TORCH_CHECK(rows.temperatures[i] >= 0, op, ": temperatures must be at least 0, got ", rows.temperatures[i]);
     STD_TORCH_CHECK(real[i] <= most, op, ": row ", i, " takes ", real[i], " steps, but `most` is ", most);
-  Tensor log_probs = torch::stable::new_zeros(temperatures, {B, with_log_probs ? most * m.token_size : 0});
-  Tensor finite = torch::stable::new_empty(known, {B});
-  Tensor taken = torch::stable::new_zeros(steps, {B}), passes = torch::stable::new_zeros(steps, {B});
-  rows.log_probs = with_log_probs ? (float*)log_probs.data_ptr() : nullptr;
-  rows.finite = (bool*)finite.data_ptr();
-  rows.taken = (int64_t*)taken.data_ptr();
-  rows.passes = (int64_t*)passes.data_ptr();
-  std::memset(rows.finite, true, B);
+  }
   decode(chosen_kernels(), m, rows, (int)threads, patience);
-  return {log_probs, finite, taken, passes};
+  return results;
 }
 
 void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale,
@@ -223,7 +192,7 @@ void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z
   const char* op = "prefill";
   check_not_deferred(op, pairs, scale, saturated, tokens);
   const Parts parts(op, weights, sizes, eps);
-  Rows rows = rows_of(op, parts.model, canvas, known, S, z, last, conditioned, slots, positions, start, threads);
+  Rows rows = checked_rows(op, parts.model, canvas, known, S, z, last, conditioned, slots, positions, start, threads);
   const std::vector<int64_t> real =
       checked_steps(op, parts.model, rows, checked<int64_t>(steps, op, "steps", ScalarType::Long, {rows.count}));
   rows.steps = real.data();
@@ -236,7 +205,7 @@ Tensor read_into(Tensor S, Tensor z, Maybe last, const Tensor& slots, const Tens
   const Parts parts(op, weights, sizes, eps);
   const Model& m = parts.model;
   STD_TORCH_CHECK(S.dim() == 5, op, ": S must have shape (N, L, H, D, M), got ", text(sizes_of(S)));
-  Rows rows = states_of(op, m, S.size(0), S, z, last, slots, threads);
+  Rows rows = with_states(slots_of(op, m, S.size(0), last, slots), op, m, S.size(0), S, z, threads);
   STD_TORCH_CHECK(inputs.dim() == 2, op, ": inputs must have shape (n, d_model), got ", text(sizes_of(inputs)));
   const int64_t n = inputs.size(0);
   rows.inputs = checked<float>(inputs, op, "inputs", ScalarType::Float, {n, m.d_model});

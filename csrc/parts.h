@@ -1,10 +1,18 @@
 // Turns a packed model (tensors and integers) into the pointers and sizes that the kernels take, and checks it.
 #pragma once
 
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
 #include "checks.h"
 #include "decode.h"
 
 namespace linpix {
+
+using Maybe = std::optional<Tensor>;
 
 #if defined(LINPIX_ONE_LANE)
 constexpr bool ON_GPU = true;
@@ -163,5 +171,54 @@ class Parts {
   std::vector<Layer> layers_;
   std::vector<float> no_bias_;
 };
+
+// The slots of a call's rows, and the pool of N states beside S and z that they point into. Here and below, what tensors
+// hold is not checked.
+inline Rows slots_of(const char* op, const Model& m, int64_t N, const Maybe& last, const Tensor& slots) {
+  STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
+  Rows rows{};
+  rows.count = (int)slots.size(0);
+  rows.slots = checked<int64_t>(slots, op, "slots", ScalarType::Long, {slots.size(0)});
+  if (m.background >= 0) {
+    STD_TORCH_CHECK(last, op, ": a model with a background needs the pool `last`, got None");
+    rows.last = checked<float>(*last, op, "last", ScalarType::Float, {N, m.project.columns});
+  }
+  return rows;
+}
+
+// The same, with the further arguments of decode_quantum and prefill for each row.
+inline Rows rows_of(const char* op, const Model& m, const Tensor& canvas, const Tensor& known, const Maybe& last,
+                    const Maybe& conditioned, const Tensor& slots, const Tensor& positions, const Tensor& start) {
+  STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
+  const int64_t N = canvas.size(0);
+  Rows rows = slots_of(op, m, N, last, slots);
+  const int64_t B = rows.count;
+  rows.canvas = checked<uint8_t>(canvas, op, "canvas", ScalarType::Byte, {N, m.subpixels});
+  rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {N, m.subpixels});
+  if (conditioned) rows.conditioned = checked<bool>(*conditioned, op, "conditioned", ScalarType::Bool, {B});
+  rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
+  rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
+  return rows;
+}
+
+// What decode_quantum returns. rows gets its places, and the arguments that say what to draw.
+inline std::tuple<Tensor, Tensor, Tensor, Tensor> results_of(
+    const char* op, const Model& m, Rows& rows, const Tensor& known, const Tensor& steps, const Tensor& seeds,
+    const Tensor& temperatures, int64_t most, int64_t most_passes, bool with_log_probs) {
+  const int64_t B = rows.count;
+  STD_TORCH_CHECK(most_passes >= 0, op, ": most_passes must be at least 0, got ", most_passes);
+  rows.most_steps = most;
+  rows.most_passes = std::min(most, most_passes);
+  rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
+  rows.temperatures = checked<float>(temperatures, op, "temperatures", ScalarType::Float, {B});
+  Tensor log_probs = torch::stable::new_zeros(temperatures, {B, with_log_probs ? most * m.token_size : 0});
+  Tensor finite = torch::stable::fill_(torch::stable::new_empty(known, {B}), 1);
+  Tensor taken = torch::stable::new_zeros(steps, {B}), passes = torch::stable::new_zeros(steps, {B});
+  rows.log_probs = with_log_probs ? (float*)log_probs.data_ptr() : nullptr;
+  rows.finite = (bool*)finite.data_ptr();
+  rows.taken = (int64_t*)taken.data_ptr();
+  rows.passes = (int64_t*)passes.data_ptr();
+  return {log_probs, finite, taken, passes};
+}
 
 }  // namespace linpix

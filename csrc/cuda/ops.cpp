@@ -6,7 +6,6 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -19,8 +18,6 @@
 
 namespace linpix {
 namespace {
-
-using Maybe = std::optional<Tensor>;
 
 void check_heads(const char* op, int64_t D, int64_t M) {
   STD_TORCH_CHECK(attends((int)D, (int)M), op, ": heads must be of size 8, 16 or 32, keys and values alike, got ", D,
@@ -86,29 +83,17 @@ class Call {
     STD_TORCH_CHECK(0 <= most && most <= m.tokens, op, ": most must be in 0..", m.tokens, ", got ", most);
     STD_TORCH_CHECK(m.d_ff <= MAX_DEPTH && m.heads * m.value_dim <= MAX_DEPTH, op, ": d_ff and the values of all heads "
                     "must be at most ", MAX_DEPTH, ", got ", m.d_ff, " and ", m.heads * m.value_dim);
-    STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
-    STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
-    const int64_t B = slots.size(0), N = canvas.size(0), L = m.layers, H = m.heads, D = m.key_dim, M = m.value_dim;
-    STD_TORCH_CHECK(B <= 1 << 16, op, ": at most 65536 rows, got ", B);
     Rows& rows = pass.rows;
-    rows.count = (int)B;
-    rows.canvas = checked<uint8_t>(canvas, op, "canvas", ScalarType::Byte, {N, m.subpixels});
-    rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {N, m.subpixels});
-    rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
-    rows.slots = checked<int64_t>(slots, op, "slots", ScalarType::Long, {B});
+    rows = rows_of(op, m, canvas, known, last, conditioned, slots, positions, start);
+    const int64_t B = rows.count, N = canvas.size(0), L = m.layers, H = m.heads, D = m.key_dim, M = m.value_dim;
+    STD_TORCH_CHECK(B <= 1 << 16, op, ": at most 65536 rows, got ", B);
     rows.steps = checked<int64_t>(steps, op, "steps", ScalarType::Long, {B});
-    rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
     Pools& pools = pass.pools;
     STD_TORCH_CHECK(tokens || (m.background < 0 && !conditioned), op, ": a model with a background or conditioned rows "
                     "needs the pool `tokens`, got None");
     if (tokens) pools.tokens = checked<int64_t>(*tokens, op, "tokens", ScalarType::Long, {N});
-    if (conditioned) rows.conditioned = checked<bool>(*conditioned, op, "conditioned", ScalarType::Bool, {B});
-    if (m.background >= 0) {
-      STD_TORCH_CHECK(m.project.columns <= MAX_BACKGROUND_DIM, op, ": background_dim must be at most ",
-                      MAX_BACKGROUND_DIM, ", got ", m.project.columns);
-      STD_TORCH_CHECK(last, op, ": a model with a background needs the pool `last`, got None");
-      rows.last = checked<float>(*last, op, "last", ScalarType::Float, {N, m.project.columns});
-    }
+    STD_TORCH_CHECK(m.background < 0 || m.project.columns <= MAX_BACKGROUND_DIM, op, ": background_dim must be at most ",
+                    MAX_BACKGROUND_DIM, ", got ", m.project.columns);
     const bool half = S.scalar_type() == ScalarType::Half;
     STD_TORCH_CHECK(half == (bool)pairs && half == (bool)scale && half == (bool)saturated, op, ": a float16 S needs "
                     "pairs, scale and saturated, and a float32 S none of them");
@@ -161,22 +146,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
   const Device device(S);
   Call call(op, canvas, known, S, z, pairs, scale, saturated, last, tokens, conditioned, slots, positions, steps, start,
             weights, sizes, eps, most, 1);
-  STD_TORCH_CHECK(most_passes >= 0, op, ": most_passes must be at least 0, got ", most_passes);
   Rows& rows = call.pass.rows;
-  const int64_t B = rows.count;
-  rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
-  rows.temperatures = checked<float>(temperatures, op, "temperatures", ScalarType::Float, {B});
-  rows.most_steps = most;
-  Tensor log_probs =
-      torch::stable::new_zeros(temperatures, {B, with_log_probs ? most * call.pass.model.token_size : 0});
-  Tensor finite = torch::stable::fill_(torch::stable::new_empty(known, {B}), 1);
-  Tensor taken = torch::stable::new_zeros(steps, {B}), passes = torch::stable::new_zeros(steps, {B});
-  rows.log_probs = with_log_probs ? (float*)log_probs.data_ptr() : nullptr;
-  rows.finite = (bool*)finite.data_ptr();
-  rows.taken = (int64_t*)taken.data_ptr();
-  rows.passes = (int64_t*)passes.data_ptr();
-  if (B) check(op, decode(call.pass, (int)(most_passes < most ? most_passes : most), device.stream));
-  return {log_probs, finite, taken, passes};
+  const auto results = results_of(op, call.pass.model, rows, known, steps, seeds, temperatures, most, most_passes,
+                                  with_log_probs);
+  if (rows.count) check(op, decode(call.pass, (int)rows.most_passes, device.stream));
+  return results;
 }
 
 void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale,
