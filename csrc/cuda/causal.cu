@@ -10,7 +10,9 @@ using namespace linpix::LINPIX_ISA;
 
 template <template <class, class> class Kernel, class R, class E>
 int start(const Sequences& s, void* stream) {
-  return launch<Kernel<R, E>>(Grid{s.count * s.heads}, Kernel<R, E>::bytes(s), stream, false, s);
+  Kernel<R, E> kernel;
+  const int bytes = (int)((kernel.lay_out(nullptr, s.D, s.M) - (R*)nullptr) * sizeof(R));
+  return launch<Kernel<R, E>>(Grid{s.count * s.heads}, bytes, stream, false, s);
 }
 
 template <template <class, class> class Kernel>

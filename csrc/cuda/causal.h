@@ -2,10 +2,11 @@
 //
 // Goes chunk by chunk as csrc/causal.h does, with a chunk's vectors, its scores and the state in shared memory.
 //
-// Why it is fast: a thread computes four rows of a product at a time, in two columns, so it reads six numbers for eight
-// products. Threads of a warp have neighbouring columns of the same rows, so the rows are read from shared memory once
-// for all of them. While the threads of one block wait for one another, those of five others on the same multiprocessor
-// go on.
+// Why it is fast: where the elements are bfloat16, as in training, matrix units multiply. Their operands are sums of two
+// bfloat16, so what is rounded away does not show beside the rounding of the results. A warp computes 16 x 16 numbers
+// at a time, so it reads an operand once for 16 products. While the threads of one block wait for one another, those of
+// four others on the same multiprocessor go on. Float and double, for tests and full precision, are multiplied by each
+// thread: four rows of a product at a time, in two columns, so it reads six numbers for eight products.
 #pragma once
 
 #include "../functions.h"
@@ -49,9 +50,12 @@ LINPIX_INLINE Walk walk_of(const Sequences& s, int64_t block) {
   return {block % s.heads, s.offsets[sequence], s.offsets[sequence + 1]};
 }
 
-// A matrix in shared memory. Rows have an odd length, so that numbers of one column lie in different banks.
-template <class R>
+// A matrix in shared memory. Its sides are multiples of 16, as matrix units want it; what is beyond `rows` and `columns`
+// stays zero. Rows have such a length that what a warp reads together lies in different banks, or in two of each.
+template <class R, class E>
 struct Shared {
+  static constexpr bool ON_MATRIX_UNITS = sizeof(E) == 2;
+  static constexpr int UNIT = 16;
   R* at;
   int row;
 
@@ -59,8 +63,8 @@ struct Shared {
   // Places the matrix at `from`; returns where the next one may begin.
   LINPIX_HOST_DEVICE R* place(R* from, int rows, int columns) {
     at = from;
-    row = columns | 1;
-    return from + rows * row;
+    row = (columns + UNIT - 1) / UNIT * UNIT + (ON_MATRIX_UNITS ? 8 : 1);
+    return from + (rows + UNIT - 1) / UNIT * UNIT * row;
   }
 };
 
@@ -97,179 +101,270 @@ struct Tile {
   }
 };
 
+// A lane's part of the 16 x 16 numbers of a product that its warp computes, as mma.m16n8k16 has them: rows r and r + 8,
+// columns c, c + 1, c + 8 and c + 9. Operands: [0] rounded, [1] the rest.
+struct WarpTile {
+  int r, c;
+  uint32_t a[2][4], b[2][2][2];
+  float sum[2][4];
+
+  template <class A, class B>
+  LINPIX_INLINE void load(const Term<A, B>& term, int lane, int k) {
+    k += lane % 4 * 2;
+    const int column = c + lane / 4 - lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = r + i % 2 * 8, depth = k + i / 2 * 8, across = column + i % 2 * 8;
+      split_pair(term.a(row, depth), term.a(row, depth + 1), a[0][i], a[1][i]);
+      split_pair(term.b(depth, across), term.b(depth + 1, across), b[0][i % 2][i / 2], b[1][i % 2][i / 2]);
+    }
+  }
+};
+
 // Calls write(r, c, sum of the terms) for all r and c, shared among the threads of a block.
-template <int BLOCK, class R, class Write, class... Terms>
-LINPIX_INLINE void product(int thread, int rows, int columns, Write write, Terms... terms) {
-  using T = Tile<R>;
-  const int across = (columns + T::COLUMNS - 1) / T::COLUMNS, down = (rows + T::ROWS - 1) / T::ROWS;
-  for (int at = thread; at < down * across; at += BLOCK) {
-    const int r = at / across * T::ROWS, c = at % across;
-    T tile{};
-    for (int i = 0; i < T::ROWS; ++i) tile.r[i] = r + i < rows ? r + i : rows - 1;
-    for (int j = 0; j < T::COLUMNS; ++j) tile.c[j] = c + j * across < columns ? c + j * across : columns - 1;
-    (tile.add(terms), ...);
-    for (int i = 0; i < T::ROWS; ++i)
-      for (int j = 0; j < T::COLUMNS; ++j)
-        if (r + i < rows && c + j * across < columns) write(r + i, c + j * across, tile.sum[i][j]);
+template <class R, class E, int BLOCK, class Write, class... Terms>
+LINPIX_INLINE void product(Threads<BLOCK>& threads, int rows, int columns, Write write, Terms... terms) {
+  constexpr int UNIT = Shared<R, E>::UNIT, WARPS = BLOCK / WARP;
+  if constexpr (Shared<R, E>::ON_MATRIX_UNITS) {
+    const int across = (columns + UNIT - 1) / UNIT, tiles = (rows + UNIT - 1) / UNIT * across;
+    for (int first = 0; first < tiles; first += WARPS) {
+      typename Threads<BLOCK>::template Own<WarpTile> own;
+      threads.each([&](int i) {
+        const int lane = i % WARP, tile = first + i / WARP < tiles ? first + i / WARP : first;  // one too many: any
+        own[i].r = tile / across * UNIT + lane / 4;
+        own[i].c = tile % across * UNIT + lane % 4 * 2;
+#pragma unroll
+        for (auto& sums : own[i].sum)
+#pragma unroll
+          for (float& sum : sums) sum = 0;
+      });
+      const auto add = [&](const auto& term) {
+        for (int k = 0; k < term.depth; k += UNIT) {
+          threads.each([&](int i) { own[i].load(term, i % WARP, k); });
+#pragma unroll
+          for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int which = 0; which < 3; ++which)  // the product of the two rests is too small to count
+              threads.multiply([&](int i) -> uint32_t(&)[4] { return own[i].a[which / 2]; },
+                               [&](int i) { return own[i].b[which % 2][n]; },
+                               [&](int i) -> float(&)[4] { return own[i].sum[n]; });
+        }
+      };
+      (add(terms), ...);
+      threads.each([&](int i) {
+        const WarpTile& t = own[i];
+        if (first + i / WARP >= tiles) return;
+#pragma unroll
+        for (int at = 0; at < 8; ++at) {
+          const int r = t.r + at / 2 % 2 * 8, c = t.c + at / 4 * 8 + at % 2;
+          if (r < rows && c < columns) write(r, c, t.sum[at / 4][at % 4]);
+        }
+      });
+    }
+  } else {
+    using T = Tile<R>;
+    const int across = (columns + T::COLUMNS - 1) / T::COLUMNS, down = (rows + T::ROWS - 1) / T::ROWS;
+    threads.each([&](int thread) {
+      for (int at = thread; at < down * across; at += BLOCK) {
+        const int r = at / across * T::ROWS, c = at % across;
+        T tile{};
+        for (int i = 0; i < T::ROWS; ++i) tile.r[i] = r + i < rows ? r + i : rows - 1;
+        for (int j = 0; j < T::COLUMNS; ++j) tile.c[j] = c + j * across < columns ? c + j * across : columns - 1;
+        (tile.add(terms), ...);
+        for (int i = 0; i < T::ROWS; ++i)
+          for (int j = 0; j < T::COLUMNS; ++j)
+            if (r + i < rows && c + j * across < columns) write(r + i, c + j * across, tile.sum[i][j]);
+      }
+    });
   }
 }
 
-template <class R, class E, int BLOCK>
-LINPIX_INLINE void read(int thread, const Heads& from, const Place& p, int width, bool map, const Shared<R>& to) {
-  for (int i = thread; i < C * width; i += BLOCK) {
-    const int r = i / width, d = i % width;
-    const R x = r < p.count ? number(p.token<E>(from, r)[d]) : 0;
-    to(r, d) = map && r < p.count ? mapped(x) : x;
+// Calls write(r, sum) for r < count, each sum by PARTS neighbouring lanes: part(r, first) adds up every PARTS-th term from
+// `first` on.
+constexpr int PARTS = 4;
+template <class R, int BLOCK, class Part, class Write>
+LINPIX_INLINE void add_up(Threads<BLOCK>& threads, int count, Part part, Write write) {
+  for (int first = 0; first < count; first += BLOCK / PARTS) {
+    typename Threads<BLOCK>::template Own<R> sum;
+    threads.each([&](int i) { sum[i] = first + i / PARTS < count ? part(first + i / PARTS, i % PARTS) : 0; });
+    for (int stride = 1; stride < PARTS; stride *= 2)
+      threads.add_across(stride, [&](int i) -> R& { return sum[i]; });
+    threads.each([&](int i) {
+      if (i % PARTS == 0 && first + i / PARTS < count) write(first + i / PARTS, sum[i]);
+    });
   }
 }
 
+// What forward and backward have in common: a chunk's vectors, its scores, and the state.
 template <class R, class E>
-struct CausalForward {
-  static constexpr int BLOCK = 128, PER_SM = sizeof(R) == 8 ? 4 : 6;
+struct Causal {
+  static constexpr int BLOCK = 128, PER_SM = sizeof(R) == 8 ? 4 : 5;
+  using Team = Threads<BLOCK>;
 
-  Shared<R> q, k, v, scores, S;  // S: (D, M)
-  R *z, *normaliser;
+  Shared<R, E> q, k, v, scores, S;  // S: (M, D)
+  R* z;                             // (D)
 
+  // Places all of this at `from`; returns where more may begin.
   LINPIX_HOST_DEVICE R* lay_out(R* from, int D, int M) {
     from = q.place(from, C, D);
     from = k.place(from, C, D);
     from = v.place(from, C, M);
     from = scores.place(from, C, C);
-    from = S.place(from, D, M);
+    from = S.place(from, M, D);
     z = from;
-    normaliser = z + D;
-    return normaliser + C;
-  }
-  static int bytes(const Sequences& s) {
-    CausalForward pass;
-    return (int)((pass.lay_out(nullptr, s.D, s.M) - (R*)nullptr) * sizeof(R));
+    return from + D;
   }
 
-  LINPIX_BODY run(Threads<BLOCK>& threads, const Sequences& s) {
-    CausalForward x;
-    x.lay_out((R*)threads.shared, s.D, s.M);
-    const int D = s.D, M = s.M;
-    threads.follow();
+  LINPIX_INLINE static void clear(Team& threads, R* from, const R* end) {
     threads.each([&](int thread) {
-      for (int i = thread; i < D * x.S.row; i += BLOCK) x.S.at[i] = 0;
-      for (int d = thread; d < D; d += BLOCK) x.z[d] = 0;
+      for (R* at = from + thread; at < end; at += BLOCK) *at = 0;
     });
     threads.barrier();
+  }
+
+  // A chunk's vectors of one kind; zero beyond its tokens.
+  LINPIX_INLINE static void read(int thread, const Heads& from, const Place& p, int width, bool map,
+                                 const Shared<R, E>& to) {
+    constexpr int ROWS = C * WARP / BLOCK;  // of a warp; all of them are requested before the first is used
+    for (int d = thread % WARP; d < width; d += WARP) {
+      R x[ROWS];
+      const int first = thread / WARP * ROWS;
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) x[r] = first + r < p.count ? number(p.token<E>(from, first + r)[d]) : 0;
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) to(first + r, d) = map && first + r < p.count ? mapped(x[r]) : x[r];
+    }
+  }
+
+  // to(i, j), for j <= i: row i of a times row j of b, which have `width` columns, and down(i)
+  template <class Down>
+  LINPIX_INLINE static void score(Team& threads, int width, const Shared<R, E>& a, const Shared<R, E>& b, Down down,
+                                  const Shared<R, E>& to) {
+    product<R, E>(threads, C, C, [&](int i, int j, R sum) { to(i, j) = j <= i ? sum + down(i) : 0; },
+                  term(width, [&](int i, int d) { return a(i, d); }, [&](int d, int j) { return b(j, d); }));
+  }
+
+  // S += sum over the chunk's tokens j of a_j b_j^T; z += sum of weight(j) b_j
+  template <class Weight>
+  LINPIX_INLINE void fold(Team& threads, const Sequences& s, const Shared<R, E>& a, const Shared<R, E>& b,
+                          Weight weight) const {
+    product<R, E>(threads, s.M, s.D, [&](int m, int d, R sum) { S(m, d) = S(m, d) + sum; },
+                  term(C, [&](int m, int j) { return a(j, m); }, [&](int j, int d) { return b(j, d); }));
+    add_up<R>(
+        threads, s.D,
+        [&](int d, int first) {
+          R sum = 0;
+#pragma unroll
+          for (int j = first; j < C; j += PARTS) sum = multiply_add(weight(j), b(j, d), sum);
+          return sum;
+        },
+        [&](int d, R sum) { z[d] = z[d] + sum; });
+    threads.barrier();
+  }
+};
+
+template <class R, class E>
+struct CausalForward : Causal<R, E> {
+  using typename Causal<R, E>::Team;
+  using Causal<R, E>::q, Causal<R, E>::k, Causal<R, E>::v, Causal<R, E>::scores, Causal<R, E>::S, Causal<R, E>::z;
+  R* normaliser;  // (C)
+
+  LINPIX_HOST_DEVICE R* lay_out(R* from, int D, int M) {
+    normaliser = Causal<R, E>::lay_out(from, D, M);
+    return normaliser + C;
+  }
+
+  LINPIX_BODY run(Team& threads, const Sequences& s) {
+    CausalForward x;
+    const R* end = x.lay_out((R*)threads.shared, s.D, s.M);
+    const int D = s.D, M = s.M;
+    threads.follow();
+    x.clear(threads, (R*)threads.shared, end);
     const Walk walk = walk_of(s, threads.x);
     for (int64_t t = walk.first; t < walk.end; t += C) {
       const Place p = walk.at(t);
       threads.each([&](int thread) {
-        read<R, E, BLOCK>(thread, s.q, p, D, true, x.q);
-        read<R, E, BLOCK>(thread, s.k, p, D, true, x.k);
-        read<R, E, BLOCK>(thread, s.v, p, M, false, x.v);
+        x.read(thread, s.q, p, D, true, x.q);
+        x.read(thread, s.k, p, D, true, x.k);
+        x.read(thread, s.v, p, M, false, x.v);
       });
       threads.barrier();
-      threads.each([&](int thread) {
-        product<BLOCK, R>(thread, C, C, [&](int i, int j, R sum) { x.scores(i, j) = j <= i ? sum : 0; },
-                          term(D, [&](int i, int d) { return x.q(i, d); }, [&](int d, int j) { return x.k(j, d); }));
-      });
+      x.score(threads, D, x.q, x.k, [](int) { return R(0); }, x.scores);
       threads.barrier();
-      threads.each([&](int i) {
-        if (i >= p.count) return;
-        R sum = 0;
-        for (int j = 0; j <= i; ++j) sum = sum + x.scores(i, j);
-        for (int d = 0; d < D; ++d) sum = multiply_add(x.q(i, d), x.z[d], sum);
-        x.normaliser[i] = sum + (R)s.eps;
-        *p.token<R>(s.normaliser, i) = x.normaliser[i];
-      });
+      add_up<R>(
+          threads, p.count,
+          [&](int i, int first) {
+            R sum = 0;
+            for (int j = first; j <= i; j += PARTS) sum = sum + x.scores(i, j);
+            for (int d = first; d < D; d += PARTS) sum = multiply_add(x.q(i, d), x.z[d], sum);
+            return sum;
+          },
+          [&](int i, R sum) { *p.token<R>(s.normaliser, i) = x.normaliser[i] = sum + (R)s.eps; });
       threads.barrier();
-      threads.each([&](int thread) {  // one sum over tokens of the chunk and features
-        product<BLOCK, R>(
-            thread, C, M,
-            [&](int i, int m, R sum) {
-              if (i < p.count) put(p.token<E>(s.y, i) + m, sum / x.normaliser[i]);
-            },
-            term(C, [&](int i, int j) { return x.scores(i, j); }, [&](int j, int m) { return x.v(j, m); }),
-            term(D, [&](int i, int d) { return x.q(i, d); }, [&](int d, int m) { return x.S(d, m); }));
-      });
+      product<R, E>(  // one sum over tokens of the chunk and features
+          threads, C, M,
+          [&](int i, int m, R sum) {
+            if (i < p.count) put(p.token<E>(s.y, i) + m, sum / x.normaliser[i]);
+          },
+          term(C, [&](int i, int j) { return x.scores(i, j); }, [&](int j, int m) { return x.v(j, m); }),
+          term(D, [&](int i, int d) { return x.q(i, d); }, [&](int d, int m) { return x.S(m, d); }));
       threads.barrier();
-      threads.each([&](int thread) {
-        product<BLOCK, R>(thread, D, M, [&](int d, int m, R sum) { x.S(d, m) = x.S(d, m) + sum; },
-                          term(C, [&](int d, int j) { return x.k(j, d); }, [&](int j, int m) { return x.v(j, m); }));
-        for (int d = thread; d < D; d += BLOCK)
-          for (int j = 0; j < C; ++j) x.z[d] = x.z[d] + x.k(j, d);
-      });
-      threads.barrier();
+      x.fold(threads, s, x.v, x.k, [](int) { return R(1); });
     }
   }
 };
 
 template <class R, class E>
-struct CausalBackward {
-  static constexpr int BLOCK = 128, PER_SM = sizeof(R) == 8 ? 4 : 6;
-
-  // n: the gradient of the numerators, with that of the normaliser as column M; v: column M is 1; as in csrc/causal.h
-  Shared<R> q, k, v, n, scores, gradients, S;  // S: (M + 1, D)
+struct CausalBackward : Causal<R, E> {
+  using typename Causal<R, E>::Team;
+  using Causal<R, E>::q, Causal<R, E>::k, Causal<R, E>::v, Causal<R, E>::scores, Causal<R, E>::S, Causal<R, E>::z;
+  Shared<R, E> n, gradients;  // n: the gradient of the numerators
+  R* down;                    // (C): that of the normalisers
 
   LINPIX_HOST_DEVICE R* lay_out(R* from, int D, int M) {
-    from = q.place(from, C, D);
-    from = k.place(from, C, D);
-    from = v.place(from, C, M + 1);
-    from = n.place(from, C, M + 1);
-    from = scores.place(from, C, C);
-    from = gradients.place(from, C, C);
-    return S.place(from, M + 1, D);
-  }
-  static int bytes(const Sequences& s) {
-    CausalBackward pass;
-    return (int)((pass.lay_out(nullptr, s.D, s.M) - (R*)nullptr) * sizeof(R));
+    from = n.place(Causal<R, E>::lay_out(from, D, M), C, M);
+    down = gradients.place(from, C, C);
+    return down + C;
   }
 
-  LINPIX_BODY run(Threads<BLOCK>& threads, const Sequences& s) {
+  LINPIX_BODY run(Team& threads, const Sequences& s) {
     CausalBackward x;
-    x.lay_out((R*)threads.shared, s.D, s.M);
+    const R* end = x.lay_out((R*)threads.shared, s.D, s.M);
     threads.follow();
-    x.clear(threads, s);
+    x.clear(threads, (R*)threads.shared, end);
     const Walk walk = walk_of(s, threads.x);
     for (int64_t t = walk.first; t < walk.end; t += C) x.queries(threads, s, walk.at(t));
-    x.clear(threads, s);
+    x.clear(threads, x.S.at, x.z + s.D);
     for (int64_t c = (walk.end - walk.first + C - 1) / C - 1; c >= 0; --c)
       x.keys_and_values(threads, s, walk.at(walk.first + c * C));
   }
 
  private:
-  LINPIX_INLINE void clear(Threads<BLOCK>& threads, const Sequences& s) const {
+  // Reads a chunk, and computes n and down from its results y and normaliser, and the gradients of its scores.
+  LINPIX_INLINE void begin(Team& threads, const Sequences& s, const Place& p) const {
     threads.each([&](int thread) {
-      for (int i = thread; i < (s.M + 1) * S.row; i += BLOCK) S.at[i] = 0;
+      this->read(thread, s.q, p, s.D, true, q);
+      this->read(thread, s.k, p, s.D, true, k);
+      this->read(thread, s.v, p, s.M, false, v);
+      this->read(thread, s.g, p, s.M, false, n);
     });
     threads.barrier();
-  }
-
-  // Reads a chunk, and computes n from its results y and normaliser; ends with a barrier.
-  LINPIX_INLINE void begin(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
-    threads.each([&](int thread) {
-      read<R, E, BLOCK>(thread, s.q, p, s.D, true, q);
-      read<R, E, BLOCK>(thread, s.k, p, s.D, true, k);
-      read<R, E, BLOCK>(thread, s.v, p, s.M, false, v);
-      read<R, E, BLOCK>(thread, s.g, p, s.M, false, n);
-    });
+    add_up<R>(
+        threads, C,
+        [&](int i, int first) {
+          R sum = 0;
+          if (i >= p.count) return sum;
+          const R normaliser = *p.token<R>(s.normaliser, i);
+          const E* y = p.token<E>(s.y, i);
+          for (int m = first; m < s.M; m += PARTS) {
+            n(i, m) = n(i, m) / normaliser;
+            sum = multiply_add(n(i, m), number(y[m]), sum);
+          }
+          return sum;
+        },
+        [&](int i, R sum) { down[i] = -sum; });
     threads.barrier();
-    threads.each([&](int i) {
-      if (i >= C) return;
-      v(i, s.M) = i < p.count ? 1 : 0;
-      n(i, s.M) = 0;
-      if (i >= p.count) return;
-      const R normaliser = *p.token<R>(s.normaliser, i);
-      const E* y = p.token<E>(s.y, i);
-      R down = 0;
-      for (int m = 0; m < s.M; ++m) {
-        down = multiply_add(n(i, m), number(y[m]), down);
-        n(i, m) = n(i, m) / normaliser;
-      }
-      n(i, s.M) = -down / normaliser;
-    });
-    threads.barrier();
-  }
-
-  // gradients(i, j), for j <= i: row i of n times row j of v
-  LINPIX_INLINE void fill_gradients(int thread, const Sequences& s) const {
-    product<BLOCK, R>(thread, C, C, [&](int i, int j, R sum) { gradients(i, j) = j <= i ? sum : 0; },
-                      term(s.M + 1, [&](int i, int m) { return n(i, m); }, [&](int m, int j) { return v(j, m); }));
+    this->score(threads, s.M, n, v, [&](int i) { return down[i]; }, gradients);
   }
 
   // Applies the gradient of the feature map: phi'(x) is 1 where x > 0 (and phi(x) > 1), else phi(x).
@@ -277,55 +372,37 @@ struct CausalBackward {
     if (i < p.count) put(p.token<E>(to, i) + d, gradient * (mapped < 1 ? mapped : 1));
   }
 
-  // Equation 13, from the first chunk to the last. S (column of v, key dim): the state before the chunk.
-  LINPIX_INLINE void queries(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
-    const int D = s.D, M = s.M;
+  // Equation 13, from the first chunk to the last. S and z: the state before the chunk.
+  LINPIX_INLINE void queries(Team& threads, const Sequences& s, const Place& p) const {
     begin(threads, s, p);
-    threads.each([&](int thread) { fill_gradients(thread, s); });
     threads.barrier();
-    threads.each([&](int thread) {
-      product<BLOCK, R>(
-          thread, C, D, [&](int i, int d, R sum) { write(s.dq, p, i, d, q(i, d), sum); },
-          term(C, [&](int i, int j) { return gradients(i, j); }, [&](int j, int d) { return k(j, d); }),
-          term(M + 1, [&](int i, int m) { return n(i, m); }, [&](int m, int d) { return S(m, d); }));
-    });
+    product<R, E>(
+        threads, C, s.D,
+        [&](int i, int d, R sum) { write(s.dq, p, i, d, q(i, d), multiply_add(down[i], z[d], sum)); },
+        term(C, [&](int i, int j) { return gradients(i, j); }, [&](int j, int d) { return k(j, d); }),
+        term(s.M, [&](int i, int m) { return n(i, m); }, [&](int m, int d) { return S(m, d); }));
     threads.barrier();
-    threads.each([&](int thread) {
-      product<BLOCK, R>(thread, M + 1, D, [&](int m, int d, R sum) { S(m, d) = S(m, d) + sum; },
-                        term(C, [&](int m, int j) { return v(j, m); }, [&](int j, int d) { return k(j, d); }));
-    });
-    threads.barrier();
+    this->fold(threads, s, v, k, [](int) { return R(1); });
   }
 
-  // Equations 14 and 15, from the last chunk to the first. S (column of n, query dim): sums over later chunks.
-  LINPIX_INLINE void keys_and_values(Threads<BLOCK>& threads, const Sequences& s, const Place& p) const {
-    const int D = s.D, M = s.M;
+  // Equations 14 and 15, from the last chunk to the first. S (value dim, query dim) and z: sums over later chunks.
+  LINPIX_INLINE void keys_and_values(Team& threads, const Sequences& s, const Place& p) const {
     begin(threads, s, p);
-    threads.each([&](int thread) {
-      fill_gradients(thread, s);
-      product<BLOCK, R>(thread, C, C, [&](int i, int j, R sum) { scores(i, j) = j <= i ? sum : 0; },
-                        term(D, [&](int i, int d) { return q(i, d); }, [&](int d, int j) { return k(j, d); }));
-    });
+    this->score(threads, s.D, q, k, [](int) { return R(0); }, scores);
     threads.barrier();
-    threads.each([&](int thread) {
-      product<BLOCK, R>(
-          thread, C, D, [&](int j, int d, R sum) { write(s.dk, p, j, d, k(j, d), sum); },
-          term(C, [&](int j, int i) { return gradients(i, j); }, [&](int i, int d) { return q(i, d); }),
-          term(M + 1, [&](int j, int m) { return v(j, m); }, [&](int m, int d) { return S(m, d); }));
-      product<BLOCK, R>(
-          thread, C, M,
-          [&](int j, int m, R sum) {
-            if (j < p.count) put(p.token<E>(s.dv, j) + m, sum);
-          },
-          term(C, [&](int j, int i) { return scores(i, j); }, [&](int i, int m) { return n(i, m); }),
-          term(D, [&](int j, int d) { return k(j, d); }, [&](int d, int m) { return S(m, d); }));
-    });
+    product<R, E>(
+        threads, C, s.D, [&](int j, int d, R sum) { write(s.dk, p, j, d, k(j, d), sum + z[d]); },
+        term(C, [&](int j, int i) { return gradients(i, j); }, [&](int i, int d) { return q(i, d); }),
+        term(s.M, [&](int j, int m) { return v(j, m); }, [&](int m, int d) { return S(m, d); }));
+    product<R, E>(
+        threads, C, s.M,
+        [&](int j, int m, R sum) {
+          if (j < p.count) put(p.token<E>(s.dv, j) + m, sum);
+        },
+        term(C, [&](int j, int i) { return scores(i, j); }, [&](int i, int m) { return n(i, m); }),
+        term(s.D, [&](int j, int d) { return k(j, d); }, [&](int d, int m) { return S(m, d); }));
     threads.barrier();
-    threads.each([&](int thread) {
-      product<BLOCK, R>(thread, M + 1, D, [&](int m, int d, R sum) { S(m, d) = S(m, d) + sum; },
-                        term(C, [&](int m, int i) { return n(i, m); }, [&](int i, int d) { return q(i, d); }));
-    });
-    threads.barrier();
+    this->fold(threads, s, n, q, [&](int i) { return down[i]; });
   }
 };
 

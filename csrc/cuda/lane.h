@@ -93,7 +93,20 @@ LINPIX_INLINE bfloat16 rounded(float x) {
   return {(uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 #endif
 }
-LINPIX_INLINE uint32_t rounded_pair(float x, float y) { return rounded(x).bits | (uint32_t)rounded(y).bits << 16; }
+LINPIX_INLINE uint32_t rounded_pair(float x, float y) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
+  return r;
+#else
+  return rounded(x).bits | (uint32_t)rounded(y).bits << 16;
+#endif
+}
+// Two numbers as sums of two bfloat16 each: the rounded pair, and the rest, rounded too.
+LINPIX_INLINE void split_pair(float x, float y, uint32_t& pair, uint32_t& rest) {
+  pair = rounded_pair(x, y);
+  rest = rounded_pair(x - float_of(pair << 16), y - float_of(pair & 0xffff0000));
+}
 #if defined(__CUDACC__)
 // 1 / x for x of at least 1, to a unit in the last place; e^x for x of at most 0, to 2^-21. Exact division and our exp
 // would take half of the time of gelu's product.

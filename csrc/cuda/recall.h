@@ -180,9 +180,8 @@ struct Recall {
       threads.each([&](int i) {
         Operands& o = operands[i];
         const float inverse = 1 / own[i].scale, x = o.score[0] * inverse, y = o.score[1] * inverse;
-        o.weight[0] = rounded_pair(x, y);
+        split_pair(x, y, o.weight[0], o.weight[2]);
         o.weight[1] = o.weight[3] = 0;
-        o.weight[2] = rounded_pair(x - float_of(o.weight[0] << 16), y - float_of(o.weight[0] & 0xffff0000));
       });
 #pragma unroll
       for (int t = 0; t < TILES; ++t) {

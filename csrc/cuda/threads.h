@@ -74,7 +74,7 @@ class Threads {
   // value(thread) of each lane becomes the sum of its own and that of lane (its number xor stride).
   template <class F>
   __device__ __forceinline__ void add_across(int stride, F value) {
-    float& mine = value((int)threadIdx.x);
+    auto& mine = value((int)threadIdx.x);
     mine = mine + __shfl_xor_sync(0xffffffffu, mine, stride);
   }
 
@@ -282,7 +282,7 @@ class Threads {
 
   template <class F>
   void add_across(int stride, F value) {
-    std::vector<float> before;
+    std::vector<std::decay_t<decltype(value(0))>> before;
     for (int i = 0; i < COUNT; ++i) before.push_back(value(i));
     for (int i = 0; i < COUNT; ++i) value(i) = before[i] + before[i ^ stride];
   }

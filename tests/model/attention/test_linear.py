@@ -88,8 +88,8 @@ def form(request) -> Form:
     return form_called(request.param, request)
 
 
-@pytest.fixture(params=["operator", *ON_GPU])
-def compiled(request) -> Form:
+@pytest.fixture(params=ON_GPU)
+def on_gpu(request) -> Form:
     return form_called(request.param, request)
 
 
@@ -138,14 +138,30 @@ def test_in_float32_it_differs_from_the_reference_by_rounding(form, length, D, M
 
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
-def test_in_bfloat16_it_is_computed_in_float32_and_rounded_once(compiled):
+def test_in_bfloat16_it_is_computed_in_float32_and_rounded_once():
     rounded = tuple(x.bfloat16() for x in tokens(100))
     widened = tuple(x.float() for x in rounded)
-    assert torch.equal(compiled(*rounded), compiled(*widened).bfloat16())
-    y = compiled(*rounded)
-    for ours, theirs in zip(gradient(compiled, rounded), gradient(compiled, widened), strict=True):
+    y = by_operator(*rounded)
+    assert torch.equal(y, by_operator(*widened).bfloat16())
+    for ours, theirs in zip(gradient(by_operator, rounded), gradient(by_operator, widened), strict=True):
         assert ours.dtype == y.dtype == torch.bfloat16
         assert float((ours.float() - theirs).norm() / theirs.norm()) < 0.01  # what comes down is rounded too
+
+
+@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+@pytest.mark.parametrize(("D", "M"), [(5, 4), (16, 48), (32, 32), (33, 64)])
+@pytest.mark.parametrize("length", [CHUNK + 1, 784])
+def test_what_matrix_units_round_away_does_not_show_beside_the_rounding_of_results(on_gpu, length, D, M):
+    """In bfloat16, next to float64: the errors of the processor's float32, once it is rounded."""
+    random = torch.Generator().manual_seed(length)
+    given = tuple(torch.randn(2, 3, length, size, generator=random).bfloat16() for size in (D, D, M))
+    exact = tuple(x.double() for x in given)
+    found, other, expected = ((form(*xs), *gradient(form, xs)) for form, xs in (
+        (on_gpu, given), (by_operator, given), (in_torch, exact)))
+    assert float((found[0] != other[0]).double().mean()) < 0.01
+    for ours, theirs, true in zip(found, other, expected, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert float((ours - true).norm()) < 1.02 * float((theirs - true).norm())
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [1], [CHUNK, 0, 3], [2, CHUNK + 1, 1, 0]])
@@ -235,11 +251,12 @@ def test_a_token_leaves_no_trace_in_earlier_results(form, at):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("D", "M"), [(5, 4), (33, 64)])
-def test_what_threads_compute_does_not_depend_on_their_order(emulated, D, M):
+def test_what_threads_compute_does_not_depend_on_their_order(emulated, D, M, dtype):
     """A result that changes with it lacks a barrier."""
     found = []
-    given = tokens(70, torch.float32, D, M)
+    given = tokens(70, dtype, D, M)
     try:
         for backwards in (False, True):
             emulated.backwards(backwards)
