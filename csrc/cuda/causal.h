@@ -5,8 +5,8 @@
 // Why it is fast: where the elements are bfloat16, as in training, matrix units multiply. Their operands are sums of two
 // bfloat16, so what is rounded away does not show beside the rounding of the results. A warp computes 16 x 16 numbers
 // at a time, so it reads an operand once for 16 products. While the threads of one block wait for one another, those of
-// four others on the same multiprocessor go on. Float and double, for tests and full precision, are multiplied by each
-// thread: four rows of a product at a time, in two columns, so it reads six numbers for eight products.
+// four others on the same multiprocessor go on. Float and double, for tests and full precision, are multiplied number by
+// number.
 #pragma once
 
 #include "../functions.h"
@@ -81,26 +81,6 @@ LINPIX_INLINE Term<A, B> term(int depth, A a, B b) {
   return {depth, a, b};
 }
 
-// The numbers of a product that a thread computes, in rows r[i] and columns c[j].
-template <class R>
-struct Tile {
-  static constexpr int ROWS = 4, COLUMNS = 2;
-  int r[ROWS], c[COLUMNS];
-  R sum[ROWS][COLUMNS];
-
-  template <class A, class B>
-  LINPIX_INLINE void add(const Term<A, B>& term) {
-#pragma unroll 4
-    for (int k = 0; k < term.depth; ++k) {
-      R left[ROWS], right[COLUMNS];
-      for (int i = 0; i < ROWS; ++i) left[i] = term.a(r[i], k);
-      for (int j = 0; j < COLUMNS; ++j) right[j] = term.b(k, c[j]);
-      for (int i = 0; i < ROWS; ++i)
-        for (int j = 0; j < COLUMNS; ++j) sum[i][j] = multiply_add(left[i], right[j], sum[i][j]);
-    }
-  }
-};
-
 // A lane's part of the 16 x 16 numbers of a product that its warp computes, as mma.m16n8k16 has them: rows r and r + 8,
 // columns c, c + 1, c + 8 and c + 9. Operands: [0] rounded, [1] the rest.
 struct WarpTile {
@@ -162,18 +142,14 @@ LINPIX_INLINE void product(Threads<BLOCK>& threads, int rows, int columns, Write
       });
     }
   } else {
-    using T = Tile<R>;
-    const int across = (columns + T::COLUMNS - 1) / T::COLUMNS, down = (rows + T::ROWS - 1) / T::ROWS;
+    const auto add = [](const auto& term, int r, int c, R& sum) {
+      for (int k = 0; k < term.depth; ++k) sum = multiply_add(term.a(r, k), term.b(k, c), sum);
+    };
     threads.each([&](int thread) {
-      for (int at = thread; at < down * across; at += BLOCK) {
-        const int r = at / across * T::ROWS, c = at % across;
-        T tile{};
-        for (int i = 0; i < T::ROWS; ++i) tile.r[i] = r + i < rows ? r + i : rows - 1;
-        for (int j = 0; j < T::COLUMNS; ++j) tile.c[j] = c + j * across < columns ? c + j * across : columns - 1;
-        (tile.add(terms), ...);
-        for (int i = 0; i < T::ROWS; ++i)
-          for (int j = 0; j < T::COLUMNS; ++j)
-            if (r + i < rows && c + j * across < columns) write(r + i, c + j * across, tile.sum[i][j]);
+      for (int at = thread; at < rows * columns; at += BLOCK) {
+        R sum = 0;
+        (add(terms, at / columns, at % columns, sum), ...);
+        write(at / columns, at % columns, sum);
       }
     });
   }

@@ -83,7 +83,7 @@ struct bfloat16 {
 };
 // rounds to the nearest, ties to even; a NaN stays a NaN, but of other bits on a GPU
 LINPIX_INLINE bfloat16 rounded(float x) {
-#if __CUDA_ARCH__ >= 800
+#if defined(__CUDACC__)
   bfloat16 r;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(x));
   return r;
@@ -94,7 +94,7 @@ LINPIX_INLINE bfloat16 rounded(float x) {
 #endif
 }
 LINPIX_INLINE uint32_t rounded_pair(float x, float y) {
-#if __CUDA_ARCH__ >= 800
+#if defined(__CUDACC__)
   uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(y), "f"(x));
   return r;

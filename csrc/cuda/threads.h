@@ -6,9 +6,10 @@
 // depend on each other there is a `barrier`. What a thread keeps from phase to phase is an `Own`. `add_across` and
 // `multiply` work across the 32 lanes of a warp and need no barrier.
 //
-// On a GPU all this is inlined to plain CUDA, so it costs nothing. On the host a phase is a loop over the threads,
-// which tests can reverse (`backwards`): if that changes a result, a barrier is missing. An asynchronous copy is done
-// when it is waited for and not before. Registers and shared memory hold UNWRITTEN until something is written there.
+// On a GPU (of compute capability 8.0 or later) all this is inlined to plain CUDA, so it costs nothing. On the host a
+// phase is a loop over the threads, which tests can reverse (`backwards`): if that changes a result, a barrier is
+// missing. An asynchronous copy is done when it is waited for and not before. Registers and shared memory hold UNWRITTEN
+// until something is written there.
 #pragma once
 
 #include <stdint.h>
@@ -86,13 +87,9 @@ class Threads {
     const uint32_t(&l)[4] = a(i);
     const uint32_t* r = b(i);
     float(&c)[4] = sums(i);
-#if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(l[0]), "r"(l[1]), "r"(l[2]), "r"(l[3]), "r"(r[0]), "r"(r[1]));
-#else
-    __trap();  // compiles for older GPUs; model/ops.py does not let it run there
-#endif
   }
 
   // The same for 16 x 16 times 16 x 8 float16, and for 16 x 8 times 8 x 8 bfloat16 (a(thread)[2], b(thread)[1]).
@@ -101,22 +98,18 @@ class Threads {
     const int i = (int)threadIdx.x;
     const uint32_t *l = a(i), *r = b(i);
     float(&c)[4] = sums(i);
-#if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(l[0]), "r"(l[1]), "r"(l[2]), "r"(l[3]), "r"(r[0]), "r"(r[1]));
-#endif
   }
   template <class A, class B, class C>
   __device__ __forceinline__ void multiply_short(A a, B b, C sums) {
     const int i = (int)threadIdx.x;
     const uint32_t *l = a(i), *r = b(i);
     float(&c)[4] = sums(i);
-#if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(l[0]), "r"(l[1]), "r"(r[0]));
-#endif
   }
 
   // Four 8 x 8 matrices of 16 bits from shared memory, for a warp. from(thread): row lane % 8 of matrix lane / 8, 16
@@ -126,7 +119,6 @@ class Threads {
   __device__ __forceinline__ void matrices(To to, From from) {
     const int i = (int)threadIdx.x;
     uint32_t* r = to(i);
-#if __CUDA_ARCH__ >= 800
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(from(i));
     if constexpr (TRANSPOSED)
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -134,16 +126,13 @@ class Threads {
     else
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                    : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-#endif
   }
 
   // value(thread) of each lane becomes the largest of its warp.
   template <class F>
   __device__ __forceinline__ void max_across(F value) {
     uint32_t& mine = value((int)threadIdx.x);
-#if __CUDA_ARCH__ >= 800
     mine = __reduce_max_sync(0xffffffffu, mine);
-#endif
   }
 
   // Whether the condition holds for this warp, whose lanes must agree. On the host: for any warp of the block.
@@ -155,24 +144,16 @@ class Threads {
 
   // Starts a copy of 16 bytes into shared memory; wait() waits for its end.
   __device__ __forceinline__ void copy(void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-#else
-    *(uint4*)to = *(const uint4*)from;
-#endif
   }
   __device__ __forceinline__ void end_group() {
-#if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
   }
   // Waits until at most LEFT groups of this thread's copies are under way. Other threads see them after a barrier.
   template <int LEFT>
   __device__ __forceinline__ void wait() {
-#if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-#endif
   }
 };
 

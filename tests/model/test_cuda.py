@@ -796,9 +796,9 @@ def test_every_function_that_the_host_may_call_returns_an_error_of_cuda_where_th
     """nvcc compiles a host call of a device function without a word, into an end of the process."""
     sources = [*CUDA.glob("*.cu"), CUDA / "pass.cpp"]
     objects = [tmp_path / f"{source.name}.o" for source in sources]
-    with ThreadPoolExecutor(2) as pool:  # for whatever GPUs nvcc takes if nobody says
-        list(pool.map(lambda source, to: subprocess.run([*NVCC, "-c", source, "-o", to], check=True, timeout=300),
-                      sources, objects))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda source, to: subprocess.run([*NVCC, "-arch=sm_80", "-c", source, "-o", to], check=True,
+                                                        timeout=300), sources, objects))
     entries = {source.name: set(re.findall(r" T linpix::(\w+)\(", subprocess.run(
         ["nm", "-C", to], capture_output=True, text=True, check=True).stdout))
         for source, to in zip(sources, objects, strict=True)}
