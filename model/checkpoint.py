@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,11 +79,14 @@ class Checkpoint:
         """Most attempts at an image for requests that do not say."""
         return int(self.provenance.get("attempts", 1))
 
-    def torn(self, image: NDArray[np.uint8], known: NDArray[np.bool_], label: int | None) -> bool:
-        """Whether an image drawn of a class, (T,), is in more pieces than it must be, and real ones hardly ever are."""
-        shape, ground = self.net.config.image_shape[:2], self.board.get("ground")
-        return bool(ground and whole(self.provenance.get("real_look"), label)
-                    and torn(image.reshape(shape), ground[0], known.reshape(shape)))
+    def torn(self, images: NDArray[np.uint8], known: NDArray[np.bool_], labels: Sequence[int | None]) -> list[bool]:
+        """Whether images, (B, T), are in more pieces than they must be, and real ones of a class hardly ever are."""
+        shape, ground = (-1, *self.net.config.image_shape[:2]), self.board.get("ground")
+        if not ground or not self.provenance.get("real_look"):
+            return [False] * len(labels)
+        found = torn(images.reshape(shape), ground[0], known.reshape(shape))
+        return [bool(one) and whole(self.provenance["real_look"], label)
+                for one, label in zip(found, labels, strict=True)]
 
     @property
     def limits(self) -> str | None:

@@ -176,9 +176,12 @@ class PatchEmbedding(nn.Module):
         """Which patches hold any known sub-pixel. known: (B, T) bool; returns (B, patches)."""
         return known[:, self.members].any(-1)
 
-    def forward(self, canvas: Tensor, known: Tensor, image: Tensor, patch: Tensor) -> Tensor:
-        """(n, d_model). canvas: (B, T) uint8 · known: (B, T) bool · image, patch: (n,) int64, their indices."""
+    def parts(self, canvas: Tensor, known: Tensor, image: Tensor, patch: Tensor) -> Tensor:
+        """Values and flags of patches, (n, 2 * size). Arguments as in forward."""
         image, members = image[:, None], self.members[patch]
         there = known[image, members].to(self.place.dtype)
-        values = canvas[image, members] / 255 * there
-        return self.linear(torch.cat([values, there], -1)) + self.place[patch]
+        return torch.cat([canvas[image, members] / 255 * there, there], -1)
+
+    def forward(self, canvas: Tensor, known: Tensor, image: Tensor, patch: Tensor) -> Tensor:
+        """(n, d_model). canvas: (B, T) uint8 · known: (B, T) bool · image, patch: (n,) int64, their indices."""
+        return self.linear(self.parts(canvas, known, image, patch)) + self.place[patch]

@@ -13,7 +13,10 @@ DIVIDED = 0.25  # least share of a class's real pictures in several pieces where
 
 
 def components(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Number each pixel of (H, W): 0 outside the mask; from 1 on inside, equal if pixels touch, even at a corner."""
+    """Number each pixel of (H, W): 0 outside the mask; from 1 on inside, equal if pixels touch, even at a corner.
+
+    Numbers rise from the first line to the last, in the order in which pieces begin.
+    """
     width = mask.shape[1]
     steps = np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     rows, starts = np.nonzero(steps == 1)
@@ -35,9 +38,9 @@ def components(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
     return labels
 
 
-def visible(image: NDArray[np.uint8], ground: int) -> NDArray[np.bool_]:
+def visible(images: NDArray[np.uint8], ground: int) -> NDArray[np.bool_]:
     """Pixels of one channel with ink that is seen, on the ground's value."""
-    ink: NDArray[np.bool_] = np.abs(image.astype(np.int16) - ground) >= VISIBLE
+    ink: NDArray[np.bool_] = np.abs(images.astype(np.int16) - ground) >= VISIBLE
     return ink
 
 
@@ -46,14 +49,19 @@ def whole(look: Mapping[str, Any] | None, label: int | None) -> bool:
     return look is not None and look["pieces"] <= WHOLE and label not in look.get("divided", ())
 
 
-def torn(image: NDArray[np.uint8], ground: int, known: NDArray[np.bool_] | None = None) -> bool:
-    """Whether visible ink is in more pieces than it must be. image, known: (H, W).
+def torn(images: NDArray[np.uint8], ground: int, known: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+    """Whether visible ink is in more pieces than it must be, (B,). images, known: (B, H, W).
 
     One piece is enough, but where known ground divides known ink, no completion can join it.
     """
-    ink = visible(image, ground)
-    pieces = components(ink).max()
-    if pieces < 2 or known is None:
-        return bool(pieces > 1)
-    joined = components(ink | ~known)  # as if all that is hidden were ink
-    return bool(pieces > max(1, len(np.unique(joined[ink & known]))))
+    ink = visible(images, ground)
+    apart = np.pad(ink, ((0, 0), (0, 1), (0, 0)))  # one below the other, with an empty line between
+    labels = components(apart.reshape(-1, apart.shape[2])).reshape(apart.shape)
+    pieces = np.diff(np.maximum.accumulate(labels.max((1, 2))), prepend=0)
+    found: NDArray[np.bool_] = pieces > 1
+    for i in np.flatnonzero(found):
+        if known is None:
+            break
+        joined = components(ink[i] | ~known[i])  # as if all that is hidden were ink
+        found[i] = pieces[i] > max(1, len(np.unique(joined[ink[i] & known[i]])))
+    return found

@@ -296,11 +296,14 @@ class Transformer(nn.Module):
         An image's inputs do not depend on the other images, bit for bit. canvas, known: as in read.
         """
         assert self.patches is not None
-        query, found = self.patches.query[None], []
-        for image, given in enumerate(self.patches.given(known)):
-            [patch] = given.nonzero(as_tuple=True)
-            found.append(torch.cat([self.patches(canvas, known, torch.full_like(patch, image), patch), query]))
-        return found
+        given, query = self.patches.given(known), self.patches.query[None]
+        image, patch = given.nonzero(as_tuple=True)
+        counts = given.sum(1).tolist()
+        # one by one, and from memory of its own: a matrix product rounds by the number of rows, and by where they lie
+        found = [self.patches.linear(part.clone()) + place for part, place in zip(
+            self.patches.parts(canvas, known, image, patch).split(counts), self.patches.place[patch].split(counts),
+            strict=True)]
+        return [torch.cat([each, query]) for each in found]
 
     def class_scores(self, features: Tensor) -> Tensor:
         """Class scores (B, classes), see read, from the final features of each image's last token, (B, d_model)."""

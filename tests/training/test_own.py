@@ -419,7 +419,7 @@ def test_images_that_are_torn_or_not_recognised_are_drawn_again_before_they_are_
     for number in range(attempts):
         drawn = generate(net, [index + 2**53 * number for index in todo], labels=[index % 2 for index in todo]).numpy()
         sure = [float(class_log_probs_of(net, canvas)[index % 2]) for index, canvas in zip(todo, drawn, strict=True)]
-        whole = [not torn(canvas.reshape(8, 8), 0) for canvas in drawn]
+        whole = [not one for one in torn(drawn.reshape(-1, 8, 8), 0)]
         ranks = [(one >= math.log(0.99) and in_one, in_one, one) for one, in_one in zip(sure, whole, strict=True)]
         for index, canvas, rank in zip(todo, drawn, ranks, strict=True):
             if index not in best or rank > best[index][0]:

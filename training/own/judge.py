@@ -134,11 +134,13 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
         for at in tqdm(range(0, len(todo), TOGETHER), "drawing", unit_scale=TOGETHER, unit="image", **QUIET):
             part = todo[at:at + TOGETHER]
             canvases = drawn(net, (part + NEXT_ATTEMPT * number).tolist(), labels[part].tolist(), temperature, packed)
-            for i, canvas in zip(part.tolist(), canvases, strict=True):
+            several = [False] * len(part)
+            if seen is not None:
+                several = torn(canvases.reshape(-1, *config.image_shape[:2]), ground).tolist()
+            for i, canvas, apart in zip(part.tolist(), canvases, several, strict=True):
                 label = int(labels[i])
                 sure = class_log_probs_of(net, canvas)[label] if attempts > 1 else 0.0
-                found = Recognised(label, sure, whole(seen, label)
-                                   and torn(canvas.reshape(config.image_shape[:2]), ground))
+                found = Recognised(label, sure, whole(seen, label) and apart)
                 if i not in best or found.rank > best[i][0].rank:
                     best[i] = found, canvas
                 if not found.accepted:

@@ -130,8 +130,8 @@ class Decoder(ABC):
         log_probs = class_log_probs(scores)
         labels = [int(row.argmax()) if (label := self.label(slot)) is None else label
                   for slot, row in zip(slots, log_probs, strict=True)]
-        return [Recognised(label, float(row[label]), self.checkpoint.torn(image, self.known[slot], label))
-                for slot, label, row, image in zip(slots, labels, log_probs, drawn, strict=True)]
+        return [Recognised(label, float(row[label]), torn) for label, row, torn in zip(
+            labels, log_probs, self.checkpoint.torn(drawn, self.known[slots], labels), strict=True)]
 
     def read_into(self, slots: Sequence[int]) -> Tensor:
         """Fold what is known of images into their slots; returns class scores, (B, classes)."""

@@ -109,12 +109,12 @@ def test_images_in_several_pieces_are_torn_where_real_pictures_hardly_ever_are(s
     for look in ({"pieces": 0.03}, {"pieces": 0.2}, {"pieces": 0.03, "divided": [*range(10)]}):
         theirs = dataclasses.replace(source, provenance={"real_look": look},
                                      board={"ground": [0], "ink": [255], "prepare": None})
-        decoder = CudaDecoder(theirs, 6, GpuPool(theirs.net, 6, precision="fp32", device="cpu", operators=(
-            request.getfixturevalue("emulated").operators)), precision="fp32") if gpu else new_decoder(theirs, 6)
+        decoder = CudaDecoder(theirs, 6, GpuPool(theirs.net, 6, precision="fp32", **request.getfixturevalue(
+            "emulated").place), precision="fp32") if gpu else new_decoder(theirs, 6)
         found = drawn(Engine(decoder), a=jobs)["a"]
-        known = ASKED[asked].get("known", NOTHING).reshape(8, 8)
-        assert [image.recognised.torn for image in found] == [
-            look == {"pieces": 0.03} and pieces.torn(image.canvas.reshape(8, 8), 0, known) for image in found]
+        known = np.stack([ASKED[asked].get("known", NOTHING)] * 6).reshape(-1, 8, 8)
+        torn = pieces.torn(np.stack([image.canvas for image in found]).reshape(-1, 8, 8), 0, known)
+        assert [image.recognised.torn for image in found] == [look == {"pieces": 0.03} and one for one in torn]
         made.append([image.recognised.attempts for image in found])
     assert max(made[0]) > 1 and max(made[1]) == max(made[2]) == 1
 
