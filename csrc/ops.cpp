@@ -154,7 +154,7 @@ std::vector<int64_t> checked_steps(const char* op, const Model& m, const Rows& r
   return real;
 }
 
-void check_not_deferred(const char* op, const Maybe& pairs, const Maybe& scale, const Maybe& saturated,
+void check_no_gpu_pools(const char* op, const Maybe& pairs, const Maybe& scale, const Maybe& saturated,
                         const Maybe& tokens) {
   STD_TORCH_CHECK(!pairs && !scale && !saturated && !tokens, op, ": pairs, scale, saturated and tokens must be None on "
                   "the CPU, whose state is float32 and written at every step");
@@ -167,7 +167,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
     const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t most_passes, int64_t threads,
     double patience, bool with_log_probs) {
   const char* op = "decode_quantum";
-  check_not_deferred(op, pairs, scale, saturated, tokens);
+  check_no_gpu_pools(op, pairs, scale, saturated, tokens);
   const Parts parts(op, weights, sizes, eps);
   const Model& m = parts.model;
   Rows rows = checked_rows(op, m, canvas, known, S, z, last, conditioned, slots, positions, start, threads);
@@ -190,7 +190,7 @@ void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z
                    const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps,
                    [[maybe_unused]] int64_t most, int64_t threads) {
   const char* op = "prefill";
-  check_not_deferred(op, pairs, scale, saturated, tokens);
+  check_no_gpu_pools(op, pairs, scale, saturated, tokens);
   const Parts parts(op, weights, sizes, eps);
   Rows rows = checked_rows(op, parts.model, canvas, known, S, z, last, conditioned, slots, positions, start, threads);
   const std::vector<int64_t> real =
@@ -200,13 +200,13 @@ void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z
 }
 
 Tensor read_into(Tensor S, Tensor z, Maybe last, const Tensor& slots, const Tensor& inputs, const Tensor& offsets,
-                 const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t threads) {
+                 const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps,
+                 [[maybe_unused]] int64_t most, int64_t threads) {
   const char* op = "read";
   const Parts parts(op, weights, sizes, eps);
   const Model& m = parts.model;
-  STD_TORCH_CHECK(S.dim() == 5, op, ": S must have shape (N, L, H, D, M), got ", text(sizes_of(S)));
+  check_read(op, S, inputs);
   Rows rows = with_states(slots_of(op, m, S.size(0), last, slots), op, m, S.size(0), S, z, threads);
-  STD_TORCH_CHECK(inputs.dim() == 2, op, ": inputs must have shape (n, d_model), got ", text(sizes_of(inputs)));
   const int64_t n = inputs.size(0);
   rows.inputs = checked<float>(inputs, op, "inputs", ScalarType::Float, {n, m.d_model});
   rows.offsets = checked<int64_t>(offsets, op, "offsets", ScalarType::Long, {rows.count + 1});

@@ -201,12 +201,18 @@ inline Rows rows_of(const char* op, const Model& m, const Tensor& canvas, const 
   return rows;
 }
 
+inline void check_read(const char* op, const Tensor& S, const Tensor& inputs) {
+  STD_TORCH_CHECK(S.dim() == 5, op, ": S must have shape (N, L, H, D, M), got ", text(sizes_of(S)));
+  STD_TORCH_CHECK(inputs.dim() == 2, op, ": inputs must have shape (n, d_model), got ", text(sizes_of(inputs)));
+}
+
 // What decode_quantum returns. rows gets its places, and the arguments that say what to draw.
 inline std::tuple<Tensor, Tensor, Tensor, Tensor> results_of(
     const char* op, const Model& m, Rows& rows, const Tensor& known, const Tensor& steps, const Tensor& seeds,
     const Tensor& temperatures, int64_t most, int64_t most_passes, bool with_log_probs) {
   const int64_t B = rows.count;
-  STD_TORCH_CHECK(most_passes >= 0, op, ": most_passes must be at least 0, got ", most_passes);
+  STD_TORCH_CHECK(most >= 0 && most_passes >= 0, op, ": most and most_passes must be at least 0, got ", most, " and ",
+                  most_passes);
   rows.most_steps = most;
   rows.most_passes = std::min(most, most_passes);
   rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});

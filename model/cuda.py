@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import product
-from typing import Any, Literal
+from itertools import accumulate, product
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .attention import PADDING_SLOT
-from .attention.linear import RecurrentState
 from .inputs import START
 from .packing import PRECISIONS, pack, pack_state, state_scale
 from .transformer import Transformer
@@ -27,9 +26,9 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
 GROUP, HALF_HEAD = 8, 32  # as in csrc/cuda/kernels.h: tokens that are added to a float16 S together, and its heads
 PREFILL_ROWS = 256  # at once: 128 tokens of each need 250 MB of buffers in the mnist preset
 Numbers = NDArray[np.int64] | Sequence[int]
-# Precision of S, whose reading and writing is the main cost of decode on a GPU; z stays float32. fp16 halves the
-# traffic, and eight tokens at a time are added to S, so that it is written less often, and rounded less often
-State = Literal["fp32", "fp16"]
+# Precision of S, whose reading and writing is the main cost of decode on a GPU; z stays float32. With fp16 little more
+# than a third of the bytes move: elements are half as long, and S is written, and rounded, once in eight tokens.
+StatePrecision = Literal["fp32", "fp16"]
 Work = Callable[[], object]
 Variant = tuple[str, str]  # values of LINPIX_TILES and LINPIX_OVERLAP: other kernels, and the same bits
 
@@ -44,6 +43,11 @@ os.environ.setdefault(TILES, "")
 os.environ.setdefault(OVERLAP, "1")
 TIMED = 4  # strides of a graph, to choose among variants
 _timed = dict[object, dict[Variant, float]]()  # their seconds; kept, and so is the choice, for the life of the process
+
+
+def check_state(state: str) -> None:
+    if state not in get_args(StatePrecision):
+        raise ValueError(f"state must be fp32 or fp16, got {state!r}")
 
 
 @dataclass(slots=True)
@@ -101,7 +105,7 @@ def _record(recorder: Callable[[Work], Work], work: Work, variant: Variant | Non
 class GpuPool:
     """One model's weights and slots on a GPU. Slots need no clearing: position 0 means an empty state."""
 
-    def __init__(self, net: Transformer, slots: int, *, precision: str = "bf16", state: State = "fp32",
+    def __init__(self, net: Transformer, slots: int, *, precision: str = "bf16", state: StatePrecision = "fp32",
                  device: str = "cuda", operators: Any = None, recorder: Callable[[Work], Work] | None = None) -> None:
         """operators: has decode_quantum and prefill. Tests give it, with another device, to emulate a GPU.
 
@@ -109,6 +113,7 @@ class GpuPool:
         operators are called at each stride.
         """
         config, half = net.config, state == "fp16"
+        check_state(state)
         if half and config.key_dim != HALF_HEAD:
             raise ValueError(f"--state fp16 is for heads of size {HALF_HEAD}, but this model has heads of size "
                              f"{config.key_dim}; use --state fp32")
@@ -165,19 +170,37 @@ class GpuPool:
         for part in self._parts:
             part[targets] = part[source].clone()
 
-    def load(self, slot: int, state: RecurrentState, source: int) -> None:
-        """Copy the state of a slot in another pool to a slot of a packed model, as one complete group of tokens."""
+    @torch.inference_mode()
+    def read(self, inputs: Sequence[Tensor], state: Any, slots: Tensor) -> Tensor:
+        """Fold each image's inputs of the first layer into an empty state, in float32.
+
+        inputs: B tensors (n, d_model) float32, n at least 1 · slots: (B,) int64, which get these states, as one
+        complete group of tokens each, if `state` is this pool; else nobody gets them · returns the final features of
+        each image's last token, (B, d_model) float32, on the CPU.
+        """
+        count, config, device = len(inputs), self.config, self.device
+        shape = count, config.layers, config.heads, config.key_dim
+        S, z = torch.empty(*shape, config.value_dim, device=device), torch.empty(shape, device=device)
+        last = None if self.last is None else torch.empty(count, config.background_dim, device=device)
+        offsets = torch.tensor([0, *accumulate(map(len, inputs))])
+        features: Tensor = self._operators.read(
+            S, z, last, torch.arange(count, device=device), torch.cat([*inputs]).to(device), offsets.to(device),
+            self._packed.weights, self._packed.sizes, self._packed.eps, max(map(len, inputs)), 1)
+        if state is self:
+            self._load(slots.to(device), S, z, last)
+        return features.cpu()
+
+    def _load(self, slots: Tensor, S: Tensor, z: Tensor, last: Tensor | None) -> None:
         assert self.tokens is not None
-        S = state.S[source].to(self.device)
         if self.scale is not None and self._saturated is not None:
             S = S / self.scale[..., None, None]
             most = torch.finfo(torch.float16).max
             self._saturated += (S.abs() > most).sum()
             S = pack_state(S.clamp(-most, most))
-        self.S[slot], self.z[slot] = S.to(self.S.dtype), state.z[source].to(self.device)
-        self.tokens[slot] = 1 if self.pairs is None else GROUP
-        if self.last is not None:
-            self.last[slot] = state.last[source].to(self.device)
+        self.S[slots], self.z[slots] = S.to(self.S.dtype), z
+        self.tokens[slots] = 1 if self.pairs is None else GROUP
+        if self.last is not None and last is not None:
+            self.last[slots] = last
 
     @torch.inference_mode()
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers, *,

@@ -24,7 +24,7 @@ GPU_HEADS = (8, 16, 32)  # sizes that the CUDA kernels support, with equal key a
 GPU_MAX_HEAD = 64  # largest key or value dim for attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 # increased with every change of a schema below or of the packed layout, so that a library for another is not loaded
-SCHEMAS = 15
+SCHEMAS = 16
 
 _library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
@@ -33,8 +33,8 @@ RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Te
 # last and conditioned are for models that skip the layers amid background, or that read all known sub-pixels first:
 # last (N, background_dim) is a pool; conditioned (B,) says whether a row's known sub-pixels were read. pairs, scale and
 # saturated are for a state in float16, which saves memory traffic on a GPU; else they are None. tokens (N,)
-# int64 is a pool for those models on a GPU, else None: the number of tokens in a slot's state, which does not follow
-# from the position.
+# int64 is a pool for models that skip or read, on a GPU, else None: the number of tokens in a slot's state, which does
+# not follow from the position.
 # most: the largest number of steps, or tokens, of a row; an argument, since reading it from a GPU would mean waiting.
 # most_passes: a row stops after this many passes, or when its steps are taken; a row that skips has fewer passes than
 # steps. patience: seconds per pass; threads that share columns and take longer on average go on without sharing.
@@ -48,9 +48,10 @@ PREFILL = (
     "prefill(Tensor canvas, Tensor known, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale,"
     " Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? conditioned, Tensor slots, Tensor positions,"
     " Tensor steps, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> ()")
-# inputs (n, d_model): inputs of the first layer, one row of the batch after another; row i begins at offsets[i].
+# inputs (n, d_model): inputs of the first layer, one row of the batch after another; row i begins at offsets[i]. A GPU
+# folds them into an empty state, whatever lies there; most as above.
 READ = ("read(Tensor(a!) S, Tensor(b!) z, Tensor(c!)? last, Tensor slots, Tensor inputs, Tensor offsets,"
-        " Tensor[] weights, int[] sizes, float eps, int threads) -> Tensor")
+        " Tensor[] weights, int[] sizes, float eps, int most, int threads) -> Tensor")
 # Attention over whole sequences, packed one after the other, for training and prefill. The second result is the
 # normaliser (N, H).
 CAUSAL_ATTENTION = "causal_attention(Tensor q, Tensor k, Tensor v, Tensor offsets, float eps) -> (Tensor, Tensor)"
@@ -237,7 +238,7 @@ def _prefill_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, pairs: T
 
 @torch.library.register_fake("linpix::read")
 def _read_shape(S: Tensor, z: Tensor, last: Tensor | None, slots: Tensor, inputs: Tensor, offsets: Tensor,
-                weights: list[Tensor], sizes: list[int], eps: float, threads: int) -> Tensor:
+                weights: list[Tensor], sizes: list[int], eps: float, most: int, threads: int) -> Tensor:
     return inputs.new_empty(slots.shape[0], inputs.shape[1])
 
 

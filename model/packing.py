@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,16 +154,16 @@ class Packed:
                                  steps, start, self.weights, self.sizes, self.eps, int(steps.max()),
                                  torch.get_num_threads())
 
-    def read(self, inputs: Sequence[Tensor], S: Tensor, z: Tensor, slots: Tensor, *, last: Tensor | None = None
-             ) -> Tensor:
+    def read(self, inputs: Sequence[Tensor], state: Any, slots: Tensor) -> Tensor:
         """Fold each row's inputs of the first layer into its slot.
 
-        inputs: B tensors (n, d_model) float32, n at least 1 · pools and slots as in decode · returns the final features
-        of each row's last token, (B, d_model) float32.
+        inputs: B tensors (n, d_model) float32, n at least 1 · state: has S, z and last, for slots (B,) as in decode ·
+        returns the final features of each row's last token, (B, d_model) float32.
         """
         offsets = torch.tensor([0, *accumulate(map(len, inputs))])
-        features: Tensor = torch.ops.linpix.read(S, z, last, slots, torch.cat([*inputs]), offsets, self.weights,
-                                                 self.sizes, self.eps, torch.get_num_threads())
+        features: Tensor = torch.ops.linpix.read(
+            state.S, state.z, state.last, slots, torch.cat([*inputs]), offsets, self.weights, self.sizes, self.eps,
+            max(map(len, inputs)), torch.get_num_threads())
         return features
 
 
@@ -242,7 +243,7 @@ def state_scale(net: Transformer) -> Tensor:
     the first layer of a post-norm model, by the summed look-ups or the parts of a patch. So keys and values are bounded
     too, and S is at most their product times the number of tokens. Rounding to bfloat16 adds at most 2^-8, relative:
     to weights and inputs, so the bound is on the sum of magnitudes, and to keys and values that wait in pairs. Rounding
-    S adds at most 2^-11 each time, at most once in two tokens. The last factor covers float32's own rounding, thousands
+    S adds at most 2^-11 each time, once in eight tokens. The last factor covers float32's own rounding, thousands
     of additions with 2^-24 each. The bound is loose, which costs nothing: float16 keeps its 11 bits down to 2^-14 of a
     scale.
     """
@@ -264,7 +265,7 @@ def state_scale(net: Transformer) -> Tensor:
             sums = (weight * before.weight).norm(dim=1) * config.d_model**0.5 + weight @ before.bias.double().abs()
         _, k, v = _heads(sums * (1 + 2**-8) ** 2 + bias, config)
         products = (1 + k.amax(1)) * v.amax(1) * (1 + 2**-8) ** 2
-        largest.append(products * tokens * (1 + 2**-11) ** (tokens / 2) * 1.01)
+        largest.append(products * tokens * (1 + 2**-11) ** (tokens / 8 + 1) * 1.01)
     return torch.exp2(torch.ceil(torch.log2(torch.stack(largest) / 65504)).clamp(-20, 60)).float()
 
 

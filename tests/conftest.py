@@ -138,8 +138,9 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     compiled = ctypes.CDLL(str(library))
     backwards, shared_bytes = compiled.linpix_backwards, compiled.linpix_shared_bytes
     backwards.argtypes, shared_bytes.argtypes = [ctypes.c_bool], [ctypes.c_int]
-    yield SimpleNamespace(operators=torch.ops.linpix_emulated, backwards=backwards, shared_bytes=shared_bytes,
-                          definitions=definitions, library=library)
+    place = {"device": "cpu", "operators": torch.ops.linpix_emulated}  # arguments for GpuPool
+    yield SimpleNamespace(operators=torch.ops.linpix_emulated, place=place, backwards=backwards, library=library,
+                          shared_bytes=shared_bytes, definitions=definitions)
     backwards(False)
 
 

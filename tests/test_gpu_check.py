@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from linpix.model import ops
+from linpix.model.config import PRESETS
 from tests.server.conftest import eventually
-from tools.benchmarks.cuda import kernel_of
+from tools.benchmarks.cuda import kernel_of, state_traffic
 from tools.gpu_check import OLDER, ROOT, Check, Step, calls, examine, report
 from tools.results import Results
 
@@ -85,7 +86,7 @@ def test_where_decoding_fails_only_with_overlap_all_that_follows_runs_without(tm
     examine(check, [Step("measure in a later call", TELL, 60)])
     found = steps(check)
     assert found["measure"][1] == found["measure in a later call"][1] == f"LINPIX_OVERLAP is {told}"
-    assert ("decoding without overlap" in found) == (told == "0") and "decoding with older kernels" not in found
+    assert ("decoding without overlap" in found) == (told == "0") and "decoding in tiles of few rows" not in found
 
 
 def test_without_a_gpu_a_call_ends_after_saying_why(tmp_path):
@@ -96,6 +97,12 @@ def test_without_a_gpu_a_call_ends_after_saying_why(tmp_path):
     examine(check, [Step(step.name, step.command if step.name == "look" else WELL, step.limit_s)
                     for step in calls(tmp_path, tmp_path)[0]])
     assert [*steps(check)] == ["build", "look"] and steps(check)["look"][1] == ops.why_no_gpu()
+
+
+def test_the_bytes_of_a_state_are_those_of_its_parts():
+    config = PRESETS["mnist-small"]  # of heads of 32
+    heads = config.layers * config.heads
+    assert [state_traffic(config, state) / heads for state in ("fp32", "fp16")] == [8448, 3120]
 
 
 def test_every_test_of_a_kernel_that_wants_a_gpu_is_run(tmp_path):

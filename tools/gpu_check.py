@@ -7,7 +7,7 @@ and what it needs, and there must be an nvcc; neither pip nor a network is asked
 measurement and the end of every step is a line as soon as it is known, report.md (all of it as tables), and log.txt
 (what the steps printed). A run goes on after what OUT has: neither steps that ended well nor measurements are repeated,
 so take another OUT after a change of the code. If tests of decoding fail, those that did run again without the overlap
-of kernels, and then with older kernels too; the steps that follow use what passed.
+of kernels, and then with the tiles of few rows; the steps that follow use what passed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 560.0  # of a call
 SHOWN_LINES = 40  # of a step that failed; of others one
 OLDER = {"without overlap": {"LINPIX_OVERLAP": "0"},  # what is tried if tests of decoding fail
-         "with older kernels": {"LINPIX_OVERLAP": "0", "LINPIX_TILES": "few"}}
+         "in tiles of few rows": {"LINPIX_OVERLAP": "0", "LINPIX_TILES": "few"}}
 SANITIZED = "padding or taken or recorded"  # tiny shapes, since every access is looked at
 
 

@@ -150,7 +150,8 @@ struct RunAhead {
   static LINPIX_INLINE int first_of(uint32_t largest) { return WARP - (int)(largest >> 1); }
 };
 
-// A warp for each row, after a pass of prefill: keeps what is needed of the row's last token, and counts its tokens.
+// A warp for each row, after a pass of prefill or read: keeps what is needed of the row's last token, and counts its
+// tokens.
 struct KeepLast {
   static constexpr int BLOCK = 4 * WARP, PER_SM = 8;
   struct Tokens {
@@ -169,16 +170,18 @@ struct KeepLast {
       if (row_of(i) >= p.rows.count) return;
       const int64_t begin = row_of(i) * p.tokens, left = p.rows.steps[row_of(i)] - p.step;
       for (int64_t at = begin; at < begin + (left < p.tokens ? left : p.tokens); ++at)
-        if (!p.buffers.skipped[at]) tokens[i] = {at, tokens[i].count + 1};
+        if (!p.buffers.skipped || !p.buffers.skipped[at]) tokens[i] = {at, tokens[i].count + 1};
     });
-    if (p.model.background >= 0) {
+    if (p.model.background >= 0 || p.rows.features) {
       final_features(threads, own, call, [&](int i) { return tokens[i].last; }, features);
       threads.barrier();
     }
     threads.each([&](int i) {
       if (tokens[i].last < 0) return;
       if (p.model.background >= 0) keep(p, row_of(i), features(i), i % WARP);
-      if (i % WARP == 0) p.pools.tokens[p.rows.slots[row_of(i)]] += tokens[i].count;
+      for (int c = i % WARP; p.rows.features && c < p.model.d_model; c += WARP)
+        p.rows.features[row_of(i) * p.model.d_model + c] = features(i)[c];
+      if (p.pools.tokens && i % WARP == 0) p.pools.tokens[p.rows.slots[row_of(i)]] += tokens[i].count;
     });
   }
 };

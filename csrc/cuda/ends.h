@@ -41,9 +41,15 @@ struct Embed {
       if (row >= p.rows.count) return;
       const int64_t j = p.begun(row) + token % p.tokens;
       if (j >= p.rows.steps[row]) return;
+      float* const to = p.buffers.sum + token * p.model.d_model;
+      if (p.rows.inputs) {
+        const float* input = p.rows.inputs + (p.rows.offsets[row] + j) * p.model.d_model;
+        for (int c = i % WARP; c < p.model.d_model; c += WARP) to[c] = input[c];
+        return;
+      }
       const int64_t t = p.rows.positions[row] + j;
       const Token k = token_at(p.model, p.rows, row, t);
-      look_up(p.model, k, image_of(p, k), i % WARP, p.buffers.sum + token * p.model.d_model);
+      look_up(p.model, k, image_of(p, k), i % WARP, to);
       if (!p.buffers.skipped || i % WARP) return;
       p.buffers.skipped[token] = was_read(p.model, k) || amid_background(p.model, k, image_of(p, k));
       if (begins(p.rows, row, t)) p.pools.tokens[k.slot] = 0;

@@ -71,10 +71,44 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
 // A pass made of the operators' arguments, with buffers for at_once tokens of each row.
 class Call {
  public:
+  // Of decode_quantum and prefill.
   Call(const char* op, const Tensor& canvas, const Tensor& known, const Tensor& S, const Tensor& z, const Maybe& pairs,
        const Maybe& scale, const Maybe& saturated, const Maybe& last, const Maybe& tokens, const Maybe& conditioned,
        const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
        const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t at_once)
+      : Call(op, weights, sizes, eps, most) {
+    const Model& m = pass.model;
+    const int64_t N = canvas.size(0);
+    pass.rows = rows_of(op, m, canvas, known, last, conditioned, slots, positions, start);
+    pass.rows.steps = checked<int64_t>(steps, op, "steps", ScalarType::Long, {pass.rows.count});
+    STD_TORCH_CHECK(tokens || (m.background < 0 && !conditioned), op, ": a model with a background or conditioned rows "
+                    "needs the pool `tokens`, got None");
+    if (tokens) pass.pools.tokens = checked<int64_t>(*tokens, op, "tokens", ScalarType::Long, {N});
+    take(op, N, S, z, pairs, scale, saturated, at_once);
+  }
+  // Of read. most: inputs of a row, of which S and z get what they leave in an empty state.
+  Call(const char* op, const Tensor& S, const Tensor& z, const Maybe& last, const Tensor& slots, const Tensor& inputs,
+       const Tensor& offsets, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps,
+       int64_t most, int64_t at_once)
+      : Call(op, weights, sizes, eps, most) {
+    pass.model.marginal = nullptr;  // these are no sub-pixels, so the first of them counts
+    Rows& rows = pass.rows;
+    rows = slots_of(op, pass.model, S.size(0), last, slots);
+    rows.inputs = checked<float>(inputs, op, "inputs", ScalarType::Float, {inputs.size(0), pass.model.d_model});
+    rows.offsets = checked<int64_t>(offsets, op, "offsets", ScalarType::Long, {rows.count + 1});
+    Tensor all = offsets;
+    const auto from = [&](int64_t first) {  // in double, since integers cannot be subtracted here
+      return torch::stable::to(torch::stable::narrow(all, 0, first, rows.count), ScalarType::Double);
+    };
+    held_.push_back(torch::stable::to(torch::stable::subtract(from(1), from(0)), ScalarType::Long));
+    rows.steps = (const int64_t*)held_[0].data_ptr();
+    take(op, S.size(0), S, z, {}, {}, {}, at_once);
+  }
+
+  Pass pass{};
+
+ private:
+  Call(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most)
       : parts_(op, weights, sizes, eps) {
     const Model& m = pass.model = parts_.model;
     check_heads(op, m.key_dim, m.value_dim);
@@ -83,20 +117,21 @@ class Call {
     STD_TORCH_CHECK(0 <= most && most <= m.tokens, op, ": most must be in 0..", m.tokens, ", got ", most);
     STD_TORCH_CHECK(m.d_ff <= MAX_DEPTH && m.heads * m.value_dim <= MAX_DEPTH, op, ": d_ff and the values of all heads "
                     "must be at most ", MAX_DEPTH, ", got ", m.d_ff, " and ", m.heads * m.value_dim);
-    Rows& rows = pass.rows;
-    rows = rows_of(op, m, canvas, known, last, conditioned, slots, positions, start);
-    const int64_t B = rows.count, N = canvas.size(0), L = m.layers, H = m.heads, D = m.key_dim, M = m.value_dim;
-    STD_TORCH_CHECK(B <= 1 << 16, op, ": at most 65536 rows, got ", B);
-    rows.steps = checked<int64_t>(steps, op, "steps", ScalarType::Long, {B});
-    Pools& pools = pass.pools;
-    STD_TORCH_CHECK(tokens || (m.background < 0 && !conditioned), op, ": a model with a background or conditioned rows "
-                    "needs the pool `tokens`, got None");
-    if (tokens) pools.tokens = checked<int64_t>(*tokens, op, "tokens", ScalarType::Long, {N});
     STD_TORCH_CHECK(m.background < 0 || m.project.columns <= MAX_BACKGROUND_DIM, op, ": background_dim must be at most ",
                     MAX_BACKGROUND_DIM, ", got ", m.project.columns);
+  }
+
+  // The pools of N states, and buffers.
+  void take(const char* op, int64_t N, const Tensor& S, const Tensor& z, const Maybe& pairs, const Maybe& scale,
+            const Maybe& saturated, int64_t at_once) {
+    const Model& m = pass.model;
+    const int64_t B = pass.rows.count, L = m.layers, H = m.heads, D = m.key_dim, M = m.value_dim;
+    STD_TORCH_CHECK(B <= 1 << 16, op, ": at most 65536 rows, got ", B);
+    Pools& pools = pass.pools;
     const bool half = S.scalar_type() == ScalarType::Half;
-    STD_TORCH_CHECK(half == (bool)pairs && half == (bool)scale && half == (bool)saturated, op, ": a float16 S needs "
-                    "pairs, scale and saturated, and a float32 S none of them");
+    const int given = (bool)pairs + (bool)scale + (bool)saturated;
+    STD_TORCH_CHECK(given == 3 * half, op, ": a float16 S needs pairs, scale and saturated, and a float32 S none of "
+                    "them, got ", given, " of them and ", torch::headeronly::toString(S.scalar_type()));
     if (half) {
       STD_TORCH_CHECK(D == HALF_HEAD, op, ": a float16 S must have heads of size ", HALF_HEAD, ", got ", D);
       pools.pairs = checked<uint16_t>(*pairs, op, "pairs", ScalarType::BFloat16, {N, L, H, GROUP, D + M});
@@ -118,12 +153,9 @@ class Call {
     pass.buffers.y = buffer(layer.out.depth, type, H * M < layer.out.depth);  // padded columns are multiplied by zero
     pass.buffers.hidden = buffer(layer.down.depth, type);
     if (m.bf16) pass.buffers.normalised = buffer(layer.qkv.depth, type);
-    if (tokens) pass.buffers.skipped = (bool*)held(z, B, at_once, ScalarType::Bool, false);
+    if (pools.tokens) pass.buffers.skipped = (bool*)held(z, B, at_once, ScalarType::Bool, false);
   }
 
-  Pass pass{};
-
- private:
   // Memory on the device of `beside`, for as long as this Call lives.
   void* held(const Tensor& beside, int64_t rows, int64_t columns, ScalarType kind, bool zeroed) {
     const std::vector<int64_t> shape = {rows, columns};
@@ -167,6 +199,20 @@ void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z
   if (pass.rows.count) check(op, prefill(pass, most, device.stream));
 }
 
+Tensor read_into(Tensor S, Tensor z, Maybe last, const Tensor& slots, const Tensor& inputs, const Tensor& offsets,
+                 const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most,
+                 int64_t) {
+  const char* op = "read";
+  const Device device(S);
+  check_read(op, S, inputs);
+  Call call(op, S, z, last, slots, inputs, offsets, weights, sizes, eps, most, most < CHUNK ? most : CHUNK);
+  Rows& rows = call.pass.rows;
+  Tensor features = torch::stable::new_empty(inputs, {rows.count, call.pass.model.d_model});
+  rows.features = (float*)features.data_ptr();
+  if (rows.count) check(op, prefill(call.pass, most, device.stream));
+  return features;
+}
+
 }  // namespace
 }  // namespace linpix
 
@@ -175,6 +221,7 @@ STABLE_TORCH_LIBRARY_IMPL(linpix, CUDA, library) {
   library.impl("recurrent_step", TORCH_BOX(&linpix::recurrent_step));
   library.impl("decode_quantum", TORCH_BOX(&linpix::decode_quantum));
   library.impl("prefill", TORCH_BOX(&linpix::prefill_slots));
+  library.impl("read", TORCH_BOX(&linpix::read_into));
 }
 #else
 // For tests: run the threads of a phase in reverse, which must not change results; set a GPU's shared memory in bytes.
@@ -185,5 +232,6 @@ STABLE_TORCH_LIBRARY_IMPL(linpix_emulated, CPU, library) {
   library.impl("recurrent_step", TORCH_BOX(&linpix::recurrent_step));
   library.impl("decode_quantum", TORCH_BOX(&linpix::decode_quantum));
   library.impl("prefill", TORCH_BOX(&linpix::prefill_slots));
+  library.impl("read", TORCH_BOX(&linpix::read_into));
 }
 #endif

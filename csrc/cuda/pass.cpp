@@ -55,8 +55,8 @@ int prefill(Pass p, int64_t longest, void* stream) {
   for (p.step = 0; p.step < longest && !error; p.step += CHUNK) {  // attend leaves out token 0 without a start token
     p.tokens = (int)std::min<int64_t>(CHUNK, longest - p.step);
     error = embed(p, stream);
-    if (!error) error = run_layers(p, p.model.background >= 0, stream);
-    if (!error && p.pools.tokens) error = keep_last({p, last_norm(p.model)}, stream);
+    if (!error) error = run_layers(p, p.model.background >= 0 || p.rows.features, stream);
+    if (!error && (p.pools.tokens || p.rows.features)) error = keep_last({p, last_norm(p.model)}, stream);
   }
   return error;
 }

@@ -265,7 +265,7 @@ def test_reading_leaves_what_the_transformers_reading_leaves(shape):
     net, images = net_of(SHAPES[shape]), images_of(SHAPES[shape], 5)
     known, slots = known_of(net.config, 5), torch.tensor([3, 1, 5, 2, 4])
     pool, state = Pool(net.config, pack(net, torch.float32), 5), RecurrentState(net.config, 5)
-    features = pool.packed.read(net.inputs_read(images, known), pool.S, pool.z, slots, last=pool.last)
+    features = pool.packed.read(net.inputs_read(images, known), pool, slots)
     expected = net.read(images, known, state, slots)
     torch.testing.assert_close(net.class_scores(features), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close((pool.S, pool.z, pool.last), (state.S, state.z, state.last), rtol=1e-4, atol=1e-4)
@@ -283,7 +283,7 @@ def test_what_is_read_does_not_depend_on_what_else_is_read_nor_on_the_threads(sh
         torch.set_num_threads(threads)
         try:
             inputs = net.inputs_read(images[rows], known[rows])
-            return pool, packed.read(inputs, pool.S, pool.z, torch.tensor(rows) + 1, last=pool.last)
+            return pool, packed.read(inputs, pool, torch.tensor(rows) + 1)
         finally:
             torch.set_num_threads(before)
 
@@ -302,7 +302,7 @@ def reading() -> dict[str, Any]:
     inputs = net.inputs_read(images_of(net.config, 2), known_of(net.config, 2))
     return {"S": pool.S, "z": pool.z, "last": pool.last, "slots": torch.tensor([1, 2]), "inputs": torch.cat(inputs),
             "offsets": torch.tensor([0, len(inputs[0]), len(inputs[0]) + len(inputs[1])]),
-            "weights": pool.packed.weights, "sizes": pool.packed.sizes, "eps": 1e-6, "threads": 2}
+            "weights": pool.packed.weights, "sizes": pool.packed.sizes, "eps": 1e-6, "most": 17, "threads": 2}
 
 
 @pytest.mark.parametrize(("change", "message"), [

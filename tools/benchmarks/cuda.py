@@ -69,7 +69,7 @@ def main() -> None:
 def define_emulated(library: Path) -> torch.library.Library:
     """The operators linpix_emulated: the CUDA sources, compiled for a processor."""
     definitions = torch.library.Library("linpix_emulated", "DEF")
-    for schema in (ops.RECURRENT_STEP, ops.DECODE_QUANTUM, ops.PREFILL, ops.CAUSAL_ATTENTION,
+    for schema in (ops.RECURRENT_STEP, ops.DECODE_QUANTUM, ops.PREFILL, ops.READ, ops.CAUSAL_ATTENTION,
                    ops.CAUSAL_ATTENTION_BACKWARD):
         definitions.define(schema)
     torch.ops.load_library(str(library))

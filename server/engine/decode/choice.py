@@ -5,7 +5,7 @@ import logging
 import torch
 
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.cuda import GpuPool, State
+from linpix.model.cuda import GpuPool, StatePrecision, check_state
 from linpix.model.packing import choose, gpu_obstacle
 
 from .compiled import CompiledDecoder, CudaDecoder
@@ -15,11 +15,12 @@ logger = logging.getLogger(__name__)
 
 
 def new_decoder(checkpoint: Checkpoint, slots: int, engine: str = "auto", precision: str = "auto", *,
-                device: str = "auto", state: State = "fp32", share: bool = False) -> Decoder:
+                device: str = "auto", state: StatePrecision = "fp32", share: bool = False) -> Decoder:
     """The decoder with this engine, precision and device; for auto, the best one for this model. Raises ValueError.
 
     share: whether other processes on this machine decode with the same weights.
     """
+    check_state(state)
     chosen = choose(checkpoint.net.config, engine, precision, device)
     if chosen.warning:
         logger.warning("%s: %s", checkpoint.name, chosen.warning)

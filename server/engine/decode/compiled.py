@@ -14,26 +14,23 @@ from linpix.model.attention import State
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.cuda import GpuPool
-from linpix.model.packing import PRECISIONS, Packed, choose, pack
+from linpix.model.packing import PRECISIONS, Packed, pack
 from linpix.model.sharing import SharedWeights
 
 from ..image import Image
 from .decoder import Advance, Decoder, Numbers
 from .failures import EngineLost
 
-READS_TOGETHER = 8  # requests, or images, in one call of the kernels
+READS_TOGETHER, READS_ON_GPU = 8, 64  # requests, or images, in one call of the kernels
 
 
 class BitwiseDecoder(Decoder):
     """Its prefill equals its decoding, bit for bit: it restores an image by prefill, and keeps no copy of its state."""
 
-    reader: Packed | None = None  # weights of the processor's kernels, which read what is known; None: torch reads
+    reader: Packed | GpuPool
 
-    def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
-        if self.reader is None:
-            return super().read_known(canvas, known, state, places)
-        assert isinstance(state, RecurrentState)
-        features = self.reader.read(self.net.inputs_read(canvas, known), state.S, state.z, places, last=state.last)
+    def read_known(self, canvas: Tensor, known: Tensor, state: State | GpuPool, places: Tensor) -> Tensor:
+        features = self.reader.read(self.net.inputs_read(canvas, known), state, places)
         # one by one: a matrix product rounds differently for another number of rows
         return torch.cat([self.net.class_scores(row) for row in features[:, None]])
 
@@ -111,21 +108,16 @@ def _on_gpu() -> Iterator[None]:
 
 
 class CudaDecoder(BitwiseDecoder):
-    """csrc's kernels on a GPU, which has state, weights and images; these are copied back when they are to be seen.
+    """csrc's kernels on a GPU, which has state, weights and images; these are copied back when they are to be seen."""
 
-    Known sub-pixels are read on the processor: some fifty tokens of a few images are too little work for a GPU.
-    """
-
-    kind, device = "compiled", "cuda"
+    kind, device, reads_together = "compiled", "cuda", READS_ON_GPU
     prefill_stride = 128
     pool: GpuPool
 
     def __init__(self, checkpoint: Checkpoint, slots: int, pool: GpuPool, *, precision: str = "bf16") -> None:
         super().__init__(checkpoint, slots, pool)
         self.precision, self.stride, self.kernels = precision, pool.stride, pool.kernels
-        self.state_format = pool.state
-        if self.net.patches is not None and choose(self.config).engine == "compiled":
-            self.reader, self.reads_together = pack(self.net, PRECISIONS[precision]), READS_TOGETHER
+        self.state_format, self.reader = pool.state, pool
 
     @_on_gpu()
     def take(self, slots: Sequence[int], images: Sequence[Image]) -> None:
@@ -138,14 +130,11 @@ class CudaDecoder(BitwiseDecoder):
         self.pool.prefill(slots, positions, steps, self.start[slots], conditioned=self.conditioned[slots])
 
     copy, read = _on_gpu()(BitwiseDecoder.copy), _on_gpu()(BitwiseDecoder.read)
+    judge = _on_gpu()(BitwiseDecoder.judge)
 
     def read_into(self, slots: Sequence[int]) -> Tensor:
-        state, places = RecurrentState(self.config, len(slots)), range(1, len(slots) + 1)
-        scores = self.read_known(from_numpy(self.canvas[slots]), from_numpy(self.known[slots]), state,
-                                 torch.tensor(places))
-        for slot, place in zip(slots, places, strict=True):
-            self.pool.load(slot, state, place)
-        return scores
+        return self.read_known(from_numpy(self.canvas[slots]), from_numpy(self.known[slots]), self.pool,
+                               torch.tensor(slots))
 
     @_on_gpu()
     def canvases(self, slots: Sequence[int]) -> NDArray[np.uint8]:

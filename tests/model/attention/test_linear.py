@@ -158,10 +158,10 @@ def test_what_matrix_units_round_away_does_not_show_beside_the_rounding_of_resul
     exact = tuple(x.double() for x in given)
     found, other, expected = ((form(*xs), *gradient(form, xs)) for form, xs in (
         (on_gpu, given), (by_operator, given), (in_torch, exact)))
-    assert float((found[0] != other[0]).double().mean()) < 0.01
+    assert float((found[0] != other[0]).double().mean()) < 0.05
     for ours, theirs, true in zip(found, other, expected, strict=True):
         assert ours.dtype == torch.bfloat16
-        assert float((ours - true).norm()) < 1.02 * float((theirs - true).norm())
+        assert float((ours - true).norm()) < 1.1 * float((theirs - true).norm())
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [1], [CHUNK, 0, 3], [2, CHUNK + 1, 1, 0]])

@@ -26,7 +26,7 @@ def decoder(request, source):
     if request.param in ("compiled", "int8") and not ops.compiled:
         pytest.skip(ops.why())
     if request.param in STATES:
-        place = {"device": "cpu", "operators": request.getfixturevalue("emulated").operators}
+        place = request.getfixturevalue("emulated").place
         return lambda slots: CudaDecoder(source, slots, GpuPool(source.net, slots, precision="fp32",
                                                                 state=STATES[request.param], **place),
                                          precision="fp32")

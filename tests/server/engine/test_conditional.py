@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from linpix.model import ops
-from linpix.model.cuda import GpuPool
 from linpix.model.generate import generate
-from linpix.model.packing import Choice
-from linpix.server.engine.decode import compiled
-from linpix.server.engine.decode.choice import new_decoder
-from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import State
 from linpix.server.engine.job import Job
@@ -59,24 +53,6 @@ def test_what_is_known_in_each_square_changes_what_is_drawn_first(decoder):
         changed = PICTURE.reshape(8, 8).copy()
         changed[y:y + 4, x:x + 4] = 255 - changed[y:y + 4, x:x + 4]
         assert float((state_of(changed.reshape(-1)) - before).abs().max()) > 1e-3
-
-
-@pytest.mark.skipif(not ops.compiled, reason=ops.why())
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["compiled", "eager"])
-def test_beside_a_gpu_the_processor_reads_what_is_known_by_its_kernels_if_there_are_any(source, emulated, monkeypatch,
-                                                                                        engine):
-    monkeypatch.setattr(compiled, "choose", lambda config: Choice(engine, "fp32"))
-    pool = GpuPool(source.net, 2, precision="fp32", device="cpu", operators=emulated.operators)
-    states = []
-    for one in (new_decoder(source, 2, engine, "fp32"), CudaDecoder(source, 2, pool, precision="fp32")):
-        assert (one.reads_together > 1) == (engine == "compiled")
-        one.take([1], images(edits(5)))
-        one.take([2], images(edits(6, picture=DARK)))
-        one.read([[1]])
-        one.read([[2]])
-        states.append([one.pool.S[1:].clone(), one.pool.z[1:].clone(), torch.from_numpy(one.start[1:])])
-    assert all(map(torch.equal, *states))
 
 
 @pytest.mark.parametrize("picture", [PICTURE, DARK], ids=["noise", "dark"])

@@ -384,7 +384,7 @@ def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(option
 def test_a_gpu_that_no_longer_answers_is_distinguished_from_a_failed_batch(emulated, monkeypatch):
     """The error comes again when one only waits for the GPU, so the engine is lost; else the batch is."""
     source = loaded()
-    engine = CudaDecoder(source, 2, GpuPool(source.net, 2, device="cpu", operators=emulated.operators))
+    engine = CudaDecoder(source, 2, GpuPool(source.net, 2, **emulated.place))
     engine.take([1], images([Job(seed=0)]))
 
     def fail(*_: object, **__: object) -> None:
@@ -402,7 +402,7 @@ def test_a_gpu_that_no_longer_answers_is_distinguished_from_a_failed_batch(emula
 @pytest.mark.slow
 def test_a_model_says_which_kernels_were_the_fastest_for_it(emulated):
     source = loaded()
-    pool = GpuPool(source.net, 2, device="cpu", operators=emulated.operators, recorder=lambda work: work)
+    pool = GpuPool(source.net, 2, **emulated.place, recorder=lambda work: work)
     pool.record(2)
     assert pool.kernels.endswith(" up to 2 rows")
     assert card_of(Model(Engine(CudaDecoder(source, 2, pool)), 1), {}).kernels == pool.kernels
