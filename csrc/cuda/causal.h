@@ -126,7 +126,7 @@ LINPIX_INLINE void product(Threads<BLOCK>& threads, int rows, int columns, Write
           for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int which = 0; which < 3; ++which)  // the product of the two rests is too small to count
-              threads.multiply([&](int i) -> uint32_t(&)[4] { return own[i].a[which / 2]; },
+              threads.multiply([&](int i) { return own[i].a[which / 2]; },
                                [&](int i) { return own[i].b[which % 2][n]; },
                                [&](int i) -> float(&)[4] { return own[i].sum[n]; });
         }

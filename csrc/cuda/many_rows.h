@@ -112,7 +112,7 @@ struct MultiplyMany {
           for (int n = 0; n < NT; ++n)
 #pragma unroll
             for (int m = 0; m < MT; ++m)
-              threads.multiply([&](int i) -> uint32_t(&)[4] { return part[i].a[m]; },
+              threads.multiply([&](int i) { return part[i].a[m]; },
                                [&](int i) { return part[i].b[n] + 2 * half; },
                                [&](int i) -> float(&)[4] { return sums[i].value[m][n]; });
         }

@@ -54,7 +54,7 @@ struct Stage<bfloat16> {
   static LINPIX_INLINE void multiply(Threads& threads, Stages& stage, Sums& sums) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      threads.multiply([&](int i) -> uint32_t(&)[4] { return stage[i].a[half]; },
+      threads.multiply([&](int i) { return stage[i].a[half]; },
                        [&](int i) { return stage[i].b + 2 * half; },
                        [&](int i) -> float(&)[4] { return sums[i].value; });
   }

@@ -174,7 +174,7 @@ struct Recall {
       for (int which = 2; which < 4; ++which)
 #pragma unroll
         for (int step = 0; step < 2; ++step)
-          threads.multiply([&](int i) -> uint32_t(&)[4] { return operands[i].query[which][step]; },
+          threads.multiply([&](int i) { return operands[i].query[which][step]; },
                            [&](int i) { return operands[i].key + 2 * step; },
                            [&](int i) -> float(&)[4] { return operands[i].score; });
       threads.each([&](int i) {
@@ -186,16 +186,16 @@ struct Recall {
 #pragma unroll
       for (int t = 0; t < TILES; ++t) {
         threads.each([&](int i) { operands[i].twice[0] = operands[i].twice[1] = operands[i].value[t]; });
-        threads.multiply([&](int i) -> uint32_t(&)[4] { return operands[i].weight; },
+        threads.multiply([&](int i) { return operands[i].weight; },
                          [&](int i) { return operands[i].twice; },
                          [&](int i) -> float(&)[4] { return operands[i].y[t]; });
 #pragma unroll
         for (int which = 0; which < 2; ++which)
 #pragma unroll
           for (int step = 0; step < 2; ++step)
-            threads.multiply_half([&](int i) -> uint32_t(&)[4] { return operands[i].query[which][step]; },
-                                  [&](int i) { return own[i].S[t].word + 2 * step; },
-                                  [&](int i) -> float(&)[4] { return operands[i].y[t]; });
+            threads.template multiply<float16>([&](int i) { return operands[i].query[which][step]; },
+                                               [&](int i) { return own[i].S[t].word + 2 * step; },
+                                               [&](int i) -> float(&)[4] { return operands[i].y[t]; });
       }
       threads.each([&](int i) {
         const Lane& l = own[i];
@@ -249,13 +249,14 @@ struct Recall {
     for (int pair = 0; pair < TILES / 2; ++pair)
 #pragma unroll
       for (int d = 0; d < TILES; ++d) {
-        threads.each([&](int i) {
+        threads.each([&](int i) {  // eight tokens are half of what an instruction multiplies
+          Operands& o = operands[i];
 #pragma unroll
-          for (float& x : operands[i].score) x = 0;
+          for (int c = 0; c < 4; ++c) o.score[c] = 0, o.weight[c] = c < 2 ? o.value[2 * pair + c] : 0;
+          o.twice[0] = o.key[d], o.twice[1] = 0;
         });
-        threads.multiply_short([&](int i) { return operands[i].value + 2 * pair; },
-                               [&](int i) { return operands[i].key + d; },
-                               [&](int i) -> float(&)[4] { return operands[i].score; });
+        threads.multiply([&](int i) { return operands[i].weight; }, [&](int i) { return operands[i].twice; },
+                         [&](int i) -> float(&)[4] { return operands[i].score; });
         threads.each([&](int i) {
           Lane& l = own[i];
           if (!l.completes) return;

@@ -14,13 +14,14 @@
 
 #include <stdint.h>
 
+#include <type_traits>
+
 #include "lane.h"
 
 #if defined(__CUDACC__)
 #include <stdlib.h>
 #else
 #include <functional>
-#include <type_traits>
 #include <vector>
 #endif
 
@@ -79,37 +80,20 @@ class Threads {
     mine = mine + __shfl_xor_sync(0xffffffffu, mine, stride);
   }
 
-  // sums(thread)[4] += a(thread)[4] x b(thread)[2] for a warp: 16 x 16 times 16 x 8 bfloat16, laid out in registers as
-  // in mma.m16n8k16 (PTX manual, "Matrix Fragments for mma.m16n8k16").
-  template <class A, class B, class C>
+  // sums(thread)[4] += a(thread)[4] x b(thread)[2] for a warp: 16 x 16 times 16 x 8 bfloat16 (or float16), laid out in
+  // registers as in mma.m16n8k16 (PTX manual, "Matrix Fragments for mma.m16n8k16").
+  template <class Number = bfloat16, class A, class B, class C>
   __device__ __forceinline__ void multiply(A a, B b, C sums) {
-    const int i = (int)threadIdx.x;
-    const uint32_t(&l)[4] = a(i);
-    const uint32_t* r = b(i);
-    float(&c)[4] = sums(i);
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(l[0]), "r"(l[1]), "r"(l[2]), "r"(l[3]), "r"(r[0]), "r"(r[1]));
-  }
-
-  // The same for 16 x 16 times 16 x 8 float16, and for 16 x 8 times 8 x 8 bfloat16 (a(thread)[2], b(thread)[1]).
-  template <class A, class B, class C>
-  __device__ __forceinline__ void multiply_half(A a, B b, C sums) {
-    const int i = (int)threadIdx.x;
-    const uint32_t *l = a(i), *r = b(i);
-    float(&c)[4] = sums(i);
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(l[0]), "r"(l[1]), "r"(l[2]), "r"(l[3]), "r"(r[0]), "r"(r[1]));
-  }
-  template <class A, class B, class C>
-  __device__ __forceinline__ void multiply_short(A a, B b, C sums) {
-    const int i = (int)threadIdx.x;
-    const uint32_t *l = a(i), *r = b(i);
-    float(&c)[4] = sums(i);
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(l[0]), "r"(l[1]), "r"(r[0]));
+    const uint32_t *l = a((int)threadIdx.x), *r = b((int)threadIdx.x);
+    float(&c)[4] = sums((int)threadIdx.x);
+    if constexpr (std::is_same_v<Number, float16>)
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(l[0]), "r"(l[1]), "r"(l[2]), "r"(l[3]), "r"(r[0]), "r"(r[1]));
+    else
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(l[0]), "r"(l[1]), "r"(l[2]), "r"(l[3]), "r"(r[0]), "r"(r[1]));
   }
 
   // Four 8 x 8 matrices of 16 bits from shared memory, for a warp. from(thread): row lane % 8 of matrix lane / 8, 16
@@ -268,12 +252,18 @@ class Threads {
     for (int i = 0; i < COUNT; ++i) value(i) = before[i] + before[i ^ stride];
   }
 
-  template <class A, class B, class C>
-  void multiply(A a, B b, C sums) { multiply_all<bfloat16, 16>(a, b, sums); }
-  template <class A, class B, class C>
-  void multiply_half(A a, B b, C sums) { multiply_all<float16, 16>(a, b, sums); }
-  template <class A, class B, class C>
-  void multiply_short(A a, B b, C sums) { multiply_all<bfloat16, 8>(a, b, sums); }
+  template <class Number = bfloat16, class A, class B, class C>
+  void multiply(A a, B b, C sums) {
+    const auto half = [](uint32_t pair, int i) { return widened(Number{(uint16_t)(pair >> 16 * i)}); };
+    for (int warp = 0; warp < COUNT; warp += WARP)
+      for (int row = 0; row < 16; ++row)
+        for (int column = 0; column < 8; ++column) {
+          float& sum = sums(warp + row % 8 * 4 + column / 2)[row / 8 * 2 + column % 2];
+          for (int k = 0; k < 16; ++k)
+            sum = multiply_add(half(a(warp + row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], k % 2),
+                               half(b(warp + column * 4 + k % 8 / 2)[k / 8], k % 2), sum);
+        }
+  }
 
   template <bool TRANSPOSED, class To, class From>
   void matrices(To to, From from) {
@@ -322,19 +312,6 @@ class Threads {
   }
 
  private:
-  template <class Number, int K, class A, class B, class C>
-  static void multiply_all(A a, B b, C sums) {
-    const auto half = [](uint32_t pair, int i) { return widened(Number{(uint16_t)(pair >> 16 * i)}); };
-    for (int warp = 0; warp < COUNT; warp += WARP)
-      for (int row = 0; row < 16; ++row)
-        for (int column = 0; column < 8; ++column) {
-          float& sum = sums(warp + row % 8 * 4 + column / 2)[row / 8 * 2 + column % 2];
-          for (int k = 0; k < K; ++k)
-            sum = multiply_add(half(a(warp + row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], k % 2),
-                               half(b(warp + column * 4 + k % 8 / 2)[k / 8], k % 2), sum);
-        }
-  }
-
   std::vector<Chunk> memory_;
   std::vector<std::function<void()>> open_;
   std::vector<std::vector<std::function<void()>>> groups_;
