@@ -107,7 +107,7 @@ class GpuPool:
 
     def __init__(self, net: Transformer, slots: int, *, precision: str = "bf16", state: StatePrecision = "fp32",
                  device: str = "cuda", operators: Any = None, recorder: Callable[[Work], Work] | None = None) -> None:
-        """operators: has decode_quantum and prefill. Tests give it, with another device, to emulate a GPU.
+        """operators: has decode_quantum, prefill and read. Tests give it, with another device, to emulate a GPU.
 
         recorder: a function like record_graph, which is the default unless operators are given. Without a recorder the
         operators are called at each stride.
@@ -179,6 +179,7 @@ class GpuPool:
         each image's last token, (B, d_model) float32, on the CPU.
         """
         count, config, device = len(inputs), self.config, self.device
+        assert state is not self or (slots.min() > PADDING_SLOT and slots.max() < len(self.canvas))
         shape = count, config.layers, config.heads, config.key_dim
         S, z = torch.empty(*shape, config.value_dim, device=device), torch.empty(shape, device=device)
         last = None if self.last is None else torch.empty(count, config.background_dim, device=device)

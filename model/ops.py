@@ -49,7 +49,7 @@ PREFILL = (
     " Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? conditioned, Tensor slots, Tensor positions,"
     " Tensor steps, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> ()")
 # inputs (n, d_model): inputs of the first layer, one row of the batch after another; row i begins at offsets[i]. A GPU
-# folds them into an empty state, whatever lies there; most as above.
+# folds them into an empty state, whatever lies there, and trusts `most` to be the largest number of inputs of a row.
 READ = ("read(Tensor(a!) S, Tensor(b!) z, Tensor(c!)? last, Tensor slots, Tensor inputs, Tensor offsets,"
         " Tensor[] weights, int[] sizes, float eps, int most, int threads) -> Tensor")
 # Attention over whole sequences, packed one after the other, for training and prefill. The second result is the

@@ -243,9 +243,9 @@ def state_scale(net: Transformer) -> Tensor:
     the first layer of a post-norm model, by the summed look-ups or the parts of a patch. So keys and values are bounded
     too, and S is at most their product times the number of tokens. Rounding to bfloat16 adds at most 2^-8, relative:
     to weights and inputs, so the bound is on the sum of magnitudes, and to keys and values that wait in pairs. Rounding
-    S adds at most 2^-11 each time, once in eight tokens. The last factor covers float32's own rounding, thousands
-    of additions with 2^-24 each. The bound is loose, which costs nothing: float16 keeps its 11 bits down to 2^-14 of a
-    scale.
+    S adds at most 2^-11 each time, once in eight tokens, and once as a read state is loaded. The last factor covers
+    float32's own rounding, thousands of additions with 2^-24 each. The bound is loose, which costs nothing: float16
+    keeps its 11 bits down to 2^-14 of a scale.
     """
     config, largest = net.config, []
     tokens = config.length + (config.patches + 1 if net.patches is not None else 0)

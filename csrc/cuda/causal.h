@@ -4,9 +4,9 @@
 //
 // Why it is fast: where the elements are bfloat16, as in training, matrix units multiply. Their operands are sums of two
 // bfloat16, so what is rounded away does not show beside the rounding of the results. A warp computes 16 x 16 numbers
-// at a time, so it reads an operand once for 16 products. With heads of 32, four or five blocks share a multiprocessor of
-// an A100 or H100: while the threads of one wait for one another, the others go on. Float and double, for tests and full precision, are multiplied number by
-// number.
+// at a time, so it reads an operand once for 16 products. With heads of 32, four or five blocks share a multiprocessor
+// of an A100 or H100: while the threads of one wait for one another, the others go on. Float and double, for tests and
+// full precision, are multiplied number by number.
 #pragma once
 
 #include "../functions.h"
@@ -51,8 +51,7 @@ LINPIX_INLINE Walk walk_of(const Sequences& s, int64_t block) {
 }
 
 // A matrix in shared memory. Its sides are multiples of 16, as matrix units want it; what is beyond `rows` and `columns`
-// stays zero. Rows have such a length that at most two numbers that a warp reads together for matrix units lie in one
-// bank.
+// stays zero. Rows are padded so that, when a warp reads for matrix units, at most two of its numbers share a bank.
 template <class R, class E>
 struct Shared {
   static constexpr bool ON_MATRIX_UNITS = sizeof(E) == 2;

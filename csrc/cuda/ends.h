@@ -1,5 +1,6 @@
-// The kernels that begin and end a pass. Embed looks up a token's input. Finish does the final norm, the head and the
-// draw. It can look up the next token's input as well, so that most steps of decode need no Embed.
+// The kernels that begin and end a pass. Embed looks up a token's input, or copies one that is given. Finish does the
+// final norm, the head and the draw. It can look up the next token's input as well, so that most steps of decode need no
+// Embed.
 #pragma once
 
 #include "../drawing.h"

@@ -3,7 +3,8 @@
 // and many_rows.h have the matrix products, attention.h and recall.h the recurrent state, background.h the sub-pixels
 // that skip the layers, and ends.h embedding, head and sampling.
 //
-// A pass takes `tokens` tokens of each row through all layers: in decode one of every row, in prefill up to CHUNK.
+// A pass takes `tokens` tokens of each row through all layers: in decode one of every row, in prefill and read up to
+// CHUNK.
 // Token j of row r has position positions[r] + begun + j (without positions: begun + j), where begun is taken[r] in
 // decode and `step` otherwise. It takes part if begun + j < steps[r], unless it is skipped. Rows and tokens that do not
 // take part are computed too where this is harmless.
@@ -114,7 +115,7 @@ int keep_last(const EndCall&, void* stream);
 
 // All kernels of some passes of decode, or of a prefill of at most `longest` tokens of each row. The buffers need room
 // for rows * tokens.
-constexpr int CHUNK = 128;  // tokens of a row that prefill takes together
+constexpr int CHUNK = 128;  // tokens of a row that prefill, or inputs that read, takes together
 int decode(Pass, int passes, void* stream);
 int prefill(Pass, int64_t longest, void* stream);
 

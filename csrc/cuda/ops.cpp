@@ -76,9 +76,10 @@ class Call {
        const Maybe& scale, const Maybe& saturated, const Maybe& last, const Maybe& tokens, const Maybe& conditioned,
        const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
        const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t at_once)
-      : Call(op, weights, sizes, eps, most) {
+      : Call(op, weights, sizes, eps) {
     const Model& m = pass.model;
     const int64_t N = canvas.size(0);
+    STD_TORCH_CHECK(0 <= most && most <= m.tokens, op, ": most must be in 0..", m.tokens, ", got ", most);
     pass.rows = rows_of(op, m, canvas, known, last, conditioned, slots, positions, start);
     pass.rows.steps = checked<int64_t>(steps, op, "steps", ScalarType::Long, {pass.rows.count});
     STD_TORCH_CHECK(tokens || (m.background < 0 && !conditioned), op, ": a model with a background or conditioned rows "
@@ -90,7 +91,10 @@ class Call {
   Call(const char* op, const Tensor& S, const Tensor& z, const Maybe& last, const Tensor& slots, const Tensor& inputs,
        const Tensor& offsets, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps,
        int64_t most, int64_t at_once)
-      : Call(op, weights, sizes, eps, most) {
+      : Call(op, weights, sizes, eps) {
+    STD_TORCH_CHECK(0 <= most && most <= inputs.size(0), op, ": most must be in 0..", inputs.size(0), ", got ", most);
+    STD_TORCH_CHECK(S.scalar_type() == ScalarType::Float, op, ": S must have dtype Float, got ",
+                    torch::headeronly::toString(S.scalar_type()));
     pass.model.marginal = nullptr;  // these are no sub-pixels, so the first of them counts
     Rows& rows = pass.rows;
     rows = slots_of(op, pass.model, S.size(0), last, slots);
@@ -108,13 +112,12 @@ class Call {
   Pass pass{};
 
  private:
-  Call(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most)
+  Call(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps)
       : parts_(op, weights, sizes, eps) {
     const Model& m = pass.model = parts_.model;
     check_heads(op, m.key_dim, m.value_dim);
     STD_TORCH_CHECK(m.d_model <= MAX_D_MODEL, op, ": d_model must be at most ", MAX_D_MODEL, ", got ", m.d_model);
     STD_TORCH_CHECK(m.mixtures <= MAX_MIXTURES, op, ": at most ", MAX_MIXTURES, " mixtures, got ", m.mixtures);
-    STD_TORCH_CHECK(0 <= most && most <= m.tokens, op, ": most must be in 0..", m.tokens, ", got ", most);
     STD_TORCH_CHECK(m.d_ff <= MAX_DEPTH && m.heads * m.value_dim <= MAX_DEPTH, op, ": d_ff and the values of all heads "
                     "must be at most ", MAX_DEPTH, ", got ", m.d_ff, " and ", m.heads * m.value_dim);
     STD_TORCH_CHECK(m.background < 0 || m.project.columns <= MAX_BACKGROUND_DIM, op, ": background_dim must be at most ",

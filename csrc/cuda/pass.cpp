@@ -1,7 +1,7 @@
-// The order of the kernels in a pass of decode and in a chunk of prefill.
+// The order of the kernels in a pass of decode, and in a chunk of prefill or read.
 //
-// Why it is fast: kernels are few, since they run one after the other. A layer has five, or seven with many rows. A step has one more, finish,
-// or two if sub-pixels can skip the layers (run_ahead). Nothing here waits for the GPU.
+// Why it is fast: kernels are few, since they run one after the other. A layer has five, or seven with many rows. A step
+// has one more, finish, or two if sub-pixels can skip the layers (run_ahead). Nothing here waits for the GPU.
 #include <algorithm>
 
 #include "kernels.h"

@@ -6,7 +6,7 @@
 // of 16 bits, so the rounding of operands does not show. S lies in memory in the order in which an instruction takes it
 // (pack_state in model/packing.py), so it goes from memory to the matrix unit without an instruction between.
 //
-// Why it is fast: a token takes a warp some 570 instructions (840 where a group is complete), about as long as memory
+// Why it is fast: a token takes a warp some 560 instructions (880 where a group is complete), about as long as memory
 // takes for the head. All that is read of the state is requested before any of it is used, and a multiprocessor holds
 // 24 warps, which hide each other's waiting.
 #pragma once

@@ -520,19 +520,21 @@ def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(place, shape):
     assert (passes < T).tolist() == [config.background is not None or bool(read) for read in conditioned]
 
 
-@pytest.mark.parametrize("shape", ["patches", "conditional", "pixels, conditional", "logits, conditional"])
-def test_reading_leaves_what_the_transformers_reading_leaves_alone_and_among_others(place, shape):
+@pytest.mark.parametrize(("shape", "change", "count"), [
+    ("patches", {}, 40), ("pixels, conditional", {}, 40), ("logits, conditional", {}, 40),
+    ("conditional", {"height": 12, "width": 12, "patch": 1}, 12)])  # up to 145 inputs, more than are read at once
+def test_reading_leaves_what_the_transformers_reading_leaves_alone_and_among_others(place, shape, change, count):
     """To rounding; and bit for bit whatever else is read, in tiles of another shape too."""
-    config, slots = SHAPES[shape], torch.arange(1, 41)
-    net, images, known = net_of(config), images_of(config, 40), test_packing.known_of(config, 40)
-    expected, alone = RecurrentState(config, 40), GpuPool(net, 1, **place)
+    config, slots = dataclasses.replace(SHAPES[shape], **change), torch.arange(1, count + 1)
+    net, images, known = net_of(config), images_of(config, count), test_packing.known_of(config, count)
+    expected, alone = RecurrentState(config, count), GpuPool(net, 1, **place)
     scores = net.read(images, known, expected, slots)
-    exact, among = (GpuPool(net, 40, precision=precision, **place) for precision in ("fp32", "bf16"))
+    exact, among = (GpuPool(net, count, precision=precision, **place) for precision in ("fp32", "bf16"))
     found, features = (pool.read(net.inputs_read(images, known), pool, slots) for pool in (exact, among))
     last = expected.last if exact.last is None else exact.last.cpu()
     torch.testing.assert_close((net.class_scores(found), exact.S.cpu(), exact.z.cpu(), last),
                                (scores, expected.S, expected.z, expected.last), rtol=1e-4, atol=1e-4)
-    for row in (0, 17, 39):
+    for row in (0, count // 2, count - 1):
         own = alone.read(net.inputs_read(images[[row]], known[[row]]), alone, torch.tensor([1]))
         assert torch.equal(own[0], features[row])
         assert all(torch.equal(one[1], other[row + 1]) for one, other in zip(alone._parts, among._parts, strict=True))
@@ -702,6 +704,8 @@ def test_states_that_cannot_be_are_refused(emulated, state, message):
     ({"S": lambda x: x[:5]}, "S must have shape"), ({"S": lambda x: x.bfloat16()}, "S must have dtype Float"),
     ({"S": lambda x: x.half()}, "a float16 S needs pairs, scale and saturated"),
     ({"pairs": lambda _: torch.zeros(9, 2, 2, 8, 16)}, "and a float32 S none of them"),
+    ({"S": lambda x: x.half(), **dict.fromkeys(("pairs", "scale", "saturated"), lambda _: torch.zeros(1))},
+     "a float16 S must have heads of size 32, got 8"),
     ({"canvas": lambda x: x[:, 1:]}, "canvas must have shape"), ({"steps": lambda x: x.int()}, "steps must have dtype"),
     ({"weights": lambda x: x[:-1]}, "weights must hold"), ({"most": lambda _: 65}, r"most must be in 0\.\.64"),
 ])
@@ -709,9 +713,9 @@ def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
     pool = GpuPool(net_of(TINY), 8, **emulated.place)
     given = test_packing.arguments() | {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z,
                                         "weights": pool._packed.weights, "sizes": pool._packed.sizes}
-    [(name, how)] = change.items()
+    given |= {name: how(given[name]) for name, how in change.items()}
     with pytest.raises(RuntimeError, match=message):
-        emulated.operators.decode_quantum(*(given | {name: how(given[name])}).values())
+        emulated.operators.decode_quantum(*given.values())
 
 
 @pytest.mark.parametrize(("change", "obstacle"), [

@@ -6,7 +6,8 @@ The engine, the decoder for a GPU, its pool and the event loop's part are the se
 and its kernels only move positions on, in a time that is left out. A quantum is one image row of `mnist`. Times are of
 the processor, in us of a quantum, and medians of --repeat runs. The first columns are a quantum in which no image joins
 or ends. The last are all quanta while requests of n images come and go, as many at a time as there are slots. --profile
-lists the functions that take longest.
+lists the functions that take longest. Last comes what it costs the host to have 64 images of `mnist-conditional` read,
+to see whether they are recognised, and in one piece.
 
 `python -m tools.benchmarks.host serve FLAGS` is `linpix serve` with such decoders: see tools/benchmarks/http.py.
 """
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from linpix.__main__ import main as linpix
-from linpix.model.checkpoint import Checkpoint
+from linpix.model.checkpoint import Checkpoint, find, read
 from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool
 from linpix.model.transformer import Transformer
@@ -34,6 +35,7 @@ from linpix.server.engine.admission import Admission
 from linpix.server.engine.decode import engine
 from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job
 from linpix.server.engine.request import Request
 from linpix.server.engine.thread import EngineThread
@@ -54,6 +56,9 @@ class Kernels:
 
     def prefill(self, *given: Any) -> None:
         pass
+
+    def read(self, *given: Any) -> torch.Tensor:
+        return torch.zeros(len(given[3]), given[4].shape[1])
 
     def recorded(self, work: Callable[[], object]) -> Callable[[], None]:
         def replay() -> None:
@@ -167,6 +172,14 @@ async def measure(given: argparse.Namespace) -> None:
         if given.profile:
             host.apart(profile := cProfile.Profile())
             pstats.Stats(profile).sort_stats("tottime").print_stats(20)
+    decoder = instant(read(find("mnist-conditional", None)), 64)
+    decoder.take(slots := [*range(1, 65)], images_of(Job(count=64, seed=0), "drawn"))
+    times = list[float]()
+    for _ in range(10 * given.repeat):
+        began = time.thread_time()
+        decoder.judge(slots)
+        times.append((time.thread_time() - began) / 64)
+    print(f"\nto judge an image: {1e6 * statistics.median(times):.0f} us")
 
 
 def main() -> None:
