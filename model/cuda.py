@@ -46,6 +46,7 @@ _timed = dict[object, dict[Variant, float]]()  # their seconds; kept, and so is 
 
 
 def check_state(state: str) -> None:
+    """Raises ValueError for a precision of S that there is not."""
     if state not in get_args(StatePrecision):
         raise ValueError(f"state must be fp32 or fp16, got {state!r}")
 

@@ -27,7 +27,7 @@ READS_TOGETHER, READS_ON_GPU = 8, 64  # requests, or images, in one call of the 
 class BitwiseDecoder(Decoder):
     """Its prefill equals its decoding, bit for bit: it restores an image by prefill, and keeps no copy of its state."""
 
-    reader: Packed | GpuPool
+    reader: Packed | GpuPool  # where known pixels, and drawn images whose class is checked, are read
 
     def read_known(self, canvas: Tensor, known: Tensor, state: State | GpuPool, places: Tensor) -> Tensor:
         features = self.reader.read(self.net.inputs_read(canvas, known), state, places)
