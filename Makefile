@@ -1,4 +1,4 @@
-# make run | test | test-slow | test-all | venv | check | audit | bench | fuzz | soak | sanitize | gpu-check:
+# make run | test | test-slow | test-all | venv | check | format | audit | bench | fuzz | soak | sanitize | gpu-check:
 # the commands of this repository. run installs what serving needs; the others also install the rest.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,11 +12,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN   := $(VENV)/bin
 BASE  := $(VENV)/.installed
 ALL   := $(VENV)/.installed-all
-# npm's openai, for one of the examples: version 6, since 7 needs node 22. Without npm, the test of it is skipped.
+# npm's openai, for one of the examples: version 6, since 7 needs node 22; and prettier, which lays out the page's files.
+# Without npm, the example's test is skipped.
 NODE  := $(if $(shell command -v npm),$(VENV)/node_modules/.installed)
 INSTALL = $(BIN)/pip install --constraint $(VENV)/constraints.txt --editable
 
-.PHONY: run test test-slow test-all venv check audit bench fuzz soak sanitize gpu-check
+.PHONY: run test test-slow test-all venv check format audit bench fuzz soak sanitize gpu-check
 run: $(BASE)
 	$(BIN)/linpix serve
 
@@ -36,8 +37,8 @@ $(ALL): $(BASE)
 	touch $@
 
 $(VENV)/node_modules/.installed: | $(ALL)
-	npm install --silent --no-save --no-package-lock --no-audit --no-fund --prefix $(VENV) 'openai@6' && touch $@ || \
-	  echo "npm could not install openai, so its example is not tested"
+	npm install --silent --no-save --no-package-lock --no-audit --no-fund --prefix $(VENV) 'openai@6' 'prettier@3.10.1' && \
+	  touch $@ || echo "npm could not install openai and prettier: an example is not tested, and the page's layout not checked"
 
 # Three tests at a time: half of a test is waiting for a server or a browser. More would need more cores than a server
 # and its clients have.
@@ -53,10 +54,21 @@ test-slow: venv $(NODE)
 test-all: venv $(NODE)
 	$(PYTEST)
 
-check: venv
+# The layout of Python, JavaScript and CSS, then lint, types and security. Without npm, the page's files are not looked at.
+PRETTIER := $(VENV)/node_modules/.bin/prettier
+PAGE := $(filter-out %swagger-ui-bundle.js %swagger-ui.css,$(wildcard server/static/*.js server/static/*.css))
+check: venv $(NODE)
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	test ! -x $(PRETTIER) || $(PRETTIER) --log-level warn --check $(PAGE)
 	$(BIN)/mypy
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive linpix model server setup.py training
+
+# Lays out Python, JavaScript and CSS.
+format: venv $(NODE)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only .
+	test ! -x $(PRETTIER) || $(PRETTIER) --log-level warn --write $(PAGE)
 
 # Checks the installed packages for known vulnerabilities. It needs a database on the network, so check leaves it out.
 audit: venv

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import httpx
 
-client = httpx.Client(base_url=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"), timeout=60,
-                      headers={"authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', 'none')}"})
+client = httpx.Client(
+    base_url=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
+    timeout=60,
+    headers={"authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', 'none')}"},
+)
 png = {"accept": "image/png"}  # without it the answer is JSON, with pictures as base64 in it
 seven = {"model": "mnist-conditional", "label": 7, "size": "280x280"}
 
@@ -26,5 +29,7 @@ with client.stream("POST", "images/generations", json=wanted) as answer:
 
 # keep the upper half of the seven, and have the lower half drawn anew
 half = {"image": Path("drawn.png").read_bytes()}
-completed = client.post("images/edits", data=seven | {"keep_rows": 14}, files=half, headers=png).raise_for_status()
+completed = client.post(
+    "images/edits", data=seven | {"keep_rows": 14}, files=half, headers=png
+).raise_for_status()
 Path("completed.png").write_bytes(completed.content)

@@ -19,7 +19,9 @@ Path("drawn.png").write_bytes(drawn.content)
 # each event shows more rows than the one before, the last one the whole image; with one
 # attempt no row is drawn again
 wanted = seven | {"stream": True, "partial_images": 4, "attempts": 1}
-with requests.post(f"{images}/generations", json=wanted, headers=key, timeout=60, stream=True) as answer:
+with requests.post(
+    f"{images}/generations", json=wanted, headers=key, timeout=60, stream=True
+) as answer:
     answer.raise_for_status()
     events = (line for line in answer.iter_lines() if line.startswith(b"data: "))
     for number, event in enumerate(events):
@@ -28,6 +30,8 @@ with requests.post(f"{images}/generations", json=wanted, headers=key, timeout=60
 
 # keep the upper half of the seven, and have the lower half drawn anew
 half = {"image": Path("drawn.png").read_bytes()}
-completed = requests.post(f"{images}/edits", data=seven | {"keep_rows": 14}, files=half, headers=png, timeout=60)
+completed = requests.post(
+    f"{images}/edits", data=seven | {"keep_rows": 14}, files=half, headers=png, timeout=60
+)
 completed.raise_for_status()
 Path("completed.png").write_bytes(completed.content)

@@ -1,4 +1,5 @@
-"""LinPix from Python: `load`, `sample`, `complete`, `score`, `models`; `linpix.cli` has the commands.
+"""LinPix from Python: `load`, `sample`, `complete`, `score`, `models`; `linpix.cli` has the
+commands.
 
 Its other packages are folders beside this one, linked into it:
 
@@ -29,7 +30,9 @@ def models(checkpoints: str | Path | None = None) -> list[str]:
     """The names of the models in a folder. checkpoints: the folder; None: that of LinPix."""
     from linpix.model.checkpoint import folders, root
 
-    return [folder.name for folder in folders(root(None if checkpoints is None else Path(checkpoints)))]
+    return [
+        folder.name for folder in folders(root(None if checkpoints is None else Path(checkpoints)))
+    ]
 
 
 def load(model: str | Path, checkpoints: str | Path | None = None) -> "Transformer":
@@ -47,19 +50,33 @@ def load(model: str | Path, checkpoints: str | Path | None = None) -> "Transform
         return load(find(model, None if checkpoints is None else Path(checkpoints)))
 
 
-def sample(model: str | Path, count: int = 1, *, label: int | str | None = None, seed: int | None = None,
-           temperature: float | None = None, candidates: int | None = None, attempts: int | None = None,
-           batch: int = 64, checkpoints: str | Path | None = None, progress: bool | None = None) -> "Images":
-    """Draw images without a server: an array, uint8 (count, height, width), or (count, height, width, 3) in colour.
+def sample(
+    model: str | Path,
+    count: int = 1,
+    *,
+    label: int | str | None = None,
+    seed: int | None = None,
+    temperature: float | None = None,
+    candidates: int | None = None,
+    attempts: int | None = None,
+    batch: int = 64,
+    checkpoints: str | Path | None = None,
+    progress: bool | None = None,
+) -> "Images":
+    """Draw images without a server: an array, uint8 (count, height, width), or (count, height,
+    width, 3) in colour.
 
     It has the lists `seeds`, `labels` and `confidences`, and `grid()` makes one PIL image of it.
 
     model:       a name of `models()`, or a checkpoint folder
     label:       the class, by name or number; None: any class
-    seed:        of the first image; image i has seed + i, and a server draws the same image for it; None: a random seed
+    seed:        of the first image; image i has seed + i, and a server draws the same image for it;
+                 None: a random seed
     temperature: 1: as trained; lower: less varied; higher: more varied; None: the model's own
-    candidates:  draw this many images, and return the best `count` of them; None: draw `count` and return all
-    attempts:    draw an image up to this many times, until it is recognised and not torn; None: the model's own
+    candidates:  draw this many images, and return the best `count` of them; None: draw `count` and
+                 return all
+    attempts:    draw an image up to this many times, until it is recognised and not torn; None: the
+                 model's own
     batch:       largest number of images that are drawn together
     checkpoints: folder of models; None: that of LinPix
     progress:    show a bar on standard error; None: if that is a terminal or a notebook
@@ -67,42 +84,90 @@ def sample(model: str | Path, count: int = 1, *, label: int | str | None = None,
     """
     from .cli.draw import draw
 
-    return draw(model, count, None, label=label, seed=seed, temperature=temperature, candidates=candidates,
-                attempts=attempts, batch=batch, checkpoints=checkpoints, progress=progress)
+    return draw(
+        model,
+        count,
+        None,
+        label=label,
+        seed=seed,
+        temperature=temperature,
+        candidates=candidates,
+        attempts=attempts,
+        batch=batch,
+        checkpoints=checkpoints,
+        progress=progress,
+    )
 
 
-def complete(model: str | Path, image: "Picture", known: "Picture | int | None" = None, count: int = 1, *,
-             prepare: Literal["none", "mnist"] = "none", label: int | str | None = None, seed: int | None = None,
-             temperature: float | None = None, candidates: int | None = None, attempts: int | None = None,
-             batch: int = 64, checkpoints: str | Path | None = None, progress: bool | None = None) -> "Images":
-    """Complete an image without a server: known pixels stay, and the others are drawn `count` times.
+def complete(
+    model: str | Path,
+    image: "Picture",
+    known: "Picture | int | None" = None,
+    count: int = 1,
+    *,
+    prepare: Literal["none", "mnist"] = "none",
+    label: int | str | None = None,
+    seed: int | None = None,
+    temperature: float | None = None,
+    candidates: int | None = None,
+    attempts: int | None = None,
+    batch: int = 64,
+    checkpoints: str | Path | None = None,
+    progress: bool | None = None,
+) -> "Images":
+    """Complete an image without a server: known pixels stay, and the others are drawn `count`
+    times.
 
-    image:   a path, a PIL image or a uint8 array (height, width[, 3]), of any size; it is cropped and reduced to the
-             model's size, as a server does with uploads
-    known:   the pixels that stay: a bool array (height, width) of the size of the image or of the model, true for them;
-             or how many rows of the model's image; or a path or PIL image that is transparent in the other places;
-             None: all but the transparent parts of the image
-    prepare: "mnist": `image` is a photographed digit, which gets the size and place of MNIST's digits first
+    image:   a path, a PIL image or a uint8 array (height, width[, 3]), of any size; it is cropped
+             and reduced to the model's size, as a server does with uploads
+    known:   the pixels that stay: a bool array (height, width) of the size of the image or of the
+             model, true for them; or how many rows of the model's image; or a path or PIL image
+             that is transparent in the other places; None: all but the transparent parts of the
+             image
+    prepare: "mnist": `image` is a photographed digit, which gets the size and place of MNIST's
+             digits first
     All other options, the result and the errors are those of `sample`.
     """
     from .cli.draw import draw
 
-    return draw(model, count, (image, known), prepare, label=label, seed=seed, temperature=temperature,
-                candidates=candidates, attempts=attempts, batch=batch, checkpoints=checkpoints, progress=progress)
+    return draw(
+        model,
+        count,
+        (image, known),
+        prepare,
+        label=label,
+        seed=seed,
+        temperature=temperature,
+        candidates=candidates,
+        attempts=attempts,
+        batch=batch,
+        checkpoints=checkpoints,
+        progress=progress,
+    )
 
 
-def score(model: str | Path, image: "Picture", known: "Picture | int | None" = None, *,
-          label: int | str | None = None, posterior: bool = False, checkpoints: str | Path | None = None) -> "Score":
+def score(
+    model: str | Path,
+    image: "Picture",
+    known: "Picture | int | None" = None,
+    *,
+    label: int | str | None = None,
+    posterior: bool = False,
+    checkpoints: str | Path | None = None,
+) -> "Score":
     """How probable an image is, or its hidden part given the known one.
 
     model:       a name of `models()`, or a checkpoint folder
     image:       as in `complete`, hidden pixels too
-    known:       as in `complete`; None: all pixels are hidden, unless parts of the image are transparent
-    label:       the class that the model assumes, by name or number; None: no class; a model that draws the class
-                 first then uses the mixture of all classes
-    posterior:   compute the likelihood under every class; without a label, the score is then that of their mixture
+    known:       as in `complete`; None: all pixels are hidden, unless parts of the image are
+                 transparent
+    label:       the class that the model assumes, by name or number; None: no class; a model that
+                 draws the class first then uses the mixture of all classes
+    posterior:   compute the likelihood under every class; without a label, the score is then that
+                 of their mixture
     checkpoints: folder of models; None: that of LinPix
-    Raises ValueError, of which CheckpointError is one, also if a checkpoint cannot draw such an image.
+    Raises ValueError, of which CheckpointError is one, also if a checkpoint cannot draw such an
+    image.
     """
     from .cli.score import score
 

@@ -21,21 +21,28 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. An error that the user can correct is one line on standard error."""
+    """Run one command; returns the exit status. An error that the user can correct is one line on
+    standard error.
+    """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] in (["train"], ["experiment"]):  # before torch: spinning threads would starve others for hours
+    # before torch: spinning threads would starve others for hours
+    if words[:1] in (["train"], ["experiment"]):
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     alone, serving = arguments is None, words[:1] == ["serve"]
-    if alone or serving:  # imports are not garbage: collecting takes half a second, and again at the end
+    # imports are not garbage: collecting takes half a second, and again at the end
+    if alone or serving:
         gc.disable()
         atexit.register(gc.freeze)
     if serving:
-        # Until the server handles SIGTERM there is nothing to drain. Not SystemExit: a native module that is being
-        # imported takes it for its own failure.
+        # Until the server handles SIGTERM there is nothing to drain. Not SystemExit: a native
+        # module that is being imported takes it for its own failure.
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-        if hasattr(signal, "SIGHUP"):  # pending until the server handles it: else it would end the process
+        # pending until the server handles it: else it would end the process
+        if hasattr(signal, "SIGHUP"):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    if alone:  # a stream that a shell has closed (>&-) is None; a file's name may not be in the locale's encoding
+    # a stream that a shell has closed (>&-) is None; a file's name may not be in the locale's
+    # encoding
+    if alone:
         sys.stdout, sys.stderr = (one or open(os.devnull, "w") for one in (sys.stdout, sys.stderr))  # noqa: SIM115
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -43,8 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = _parser(words[:1]).parse_args(words)
         given.command_line = shlex.join(["linpix", *words])
         if not serving and any(name.startswith("LINPIX_") for name in os.environ):
-            with contextlib.suppress(ModuleNotFoundError):  # training may be installed without the packages for serving
-                for sentence in importlib.import_module("linpix.server.settings").misspelt(os.environ):
+            # training may be installed without the packages for serving
+            with contextlib.suppress(ModuleNotFoundError):
+                for sentence in importlib.import_module("linpix.server.settings").misspelt(
+                    os.environ
+                ):
                     print(f"linpix {words[0]}: {sentence}", file=sys.stderr)
         command = getattr(importlib.import_module(given.module), given.function)
         if "torch" in sys.modules:
@@ -57,10 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         message = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, OSError) and error.filename and error.strerror:  # the system's words say no cure
-            cure = next((cure for kind, cure in _CURES.items() if isinstance(error, kind)), "give another path")
+        # the system's words say no cure
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            cure = next(
+                (cure for kind, cure in _CURES.items() if isinstance(error, kind)),
+                "give another path",
+            )
             message = f"{error.filename}: {error.strerror.lower()}; {cure}"
-        elif isinstance(error, ModuleNotFoundError) and error.name:  # of an import, whose words say no cure either
+        # of an import, whose words say no cure either
+        elif isinstance(error, ModuleNotFoundError) and error.name:
             message += "; install the packages that LinPix needs: pip install ."
         print(f"linpix {words[0]}: {message}", file=sys.stderr)
         return 2
@@ -69,33 +84,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-_CURES = {FileNotFoundError: "check the path", IsADirectoryError: "give a file in it",
-          PermissionError: "give a path that you have access to, or change its permissions"}
+_CURES = {
+    FileNotFoundError: "check the path",
+    IsADirectoryError: "give a file in it",
+    PermissionError: "give a path that you have access to, or change its permissions",
+}
 
 
 # --- flags ---
+
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default of a flag, unless its text names it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        complete = "default" in (action.help or "") or action.required or action.default in (None, "")
+        complete = (
+            "default" in (action.help or "") or action.required or action.default in (None, "")
+        )
         return action.help if complete else super()._get_help_string(action)
 
 
 def _parser(wanted: list[str]) -> argparse.ArgumentParser:
-    """wanted: the command, if any. Flags that come from a package's settings are added for its command only."""
-    parser = argparse.ArgumentParser(prog="linpix", description="Linear transformers that draw images: train, serve, "
-                                                                "sample, complete, compare.")
-    parser.add_argument("--version", action="version", help="show the version of LinPix, torch and Python", version=(
-        f"linpix {__version__}, torch {version('torch')}, Python {sys.version.split()[0]}" if wanted == ["--version"]
-        else ""))  # which takes 0.2 s to find
+    """wanted: the command, if any. Flags that come from a package's settings are added for its
+    command only.
+    """
+    parser = argparse.ArgumentParser(
+        prog="linpix",
+        description=(
+            "Linear transformers that draw images: train, serve, sample, complete, compare."
+        ),
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        help="show the version of LinPix, torch and Python",
+        version=(
+            f"linpix {__version__}, torch {version('torch')}, Python {sys.version.split()[0]}"
+            if wanted == ["--version"]
+            else ""
+        ),
+    )  # which takes 0.2 s to find
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, text: str, module: str = "linpix.cli.commands", function: str = ""
-                ) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".",
-                                  formatter_class=_Help)
+    def command(
+        name: str, text: str, module: str = "linpix.cli.commands", function: str = ""
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name, help=text, description=text[:1].upper() + text[1:] + ".", formatter_class=_Help
+        )
         sub.set_defaults(module=module, function=function or name)
         return sub
 
@@ -104,54 +140,122 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
         from linpix.server import settings
 
         settings.add_flags(serving)
-    keying = command("key", "make an API key, and its line for the key file (`serve --api-keys`)", "linpix.cli.keys")
-    keying.add_argument("name", help="name of the client that gets the key; the log and the limits use it")
-    keying.add_argument("--rate", help="limit of requests, such as 10/s, 600/min or 5000/h; without it, there is no "
-                                       "limit")
+    keying = command(
+        "key",
+        "make an API key, and its line for the key file (`serve --api-keys`)",
+        "linpix.cli.keys",
+    )
+    keying.add_argument(
+        "name", help="name of the client that gets the key; the log and the limits use it"
+    )
+    keying.add_argument(
+        "--rate",
+        help="limit of requests, such as 10/s, 600/min or 5000/h; without it, there is no limit",
+    )
     keying.add_argument("--file", help="append the line to this file; a new file gets mode 600")
     keying.add_argument("--json", action="store_true", help="print one JSON object")
     drawing = command("sample", "draw images without a server")
     _drawing_flags(drawing)
-    drawing.add_argument("--shards", type=number(int, 1, 1_000_000), help="for bulk work: number of parts in which "
-                         "the images are written to --out, each a tar for WebDataset; the same command, run again, "
-                         "draws the missing images")
-    drawing.add_argument("--shard-format", choices=("tar", "png"), help="with --shards: tar (default); or png, which "
-                         "writes a folder with the same files instead of each tar")
+    drawing.add_argument(
+        "--shards",
+        type=number(int, 1, 1_000_000),
+        help=(
+            "for bulk work: number of parts in which the images are written to --out, each a tar"
+            " for WebDataset; the same command, run again, draws the missing images"
+        ),
+    )
+    drawing.add_argument(
+        "--shard-format",
+        choices=("tar", "png"),
+        help=(
+            "with --shards: tar (default); or png, which "
+            "writes a folder with the same files instead of each tar"
+        ),
+    )
     completing = command("complete", "fill in the holes of a picture")
     completing.add_argument("image", help="PNG, JPEG or WebP; transparent pixels are filled in")
     _drawing_flags(completing)
     completing.add_argument("--mask", help="picture whose transparent pixels are filled in")
-    completing.add_argument("--keep-rows", type=number(int, 0), help="image rows to keep; those below are filled in")
-    completing.add_argument("--prepare", choices=("none", "mnist"), default="none", help="mnist: find the digit in a "
-                            "photograph or scan, and give it the size and position of MNIST digits")
-    completing.add_argument("--lay-back", action="store_true", help="write the given picture at its own size (at most "
-                            "1024 pixels a side), with its hidden parts filled in; --out must be a folder")
+    completing.add_argument(
+        "--keep-rows", type=number(int, 0), help="image rows to keep; those below are filled in"
+    )
+    completing.add_argument(
+        "--prepare",
+        choices=("none", "mnist"),
+        default="none",
+        help=(
+            "mnist: find the digit in a "
+            "photograph or scan, and give it the size and position of MNIST digits"
+        ),
+    )
+    completing.add_argument(
+        "--lay-back",
+        action="store_true",
+        help=(
+            "write the given picture at its own size (at most "
+            "1024 pixels a side), with its hidden parts filled in; --out must be a folder"
+        ),
+    )
 
-    scoring = command("score", "compute how probable a picture is, or its hidden part given the rest",
-                      "linpix.cli.score", "run")
-    scoring.add_argument("image", help="PNG, JPEG or WebP; its transparent pixels are hidden; if it has none, all are")
+    scoring = command(
+        "score",
+        "compute how probable a picture is, or its hidden part given the rest",
+        "linpix.cli.score",
+        "run",
+    )
+    scoring.add_argument(
+        "image",
+        help="PNG, JPEG or WebP; its transparent pixels are hidden; if it has none, all are",
+    )
     model_flags(scoring)
     scoring.add_argument("--mask", help="picture whose transparent pixels are hidden")
-    scoring.add_argument("--keep-rows", type=number(int, 0), help="image rows that are known; those below are hidden")
-    scoring.add_argument("--label", help="class that the model assumes, by index or name; default: no class; a model "
-                         "that draws the class first then uses the mixture of all classes")
-    scoring.add_argument("--labels", choices=("all",), help="compute the likelihood under every class, and the "
-                         "probability of each class")
-    scoring.add_argument("--out", help="write the map to this .png file: black is 0 bits, white is 8 bits or more")
-    scoring.add_argument("--scale", type=number(int, 1, 64), default=1, help="enlarge the map by this factor")
+    scoring.add_argument(
+        "--keep-rows", type=number(int, 0), help="image rows that are known; those below are hidden"
+    )
+    scoring.add_argument(
+        "--label",
+        help=(
+            "class that the model assumes, by index or name; default: no class; a model "
+            "that draws the class first then uses the mixture of all classes"
+        ),
+    )
+    scoring.add_argument(
+        "--labels",
+        choices=("all",),
+        help="compute the likelihood under every class, and the probability of each class",
+    )
+    scoring.add_argument(
+        "--out", help="write the map to this .png file: black is 0 bits, white is 8 bits or more"
+    )
+    scoring.add_argument(
+        "--scale", type=number(int, 1, 64), default=1, help="enlarge the map by this factor"
+    )
 
     comparing = command("compare", "measure attention backends side by side")
     model_flags(comparing)
     which = comparing.add_mutually_exclusive_group()
-    which.add_argument("--backends", action="append", help="comma-separated list of linear, softmax, "
-                       "stateful-softmax, lsh-1 and lsh-4; default: all")
+    which.add_argument(
+        "--backends",
+        action="append",
+        help=(
+            "comma-separated list of linear, softmax, "
+            "stateful-softmax, lsh-1 and lsh-4; default: all"
+        ),
+    )
     which.add_argument("--all", action="store_true", help="all backends")
-    comparing.add_argument("--batch", type=lambda text: [number(int, 1, 4096)(part) for part in text.split(",")],
-                           action="extend", help="comma-separated batch sizes; default: 1,16,64")
-    comparing.add_argument("--budget", type=number(float, 1), default=60.0, help="time for the measurement, in "
-                           "seconds")
-    comparing.add_argument("--out", help="folder for report.json, report.md and report.svg (a chart, which "
-                           "needs matplotlib)")
+    comparing.add_argument(
+        "--batch",
+        type=lambda text: [number(int, 1, 4096)(part) for part in text.split(",")],
+        action="extend",
+        help="comma-separated batch sizes; default: 1,16,64",
+    )
+    comparing.add_argument(
+        "--budget", type=number(float, 1), default=60.0, help="time for the measurement, in seconds"
+    )
+    comparing.add_argument(
+        "--out",
+        help="folder for report.json, report.md and report.svg (a chart, which needs matplotlib)",
+    )
 
     for name, (add_flags, text) in COMMANDS.items():
         training = command(name, text, "linpix.training.commands", add_flags.__name__)
@@ -164,35 +268,90 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
 
 def _drawing_flags(parser: argparse.ArgumentParser) -> None:
     model_flags(parser)
-    parser.add_argument("--count", type=number(int, 1, 1_000_000), default=1, help="number of images")
-    parser.add_argument("--candidates", type=number(int, 1), help="draw this many images and keep the best --count of "
-                        "them; only for models that draw the class first; default: draw --count images and keep all")
-    parser.add_argument("--attempts", type=number(int, 1, 16), help="draw an image up to this many times, until the "
-                        "model recognises its class and it is not torn; only for models that draw the class first; "
-                        "default: the model's own")
-    parser.add_argument("--batch", type=number(int, 1, 4096), default=64, help="largest number of images decoded at "
-                                                                                "once")
-    parser.add_argument("--seed", type=number(int, 0, 2**53 - 1), help="image i uses seed + i; default: a random seed")
-    parser.add_argument("--temperature", type=number(float, 0, 10), help="1: as trained; lower: less varied; "
-                        "higher: more varied; default: the model's own")
+    parser.add_argument(
+        "--count", type=number(int, 1, 1_000_000), default=1, help="number of images"
+    )
+    parser.add_argument(
+        "--candidates",
+        type=number(int, 1),
+        help=(
+            "draw this many images and keep the best --count of them; only for models that draw the"
+            " class first; default: draw --count images and keep all"
+        ),
+    )
+    parser.add_argument(
+        "--attempts",
+        type=number(int, 1, 16),
+        help=(
+            "draw an image up to this many times, until the model recognises its class and it is"
+            " not torn; only for models that draw the class first; default: the model's own"
+        ),
+    )
+    parser.add_argument(
+        "--batch",
+        type=number(int, 1, 4096),
+        default=64,
+        help="largest number of images decoded at once",
+    )
+    parser.add_argument(
+        "--seed",
+        type=number(int, 0, 2**53 - 1),
+        help="image i uses seed + i; default: a random seed",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=number(float, 0, 10),
+        help="1: as trained; lower: less varied; higher: more varied; default: the model's own",
+    )
     parser.add_argument("--label", help="class, by index or name")
     for name, default, text, limits in (
-            ("engine", "auto", "engine to decode with", {"choices": ("auto", "eager", "compiled")}),
-            ("precision", "auto", "precision of matrix products", {"choices": ("auto", "fp32", "bf16", "int8")}),
-            ("device", "auto", "device to decode on", {"choices": ("auto", "cpu", "cuda")}),
-            ("state", "fp32", "precision of the recurrent state on a GPU", {"choices": ("fp32", "fp16")})):
+        ("engine", "auto", "engine to decode with", {"choices": ("auto", "eager", "compiled")}),
+        (
+            "precision",
+            "auto",
+            "precision of matrix products",
+            {"choices": ("auto", "fp32", "bf16", "int8")},
+        ),
+        ("device", "auto", "device to decode on", {"choices": ("auto", "cpu", "cuda")}),
+        (
+            "state",
+            "fp32",
+            "precision of the recurrent state on a GPU",
+            {"choices": ("fp32", "fp16")},
+        ),
+    ):
         variable = f"LINPIX_{name.upper()}"
-        parser.add_argument(f"--{name}", default=os.environ.get(variable) or default, help=f"{text} (or {variable})",
-                            **limits)
-    parser.add_argument("--out", required=True, help="a folder for one PNG per image; X.png for one grid of "
-                        "all images, or for a single image; or X.gif or X.webp for an animation of the grid while it "
-                        "is drawn")
-    parser.add_argument("--scale", type=number(int, 1, 64, "auto"), help="enlarge pictures by this factor; "
-                        "auto: up to 560 pixels wide; default: auto for animations, and for X.png if a terminal is "
-                        "used; other pictures are not enlarged")
-    parser.add_argument("--preview", choices=("auto", "always", "never"), default="auto",
-                        help="show the images on standard error while they are drawn; auto: if it is a terminal "
-                        "with colours and --json is not given")
+        parser.add_argument(
+            f"--{name}",
+            default=os.environ.get(variable) or default,
+            help=f"{text} (or {variable})",
+            **limits,
+        )
+    parser.add_argument(
+        "--out",
+        required=True,
+        help=(
+            "a folder for one PNG per image; X.png for one grid of all images, or for a single"
+            " image; or X.gif or X.webp for an animation of the grid while it is drawn"
+        ),
+    )
+    parser.add_argument(
+        "--scale",
+        type=number(int, 1, 64, "auto"),
+        help=(
+            "enlarge pictures by this factor; auto: up to 560 pixels wide; default: auto for"
+            " animations, and for X.png if a terminal is used; other pictures are not enlarged"
+        ),
+    )
+    parser.add_argument(
+        "--preview",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help=(
+            "show the images on standard error while they are drawn; auto: if it is a terminal "
+            "with colours and --json is not given"
+        ),
+    )
 
 
 if __name__ == "__main__":

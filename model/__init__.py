@@ -1,4 +1,5 @@
-"""LinPix models: what a model is, and how it is run on a whole image at once or one token at a time.
+"""LinPix models: what a model is, and how it is run on a whole image at once or one token at a
+time.
 
 | word            | means                                                              | letter   |
 | --------------- | ------------------------------------------------------------------ | -------- |

@@ -1,15 +1,18 @@
-"""Attempts at an image: it is drawn again until the model that drew it recognises its class, and it is not torn.
+"""Attempts at an image: it is drawn again until the model that drew it recognises its class, and it
+is not torn.
 
-A model that draws the class first reads the whole image after drawing it, with the class head that otherwise predicts
-the class of an occluded picture. If the drawn class has a probability below RECOGNISED, the image is drawn again with
-other random numbers. This is rejection by a classifier (Razavi et al., 2019); here the classifier is the model itself.
-An image in several pieces is drawn again too, where pictures like it hardly ever are in several (pieces.py). The answer
-is the first attempt that is accepted. If there is none, recognised ones come first, then those in one piece, then the
-one with the highest probability. An image drawn from nothing keeps its class, so attempts do not change how frequent
-the classes are. A completion draws its class again too, since the first class may not have fitted the known pixels.
+A model that draws the class first reads the whole image after drawing it, with the class head that
+otherwise predicts the class of an occluded picture. If the drawn class has a probability below
+RECOGNISED, the image is drawn again with other random numbers. This is rejection by a classifier
+(Razavi et al., 2019); here the classifier is the model itself. An image in several pieces is drawn
+again too, where pictures like it hardly ever are in several (pieces.py). The answer is the first
+attempt that is accepted. If there is none, recognised ones come first, then those in one piece,
+then the one with the highest probability. An image drawn from nothing keeps its class, so attempts
+do not change how frequent the classes are. A completion draws its class again too, since the first
+class may not have fitted the known pixels.
 
-Attempt k uses the random numbers of the seed plus NEXT_ATTEMPT (k - 1), which no request can name. So an image depends
-on the requested seed, and on no other image.
+Attempt k uses the random numbers of the seed plus NEXT_ATTEMPT (k - 1), which no request can name.
+So an image depends on the requested seed, and on no other image.
 """
 
 import math
@@ -25,8 +28,8 @@ NEXT_ATTEMPT = MAX_SEED + 1  # what a further attempt adds to the seed
 class Recognised(NamedTuple):
     """What is known of an image after the model has read the whole of it."""
 
-    label: int         # the class that the image was drawn with
-    log_prob: float    # log-probability of the class, in nats
+    label: int  # the class that the image was drawn with
+    log_prob: float  # log-probability of the class, in nats
     torn: bool = False  # into several pieces
     attempts: int = 1  # attempts made so far
 

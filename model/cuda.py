@@ -23,26 +23,32 @@ from .transformer import Transformer
 
 # rows of a graph; unused rows are padding, which is computed too
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-GROUP, HALF_HEAD = 8, 32  # as in csrc/cuda/kernels.h: tokens that are added to a float16 S together, and its heads
+# as in csrc/cuda/kernels.h: tokens that are added to a float16 S together, and its heads
+GROUP, HALF_HEAD = 8, 32
 PREFILL_ROWS = 256  # at once: 128 tokens of each need 250 MB of buffers in the mnist preset
 Numbers = NDArray[np.int64] | Sequence[int]
-# Precision of S, whose reading and writing is the main cost of decode on a GPU; z stays float32. With fp16 little more
-# than a third of the bytes move: elements are half as long, and S is written, and rounded, once in eight tokens.
+# Precision of S, whose reading and writing is the main cost of decode on a GPU; z stays float32.
+# With fp16 little more than a third of the bytes move: elements are half as long, and S is written,
+# and rounded, once in eight tokens.
 StatePrecision = Literal["fp32", "fp16"]
 Work = Callable[[], object]
-Variant = tuple[str, str]  # values of LINPIX_TILES and LINPIX_OVERLAP: other kernels, and the same bits
+# values of LINPIX_TILES and LINPIX_OVERLAP: other kernels, and the same bits
+Variant = tuple[str, str]
 
 logger = logging.getLogger(__name__)
-_stream = cache(torch.cuda.Stream)  # for recording, by GPU: each stream keeps the memory that was used on it
-_recording = threading.Lock()  # CUDA allows one capture at a time, and a model may be loaded while another one decodes
-# The tiles of products, "" for those of csrc's own rule; and whether a kernel may begin while the one before it ends.
-# csrc reads both at each launch. They are set at import: adding a name later may make C move the environment while
-# another thread reads it.
+# for recording, by GPU: each stream keeps the memory that was used on it
+_stream = cache(torch.cuda.Stream)
+# CUDA allows one capture at a time, and a model may be loaded while another one decodes
+_recording = threading.Lock()
+# The tiles of products, "" for those of csrc's own rule; and whether a kernel may begin while the
+# one before it ends. csrc reads both at each launch. They are set at import: adding a name later
+# may make C move the environment while another thread reads it.
 TILES, OVERLAP = "LINPIX_TILES", "LINPIX_OVERLAP"
 os.environ.setdefault(TILES, "")
 os.environ.setdefault(OVERLAP, "1")
 TIMED = 4  # strides of a graph, to choose among variants
-_timed = dict[object, dict[Variant, float]]()  # their seconds; kept, and so is the choice, for the life of the process
+# their seconds; kept, and so is the choice, for the life of the process
+_timed = dict[object, dict[Variant, float]]()
 
 
 def check_state(state: str) -> None:
@@ -55,16 +61,19 @@ def check_state(state: str) -> None:
 class _Rows:
     """The tensors of its rows that a graph reads and writes, at fixed addresses."""
 
-    # (9, bucket) int64, one transfer each way: slots, positions, steps left, start, seeds, passes (steps that went
-    # through the layers), and at the beginning of a line each temperatures (float32), conditioned and finite (bool)
+    # (9, bucket) int64, one transfer each way: slots, positions, steps left, start, seeds, passes
+    # (steps that went through the layers), and at the beginning of a line each temperatures
+    # (float32), conditioned and finite (bool)
     numbers: Tensor
     graph: Work | None = field(default=None)  # replays the recorded work
 
 
 def record_graph(work: Work, device: str = "cuda") -> Work:
-    """Record the work of `work` on this GPU; return a function that replays it. Runs the work twice meanwhile.
+    """Record the work of `work` on this GPU; return a function that replays it. Runs the work twice
+    meanwhile.
 
-    On a stream of its own, and not by torch.cuda.graph, which would wait until another model has decoded.
+    On a stream of its own, and not by torch.cuda.graph, which would wait until another model has
+    decoded.
     """
     with torch.cuda.device(device):  # the stream is one of the current GPU
         graph, stream = torch.cuda.CUDAGraph(), _stream(device)
@@ -72,7 +81,8 @@ def record_graph(work: Work, device: str = "cuda") -> Work:
         with torch.cuda.stream(stream):
             work()  # warm-up: some things are created at first use
             stream.synchronize()
-            graph.capture_begin(capture_error_mode="thread_local")  # other threads may allocate memory meanwhile
+            # other threads may allocate memory meanwhile
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 work()
             finally:
@@ -83,7 +93,9 @@ def record_graph(work: Work, device: str = "cuda") -> Work:
 
 
 def _record(recorder: Callable[[Work], Work], work: Work, variant: Variant | None = None) -> Work:
-    """Record; if that fails, record again with kernels that do not overlap: a driver may refuse overlapping ones."""
+    """Record; if that fails, record again with kernels that do not overlap: a driver may refuse
+    overlapping ones.
+    """
     with _recording:
         tiles, overlap = os.environ[TILES], os.environ[OVERLAP]
         if variant:
@@ -96,38 +108,62 @@ def _record(recorder: Callable[[Work], Work], work: Work, variant: Variant | Non
             if os.environ[OVERLAP] == "0":
                 raise
             overlap = os.environ[OVERLAP] = "0"
-            logger.warning("a CUDA graph could not be recorded (%s); this process now decodes without overlapping "
-                           "kernels, which is slower", str(error).partition("\n")[0])
+            logger.warning(
+                "a CUDA graph could not be recorded (%s); this process now decodes without"
+                " overlapping kernels, which is slower",
+                str(error).partition("\n")[0],
+            )
             return recorder(work)
         finally:
             os.environ[TILES], os.environ[OVERLAP] = tiles, overlap
 
 
 class GpuPool:
-    """One model's weights and slots on a GPU. Slots need no clearing: position 0 means an empty state."""
+    """One model's weights and slots on a GPU. Slots need no clearing: position 0 means an empty
+    state.
+    """
 
-    def __init__(self, net: Transformer, slots: int, *, precision: str = "bf16", state: StatePrecision = "fp32",
-                 device: str = "cuda", operators: Any = None, recorder: Callable[[Work], Work] | None = None) -> None:
-        """operators: has decode_quantum, prefill and read. Tests give it, with another device, to emulate a GPU.
+    def __init__(
+        self,
+        net: Transformer,
+        slots: int,
+        *,
+        precision: str = "bf16",
+        state: StatePrecision = "fp32",
+        device: str = "cuda",
+        operators: Any = None,
+        recorder: Callable[[Work], Work] | None = None,
+    ) -> None:
+        """operators: has decode_quantum, prefill and read. Tests give it, with another device, to
+        emulate a GPU.
 
-        recorder: a function like record_graph, which is the default unless operators are given. Without a recorder the
-        operators are called at each stride.
+        recorder: a function like record_graph, which is the default unless operators are given.
+        Without a recorder the operators are called at each stride.
         """
         config, half = net.config, state == "fp16"
         check_state(state)
         if half and config.key_dim != HALF_HEAD:
-            raise ValueError(f"--state fp16 is for heads of size {HALF_HEAD}, but this model has heads of size "
-                             f"{config.key_dim}; use --state fp32")
+            raise ValueError(
+                f"--state fp16 is for heads of size {HALF_HEAD}, but this model has heads of size "
+                f"{config.key_dim}; use --state fp32"
+            )
         self.config, self.device, self.precision, self.state = config, device, precision, state
         self._operators = operators or torch.ops.linpix
         self._recorder = recorder or (None if operators else partial(record_graph, device=device))
-        self.stride = max(steps for steps in range(1, 9) if config.row_length % steps == 0)  # passes per graph
+        # passes per graph
+        self.stride = max(steps for steps in range(1, 9) if config.row_length % steps == 0)
         self._rows: dict[int, _Rows] = {}
-        self.seconds: dict[int, dict[Variant, float]] = {}  # of each number of rows, as they were timed
+        # of each number of rows, as they were timed
+        self.seconds: dict[int, dict[Variant, float]] = {}
         self._packed = pack(net, PRECISIONS[precision], gpu=True).to(device)
         shape = slots + 1, config.layers, config.heads
-        self.S = torch.zeros(*shape, config.key_dim, config.value_dim, device=device,
-                             dtype=torch.float16 if half else torch.float32)
+        self.S = torch.zeros(
+            *shape,
+            config.key_dim,
+            config.value_dim,
+            device=device,
+            dtype=torch.float16 if half else torch.float32,
+        )
         self.z = torch.zeros(*shape, config.key_dim, device=device)
         self.pairs = self.scale = self._saturated = self.last = self.tokens = None
         if config.packed:
@@ -135,7 +171,9 @@ class GpuPool:
         if config.background is not None:
             self.last = torch.zeros(slots + 1, config.background_dim, device=device)
         if half:
-            self.pairs = torch.zeros(*shape, GROUP, 2 * HALF_HEAD, device=device, dtype=torch.bfloat16)
+            self.pairs = torch.zeros(
+                *shape, GROUP, 2 * HALF_HEAD, device=device, dtype=torch.bfloat16
+            )
             self.scale = state_scale(net).to(device)
             self._saturated = torch.zeros(1, dtype=torch.int64, device=device)
         self.canvas = torch.zeros(slots + 1, config.subpixels, dtype=torch.uint8, device=device)
@@ -143,14 +181,20 @@ class GpuPool:
 
     @property
     def _parts(self) -> list[Tensor]:
-        return [part for part in (self.S, self.z, self.pairs, self.last, self.tokens) if part is not None]
+        return [
+            part
+            for part in (self.S, self.z, self.pairs, self.last, self.tokens)
+            if part is not None
+        ]
 
     def saturated(self) -> int:
         """Number of elements of S so far that exceeded float16 and were clamped. It should be 0."""
         return 0 if self._saturated is None else int(self._saturated)
 
     def put(self, slots: Numbers, canvas: Tensor | None, known: Tensor | None) -> None:
-        """Set the initial canvas (T,) uint8 and known (T,) bool of these slots' images; None clears them."""
+        """Set the initial canvas (T,) uint8 and known (T,) bool of these slots' images; None clears
+        them.
+        """
         at = torch.from_numpy(np.asarray(slots, np.int64)).to(self.device)
         self.canvas[at] = 0 if canvas is None else canvas.to(self.device)
         self.known[at] = False if known is None else known.to(self.device)
@@ -160,11 +204,14 @@ class GpuPool:
         return self.canvas[torch.from_numpy(np.asarray(slots, np.int64)).to(self.device)].cpu()
 
     def clear(self, slot: int) -> None:
-        """Does nothing: an image's first token starts from an empty state, whatever the slot holds."""
+        """Does nothing: an image's first token starts from an empty state, whatever the slot
+        holds.
+        """
 
     def fill_with_nan(self, slot: int) -> None:
         for part in self._parts:
-            if part.is_floating_point():  # tokens stay as they are: a slot with 0 tokens is not read
+            # tokens stay as they are: a slot with 0 tokens is not read
+            if part.is_floating_point():
                 part[slot] = torch.nan
 
     def copy(self, source: int, targets: list[int]) -> None:
@@ -175,19 +222,34 @@ class GpuPool:
     def read(self, inputs: Sequence[Tensor], state: Any, slots: Tensor) -> Tensor:
         """Fold each image's inputs of the first layer into an empty state, in float32.
 
-        inputs: B tensors (n, d_model) float32, n at least 1 · slots: (B,) int64, which get these states, as one
-        complete group of tokens each, if `state` is this pool; else nobody gets them · returns the final features of
-        each image's last token, (B, d_model) float32, on the CPU.
+        inputs: B tensors (n, d_model) float32, n at least 1 · slots: (B,) int64, which get these
+        states, as one complete group of tokens each, if `state` is this pool; else nobody gets them
+        · returns the final features of each image's last token, (B, d_model) float32, on the CPU.
         """
         count, config, device = len(inputs), self.config, self.device
         assert state is not self or (slots.min() > PADDING_SLOT and slots.max() < len(self.canvas))
         shape = count, config.layers, config.heads, config.key_dim
-        S, z = torch.empty(*shape, config.value_dim, device=device), torch.empty(shape, device=device)
-        last = None if self.last is None else torch.empty(count, config.background_dim, device=device)
+        S, z = (
+            torch.empty(*shape, config.value_dim, device=device),
+            torch.empty(shape, device=device),
+        )
+        last = (
+            None if self.last is None else torch.empty(count, config.background_dim, device=device)
+        )
         offsets = torch.tensor([0, *accumulate(map(len, inputs))])
         features: Tensor = self._operators.read(
-            S, z, last, torch.arange(count, device=device), torch.cat([*inputs]).to(device), offsets.to(device),
-            self._packed.weights, self._packed.sizes, self._packed.eps, max(map(len, inputs)), 1)
+            S,
+            z,
+            last,
+            torch.arange(count, device=device),
+            torch.cat([*inputs]).to(device),
+            offsets.to(device),
+            self._packed.weights,
+            self._packed.sizes,
+            self._packed.eps,
+            max(map(len, inputs)),
+            1,
+        )
         if state is self:
             self._load(slots.to(device), S, z, last)
         return features.cpu()
@@ -205,9 +267,17 @@ class GpuPool:
             self.last[slots] = last
 
     @torch.inference_mode()
-    def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers, *,
-                conditioned: NDArray[np.bool_] | None = None) -> None:
-        """Fold the next inputs of each image into its slot, from its position on: start token, x_0, x_1 and so on.
+    def prefill(
+        self,
+        slots: Numbers,
+        positions: Numbers,
+        steps: Numbers,
+        start: Numbers,
+        *,
+        conditioned: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Fold the next inputs of each image into its slot, from its position on: start token, x_0,
+        x_1 and so on.
 
         conditioned: as in decode. Waits for the GPU, so that a caller can measure the time.
         """
@@ -215,51 +285,110 @@ class GpuPool:
         self._check(*numbers)
         read = np.zeros(len(numbers[0]), np.bool_) if conditioned is None else conditioned
         for first in range(0, len(read), PREFILL_ROWS):
-            part = numbers[:, first:first + PREFILL_ROWS]
-            flags = None if self.tokens is None else torch.from_numpy(read[first:first + PREFILL_ROWS]).to(self.device)
-            self._operators.prefill(self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated,
-                                    self.last, self.tokens, flags, *torch.from_numpy(part).to(self.device),
-                                    self._packed.weights, self._packed.sizes, self._packed.eps, int(part[2].max()), 1)
+            part = numbers[:, first : first + PREFILL_ROWS]
+            flags = (
+                None
+                if self.tokens is None
+                else torch.from_numpy(read[first : first + PREFILL_ROWS]).to(self.device)
+            )
+            self._operators.prefill(
+                self.canvas,
+                self.known,
+                self.S,
+                self.z,
+                self.pairs,
+                self.scale,
+                self._saturated,
+                self.last,
+                self.tokens,
+                flags,
+                *torch.from_numpy(part).to(self.device),
+                self._packed.weights,
+                self._packed.sizes,
+                self._packed.eps,
+                int(part[2].max()),
+                1,
+            )
         if self.canvas.is_cuda:
             torch.cuda.synchronize(self.device)
 
     @torch.inference_mode()
-    def decode(self, slots: Numbers, positions: Numbers, steps: Numbers, start: Numbers, seeds: Numbers,
-               temperatures: NDArray[np.float32] | Sequence[float], *, conditioned: NDArray[np.bool_] | None = None,
-               passes: int | None = None) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-        """Advance each of B images from its position by its number of steps, or until `passes` are used up.
+    def decode(
+        self,
+        slots: Numbers,
+        positions: Numbers,
+        steps: Numbers,
+        start: Numbers,
+        seeds: Numbers,
+        temperatures: NDArray[np.float32] | Sequence[float],
+        *,
+        conditioned: NDArray[np.bool_] | None = None,
+        passes: int | None = None,
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+        """Advance each of B images from its position by its number of steps, or until `passes` are
+        used up.
 
-        passes: limit of passes through the layers, rounded up to a multiple of `stride` · conditioned: (B,), whether an
-        image's known sub-pixels were read, and are skipped; none if absent.
-        Returns, (B,) each, whether all parameters were finite, the steps taken, and how many of them went through the
-        layers. Decodes up to 4,096 images at a time, and waits for the GPU once per 4,096.
+        passes: limit of passes through the layers, rounded up to a multiple of `stride` ·
+        conditioned: (B,), whether an image's known sub-pixels were read, and are skipped; none if
+        absent.
+        Returns, (B,) each, whether all parameters were finite, the steps taken, and how many of
+        them went through the layers. Decodes up to 4,096 images at a time, and waits for the GPU
+        once per 4,096.
         """
-        numbers = np.stack([np.asarray(x, np.int64) for x in (slots, positions, steps, start, seeds)])
+        numbers = np.stack(
+            [np.asarray(x, np.int64) for x in (slots, positions, steps, start, seeds)]
+        )
         scales = np.asarray(temperatures, np.float32)
         self._check(*numbers[:4])
         if scales.shape != numbers[0].shape:
-            raise ValueError(f"there must be a temperature for each of {numbers.shape[1]} rows, got {scales.shape}")
+            raise ValueError(
+                f"there must be a temperature for each of {numbers.shape[1]} rows, got"
+                f" {scales.shape}"
+            )
         if not (scales >= 0).all():
             raise ValueError(f"temperatures must be at least 0, got {scales.min()}")
         numbers[2][numbers[0] == PADDING_SLOT] = 0
         flags = np.zeros(len(scales), np.bool_) if conditioned is None else conditioned
         longest, most = int(numbers[2].max()), BUCKETS[-1]
         strides = -(-(longest if passes is None else min(passes, longest)) // self.stride)
-        parts = [self._decode(numbers[:, first:first + most], scales[first:first + most], flags[first:first + most],
-                              strides) for first in range(0, len(scales), most)]
+        parts = [
+            self._decode(
+                numbers[:, first : first + most],
+                scales[first : first + most],
+                flags[first : first + most],
+                strides,
+            )
+            for first in range(0, len(scales), most)
+        ]
         finite, taken, passed = np.concatenate(parts, 1)
         return finite.astype(np.bool_), taken, passed
 
-    def _decode(self, numbers: NDArray[np.int64], scales: NDArray[np.float32], conditioned: NDArray[np.bool_],
-                strides: int) -> NDArray[np.int64]:
+    def _decode(
+        self,
+        numbers: NDArray[np.int64],
+        scales: NDArray[np.float32],
+        conditioned: NDArray[np.bool_],
+        strides: int,
+    ) -> NDArray[np.int64]:
         """Run the graph `strides` times; returns (3, B): the results of decode."""
         count = len(scales)
         rows = self._rows_for(count)
-        done = self._replay(rows, rows.graph or partial(self._advance, rows), numbers, scales, conditioned, strides)
-        return np.stack([done[8].view(np.bool_)[:count], done[1, :count] - numbers[1], done[5, :count]])
+        done = self._replay(
+            rows, rows.graph or partial(self._advance, rows), numbers, scales, conditioned, strides
+        )
+        return np.stack(
+            [done[8].view(np.bool_)[:count], done[1, :count] - numbers[1], done[5, :count]]
+        )
 
-    def _replay(self, rows: _Rows, graph: Work, numbers: NDArray[np.int64], scales: NDArray[np.float32],
-                conditioned: NDArray[np.bool_], strides: int) -> NDArray[np.int64]:
+    def _replay(
+        self,
+        rows: _Rows,
+        graph: Work,
+        numbers: NDArray[np.int64],
+        scales: NDArray[np.float32],
+        conditioned: NDArray[np.bool_],
+        strides: int,
+    ) -> NDArray[np.int64]:
         """Returns what the numbers of _Rows are then."""
         count = len(scales)
         host = np.zeros(rows.numbers.shape, np.int64)  # padding takes no step
@@ -281,8 +410,13 @@ class GpuPool:
                 self._rows[bucket] = self._fastest(self._recorder, bucket)
             if bucket >= rows:
                 break
-        logger.info("kernels for %s layers of width %s, state %s: %s", self.config.layers, self.config.d_model,
-                    self.state, self.kernels)
+        logger.info(
+            "kernels for %s layers of width %s, state %s: %s",
+            self.config.layers,
+            self.config.d_model,
+            self.state,
+            self.kernels,
+        )
 
     @property
     def kernels(self) -> str:
@@ -297,11 +431,20 @@ class GpuPool:
         return ", ".join(f"{variant} up to {bucket} rows" for bucket, variant in found.items())
 
     def _fastest(self, recorder: Callable[[Work], Work], bucket: int) -> _Rows:
-        rows, bf16 = _Rows(torch.zeros(9, bucket, dtype=torch.int64, device=self.device)), self.precision == "bf16"
-        tiles = ("few", "medium", "large") if bf16 and not os.environ[TILES] else (os.environ[TILES],)
+        rows, bf16 = (
+            _Rows(torch.zeros(9, bucket, dtype=torch.int64, device=self.device)),
+            self.precision == "bf16",
+        )
+        tiles = (
+            ("few", "medium", "large") if bf16 and not os.environ[TILES] else (os.environ[TILES],)
+        )
         overlaps = ("1", "0") if os.environ[OVERLAP] != "0" else ("0",)
-        seconds = _timed.setdefault((self.config, self.precision, self.state, self.device, bucket), {})
-        for variant in [min(seconds, key=seconds.__getitem__)] if seconds else [*product(tiles, overlaps)]:
+        seconds = _timed.setdefault(
+            (self.config, self.precision, self.state, self.device, bucket), {}
+        )
+        for variant in (
+            [min(seconds, key=seconds.__getitem__)] if seconds else [*product(tiles, overlaps)]
+        ):
             graph = _record(recorder, partial(self._advance, rows), variant)
             if variant not in seconds:
                 seconds[variant] = min(self._time(rows, graph) for _ in range(3))
@@ -313,22 +456,56 @@ class GpuPool:
     def _time(self, rows: _Rows, graph: Work) -> float:
         """Seconds of TIMED strides in which all rows draw, from their first tokens on."""
         slots = np.arange(1, min(rows.numbers.shape[1], len(self.canvas) - 1) + 1)
-        numbers = np.stack([slots, 0 * slots, 0 * slots + self.config.length, 0 * slots + START, slots])
+        numbers = np.stack(
+            [slots, 0 * slots, 0 * slots + self.config.length, 0 * slots + START, slots]
+        )
         began = time.perf_counter()
-        self._replay(rows, graph, numbers, np.ones(len(slots), np.float32), np.zeros(len(slots), np.bool_), TIMED)
+        self._replay(
+            rows,
+            graph,
+            numbers,
+            np.ones(len(slots), np.float32),
+            np.zeros(len(slots), np.bool_),
+            TIMED,
+        )
         return time.perf_counter() - began
 
     def _advance(self, rows: _Rows) -> None:
-        """The content of a graph: `stride` passes of every row with steps left, and the update of its numbers."""
+        """The content of a graph: `stride` passes of every row with steps left, and the update of
+        its numbers.
+        """
         slots, positions, steps, start, seeds, all_passes, *others = rows.numbers
-        temperatures, conditioned, all_finite = (line.view(kind)[:len(slots)] for line, kind in zip(
-            others, (torch.float32, torch.bool, torch.bool), strict=True))
+        temperatures, conditioned, all_finite = (
+            line.view(kind)[: len(slots)]
+            for line, kind in zip(others, (torch.float32, torch.bool, torch.bool), strict=True)
+        )
         packed, skips = self._packed, self.tokens is not None
         _, finite, taken, passes = self._operators.decode_quantum(
-            self.canvas, self.known, self.S, self.z, self.pairs, self.scale, self._saturated, self.last, self.tokens,
-            conditioned if skips else None, slots, positions, steps, start, seeds, temperatures,
-            packed.weights, packed.sizes, packed.eps, self.config.length if skips else self.stride, self.stride, 1,
-            math.inf, False)
+            self.canvas,
+            self.known,
+            self.S,
+            self.z,
+            self.pairs,
+            self.scale,
+            self._saturated,
+            self.last,
+            self.tokens,
+            conditioned if skips else None,
+            slots,
+            positions,
+            steps,
+            start,
+            seeds,
+            temperatures,
+            packed.weights,
+            packed.sizes,
+            packed.eps,
+            self.config.length if skips else self.stride,
+            self.stride,
+            1,
+            math.inf,
+            False,
+        )
         all_finite &= finite
         all_passes += passes
         positions += taken
@@ -344,14 +521,32 @@ class GpuPool:
             self._rows[bucket] = rows
         return self._rows[bucket]
 
-    def _check(self, slots: NDArray[np.int64], positions: NDArray[np.int64], steps: NDArray[np.int64],
-               start: NDArray[np.int64]) -> None:
-        """Check the arguments, since the kernels do not: a wrong one would write into another image's memory."""
+    def _check(
+        self,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        steps: NDArray[np.int64],
+        start: NDArray[np.int64],
+    ) -> None:
+        """Check the arguments, since the kernels do not: a wrong one would write into another
+        image's memory.
+        """
         N, length, last = len(self.canvas), self.config.length, START + self.config.classes
-        if (not len(slots) or slots.min() < 0 or slots.max() >= N
-                or np.bincount(slots)[PADDING_SLOT + 1:].max(initial=0) > 1):
-            raise ValueError(f"slots must be in 0..{N - 1}, and only 0 may appear twice, got {slots.tolist()}")
-        if wrong := np.flatnonzero((positions < 0) | (steps < 0) | (positions + steps > length)).tolist():
-            raise ValueError(f"an image has {length} tokens, got {steps[wrong[0]]} steps from {positions[wrong[0]]}")
+        if (
+            not len(slots)
+            or slots.min() < 0
+            or slots.max() >= N
+            or np.bincount(slots)[PADDING_SLOT + 1 :].max(initial=0) > 1
+        ):
+            raise ValueError(
+                f"slots must be in 0..{N - 1}, and only 0 may appear twice, got {slots.tolist()}"
+            )
+        if wrong := np.flatnonzero(
+            (positions < 0) | (steps < 0) | (positions + steps > length)
+        ).tolist():
+            raise ValueError(
+                f"an image has {length} tokens, got {steps[wrong[0]]} steps from"
+                f" {positions[wrong[0]]}"
+            )
         if start.min() < START or start.max() > last:
             raise ValueError(f"start must be in {START}..{last}, got {start.tolist()}")

@@ -1,4 +1,6 @@
-"""What the parameters of a token mean: a mixture of logistics (mixture.py) or 256 logits (categorical.py)."""
+"""What the parameters of a token mean: a mixture of logistics (mixture.py) or 256 logits
+(categorical.py).
+"""
 
 import math
 
@@ -10,7 +12,11 @@ from .config import ModelConfig
 
 def parameters_per_token(config: ModelConfig) -> int:
     """P."""
-    return categorical.VALUES if config.head == "categorical" else mixture.groups(config.token_size) * config.mixtures
+    return (
+        categorical.VALUES
+        if config.head == "categorical"
+        else mixture.groups(config.token_size) * config.mixtures
+    )
 
 
 def head_of(config: ModelConfig) -> nn.Linear:
@@ -23,7 +29,8 @@ def head_of(config: ModelConfig) -> nn.Linear:
 def log_likelihood(config: ModelConfig, parameters: Tensor, values: Tensor) -> Tensor:
     """Log-probability in nats of each sub-pixel's value, given the earlier channels of its pixel.
 
-    parameters: (..., n, P) of n tokens · values: (..., n * C) integers 0..255 · returns (..., n * C).
+    parameters: (..., n, P) of n tokens · values: (..., n * C) integers 0..255 · returns (..., n *
+                C).
     """
     if config.head == "categorical":
         return categorical.log_likelihood(parameters, values)
@@ -31,7 +38,9 @@ def log_likelihood(config: ModelConfig, parameters: Tensor, values: Tensor) -> T
 
 
 def draw(config: ModelConfig, parameters: Tensor, u: Tensor, temperature: Tensor) -> Tensor:
-    """One token per row, (B, C) uint8. parameters: (B, P) · u: (B, C, 2) float32 in (0, 1) · temperature: (B,)."""
+    """One token per row, (B, C) uint8. parameters: (B, P) · u: (B, C, 2) float32 in (0, 1) ·
+    temperature: (B,).
+    """
     if config.head == "categorical":
         return categorical.draw(parameters, u, temperature, config.ground)
     return mixture.draw(parameters, u, temperature, config.scale_transform)

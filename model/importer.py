@@ -1,11 +1,13 @@
-"""Importer for checkpoints of the published reference ("Transformers are RNNs", fast-transformers 0.4.0).
+"""Importer for checkpoints of the published reference ("Transformers are RNNs", fast-transformers
+0.4.0).
 
-The reference reads x_0 .. x_{T-2} and predicts x_1 .. x_{T-1}: it has no start token, and row p of its position table
-is for t = p + 1 here. It concatenates the embeddings of value and position. Here they are summed, and each table is
-padded with zeros where the other one has its numbers. Row 256 (the start) and position 0 are never used.
+The reference reads x_0 .. x_{T-2} and predicts x_1 .. x_{T-1}: it has no start token, and row p of
+its position table is for t = p + 1 here. It concatenates the embeddings of value and position. Here
+they are summed, and each table is padded with zeros where the other one has its numbers. Row 256
+(the start) and position 0 are never used.
 
-Trainers wrap a model in their own ways: dicts around the tensors, and words before or in their names. So the tensors
-are looked for anywhere in the file, by the ends of their names.
+Trainers wrap a model in their own ways: dicts around the tensors, and words before or in their
+names. So the tensors are looked for anywhere in the file, by the ends of their names.
 """
 
 import hashlib
@@ -26,10 +28,22 @@ from .transformer import Transformer
 
 _SHAPES = {28 * 28: (28, 28, 1), 32 * 32 * 3: (32, 32, 3)}  # by T: height, width, channels
 _ALWAYS_ZERO = (1.0,) + (0.0,) * 255  # sub-pixel 0 of all 70,000 MNIST images
-_PARTS = {"attention.out_projection": "out", "norm1": "norm1", "linear1": "up", "linear2": "down",
-          "norm2": "norm2"}  # parts of a layer: the reference's name, the name here
-_ANCHORS = ("value_embedding.weight", "pos_embedding.pe", "predictor.weight", "transformer.norm.weight")  # any of these
-_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # anywhere in a name
+_PARTS = {
+    "attention.out_projection": "out",
+    "norm1": "norm1",
+    "linear1": "up",
+    "linear2": "down",
+    "norm2": "norm2",
+}  # parts of a layer: the reference's name, the name here
+# any of these
+_ANCHORS = (
+    "value_embedding.weight",
+    "pos_embedding.pe",
+    "predictor.weight",
+    "transformer.norm.weight",
+)
+# anywhere in a name
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _AVERAGED = re.compile(r"(?<![a-z])(ema|swa|averaged|shadow)(?![a-z])", re.IGNORECASE)
 _STEPS = ("iteration", "global_step", "step", "steps")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -37,26 +51,36 @@ _CURE = "give a checkpoint of the published image model"
 
 
 class ImporterError(ValueError):
-    """A file that cannot be imported as it is; the message names the file, the tensor and the remedy."""
+    """A file that cannot be imported as it is; the message names the file, the tensor and the
+    remedy.
+    """
 
 
-def import_reference(path: Path, heads: int, attention: AttentionKind = "linear",
-                     first_marginal: Callable[[ModelConfig], Sequence[float]] | None = None
-                     ) -> tuple[Transformer, dict[str, Any]]:
+def import_reference(
+    path: Path,
+    heads: int,
+    attention: AttentionKind = "linear",
+    first_marginal: Callable[[ModelConfig], Sequence[float]] | None = None,
+) -> tuple[Transformer, dict[str, Any]]:
     """Read a checkpoint of the reference: the transformer, in evaluation mode, and its provenance.
 
-    heads, attention: the file holds neither. A wrong attention, or a wrong number of heads that also divides the
-    projections, loads without an error and predicts badly.
-    first_marginal: gives P(sub-pixel 0 = v), v = 0..255, in a training set of the configuration's shape; without
-    it an image of 28 x 28 always begins with 0, and any other shape is an error. Raises ImporterError.
+    heads, attention: the file holds neither. A wrong attention, or a wrong number of heads that
+    also divides the projections, loads without an error and predicts badly.
+    first_marginal: gives P(sub-pixel 0 = v), v = 0..255, in a training set of the configuration's
+    shape; without it an image of 28 x 28 always begins with 0, and any other shape is an error.
+    Raises ImporterError.
     """
     if attention not in get_args(AttentionKind):
-        raise ImporterError(f"{path}: --attention must be one of {', '.join(get_args(AttentionKind))}, got "
-                            f"{attention!r}; the reference's other kinds of attention cannot be imported")
+        raise ImporterError(
+            f"{path}: --attention must be one of {', '.join(get_args(AttentionKind))}, got "
+            f"{attention!r}; the reference's other kinds of attention cannot be imported"
+        )
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise ImporterError(f"{path} cannot be read ({error.strerror}); give the .pth file's path") from error
+        raise ImporterError(
+            f"{path} cannot be read ({error.strerror}); give the .pth file's path"
+        ) from error
     where, state, provenance = _weights(path, _unpack(path, raw))
     config = _config(where, state, heads, attention, first_marginal)
     net = Transformer(config)
@@ -73,60 +97,102 @@ def _unpack(path: Path, raw: bytes) -> object:
         return torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if found := re.search(r"GLOBAL (\S+)", str(error)):
-            raise ImporterError(f"{path} is refused: it contains {found[1]}, and loading that would run code; on a "
-                                "machine where you trust the file, save only the model's state_dict, with torch.save"
-                                ) from error
-        raise ImporterError(f"{path} is not a torch file, or is damaged; download it again") from error
+            raise ImporterError(
+                f"{path} is refused: it contains {found[1]}, and loading that would run code; on a"
+                " machine where you trust the file, save only the model's state_dict, with"
+                " torch.save"
+            ) from error
+        raise ImporterError(
+            f"{path} is not a torch file, or is damaged; download it again"
+        ) from error
     except Exception as error:  # for arbitrary bytes, torch's parsers raise errors of many types
-        raise ImporterError(f"{path} is not a torch file, or is truncated ({type(error).__name__}); download it "
-                            "again") from error
+        raise ImporterError(
+            f"{path} is not a torch file, or is truncated ({type(error).__name__}); download it "
+            "again"
+        ) from error
 
 
 def _weights(path: Path, data: object) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
-    """Where in a file the model is, for messages; its tensors by the reference's names; and the steps of its training.
+    """Where in a file the model is, for messages; its tensors by the reference's names; and the
+    steps of its training.
 
     The first of several models is taken, or the first that is named as averaged weights.
     """
     there: dict[str, dict[str, object]] = {}  # by where they are
     others: list[str] = []
     for place, names in _dicts(data):
-        plain = {".".join(part for part in name.split(".") if part not in _WRAPPERS): value
-                 for name, value in names.items()}
-        anchor = next((anchor for anchor in _ANCHORS if any(_ends(name, anchor) for name in plain)), None)
+        plain = {
+            ".".join(part for part in name.split(".") if part not in _WRAPPERS): value
+            for name, value in names.items()
+        }
+        anchor = next(
+            (anchor for anchor in _ANCHORS if any(_ends(name, anchor) for name in plain)), None
+        )
         prefixes = {name.removesuffix(anchor) for name in plain if anchor and _ends(name, anchor)}
         for prefix in sorted(prefixes, key=len):
-            inner = tuple(other for other in prefixes if len(other) > len(prefix))  # "" begins all names
+            # "" begins all names
+            inner = tuple(other for other in prefixes if len(other) > len(prefix))
             there[", ".join([*place, *([f"{prefix}*"] if prefix else [])])] = {
-                name.removeprefix(prefix): value for name, value in plain.items()
-                if name.startswith(prefix) and not (inner and name.startswith(inner)) and name != "n_averaged"}
+                name.removeprefix(prefix): value
+                for name, value in plain.items()
+                if name.startswith(prefix)
+                and not (inner and name.startswith(inner))
+                and name != "n_averaged"
+            }
         others += [] if prefixes else [", ".join([*place, name]) for name in names]
     if not there:
         got = f"it has {', '.join(others)[:300]}" if others else f"it is {type(data).__name__}"
-        raise ImporterError(f"{path} lacks tensor {_ANCHORS[0]}, at any depth and after any prefix; {got}; give the "
-                            "published image model's state_dict, saved with torch.save")
+        raise ImporterError(
+            f"{path} lacks tensor {_ANCHORS[0]}, at any depth and after any prefix; {got}; give the"
+            " published image model's state_dict, saved with torch.save"
+        )
     chosen = next((place for place in there if _AVERAGED.search(place)), next(iter(there)))
     where = f"{path} ({chosen})" if chosen else str(path)
     for name, tensor in there[chosen].items():
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu" \
-                or tensor.dtype not in _DTYPES:
-            raise ImporterError(f"{where}: {name} must be a dense tensor of floating-point numbers, "
-                                f"got {getattr(tensor, 'dtype', type(tensor).__name__)}; {_CURE}")
-        if tensor.numel() > tensor.untyped_storage().nbytes() // tensor.element_size():  # a view may claim terabytes
-            raise ImporterError(f"{where}: {name} has shape {tuple(tensor.shape)}, but the file has less data than "
-                                "that; save it again as model.state_dict()")
+        if (
+            not isinstance(tensor, Tensor)
+            or tensor.layout != torch.strided
+            or tensor.device.type != "cpu"
+            or tensor.dtype not in _DTYPES
+        ):
+            raise ImporterError(
+                f"{where}: {name} must be a dense tensor of floating-point numbers, "
+                f"got {getattr(tensor, 'dtype', type(tensor).__name__)}; {_CURE}"
+            )
+        # a view may claim terabytes
+        if tensor.numel() > tensor.untyped_storage().nbytes() // tensor.element_size():
+            raise ImporterError(
+                f"{where}: {name} has shape {tuple(tensor.shape)}, but the file has less data than "
+                "that; save it again as model.state_dict()"
+            )
     outer = data if isinstance(data, Mapping) else {}
-    steps = [outer[name] for name in _STEPS if type(outer.get(name)) is int and 0 <= outer[name] < 2**63]
+    steps = [
+        outer[name] for name in _STEPS if type(outer.get(name)) is int and 0 <= outer[name] < 2**63
+    ]
     facts: dict[str, Any] = {"steps": steps[0]} if steps else {}
     if len(there) > 1:
-        facts["history"] = f"Of the models in {path.name}, it is {chosen}; others: " + "; ".join(
-            place or "without a prefix" for place in there if place != chosen)[:400] + "."
-    return where, {name: tensor.detach().float() for name, tensor in there[chosen].items()
-                   if isinstance(tensor, Tensor)}, facts
+        facts["history"] = (
+            f"Of the models in {path.name}, it is {chosen}; others: "
+            + "; ".join(place or "without a prefix" for place in there if place != chosen)[:400]
+            + "."
+        )
+    return (
+        where,
+        {
+            name: tensor.detach().float()
+            for name, tensor in there[chosen].items()
+            if isinstance(tensor, Tensor)
+        },
+        facts,
+    )
 
 
-def _dicts(data: object, place: tuple[str, ...] = (), seen: set[int] | None = None
-           ) -> Iterator[tuple[tuple[str, ...], dict[str, object]]]:
-    """All dicts in data, at most four deep, each once, with the keys that lead to it; of their keys, the texts."""
+def _dicts(
+    data: object, place: tuple[str, ...] = (), seen: set[int] | None = None
+) -> Iterator[tuple[tuple[str, ...], dict[str, object]]]:
+    """All dicts in data, at most four deep, each once, with the keys that lead to it; of their
+    keys, the texts.
+    """
     seen = set() if seen is None else seen
     if not isinstance(data, Mapping) or id(data) in seen or len(place) > 4:
         return
@@ -141,69 +207,120 @@ def _ends(name: str, end: str) -> bool:
     return name == end or name.endswith("." + end)
 
 
-def _config(path: str, state: dict[str, Tensor], heads: int, attention: AttentionKind,
-            first_marginal: Callable[[ModelConfig], Sequence[float]] | None) -> ModelConfig:
-    """The configuration that the tensors' shapes imply. Checks that every tensor is present and fits it."""
+def _config(
+    path: str,
+    state: dict[str, Tensor],
+    heads: int,
+    attention: AttentionKind,
+    first_marginal: Callable[[ModelConfig], Sequence[float]] | None,
+) -> ModelConfig:
+    """The configuration that the tensors' shapes imply. Checks that every tensor is present and
+    fits it.
+    """
 
     def shape(name: str, dimensions: int) -> tuple[int, ...]:
         if name not in state:
             raise ImporterError(f"{path} lacks tensor {name}; {_CURE}")
         if state[name].dim() != dimensions:
-            raise ImporterError(f"{path}: tensor {name} must have {dimensions} dimensions, got shape "
-                                f"{tuple(state[name].shape)}; {_CURE}")
+            raise ImporterError(
+                f"{path}: tensor {name} must have {dimensions} dimensions, got shape "
+                f"{tuple(state[name].shape)}; {_CURE}"
+            )
         return tuple(state[name].shape)
 
     _, value_width = shape("value_embedding.weight", 2)
     _, positions, position_width = shape("pos_embedding.pe", 3)
     projections = "transformer.layers.0.attention.{}_projection.weight"
-    keys, values = shape(projections.format("query"), 2)[0], shape(projections.format("value"), 2)[0]
-    d_ff, outputs = shape("transformer.layers.0.linear1.weight", 2)[0], shape("predictor.weight", 2)[0]
+    keys, values = (
+        shape(projections.format("query"), 2)[0],
+        shape(projections.format("value"), 2)[0],
+    )
+    d_ff, outputs = (
+        shape("transformer.layers.0.linear1.weight", 2)[0],
+        shape("predictor.weight", 2)[0],
+    )
     for name, rows in (("query", keys), ("value", values)):
         if type(heads) is not int or heads < 1 or rows % heads:
-            raise ImporterError(f"{path}: --heads must divide the {rows} rows of {projections.format(name)}, "
-                                f"got {heads}; give the number that the model was trained with")
+            raise ImporterError(
+                f"{path}: --heads must divide the {rows} rows of {projections.format(name)}, "
+                f"got {heads}; give the number that the model was trained with"
+            )
     if outputs == 0 or outputs % 3:
-        raise ImporterError(f"{path}: predictor.weight must have 3 rows per mixture, got {outputs}; give a checkpoint "
-                            "trained with the mixture of logistics")
+        raise ImporterError(
+            f"{path}: predictor.weight must have 3 rows per mixture, got {outputs}; give a"
+            " checkpoint trained with the mixture of logistics"
+        )
     if positions + 1 not in _SHAPES:
         known = " or ".join(f"{t - 1} ({h} x {w} x {c})" for t, (h, w, c) in _SHAPES.items())
-        raise ImporterError(f"{path}: pos_embedding.pe must have {known} positions, got {positions}; "
-                            "other image shapes cannot be imported")
+        raise ImporterError(
+            f"{path}: pos_embedding.pe must have {known} positions, got {positions}; "
+            "other image shapes cannot be imported"
+        )
     height, width, channels = _SHAPES[positions + 1]
     layers = {name.split(".")[2] for name in state if re.match(r"transformer\.layers\.\d+\.", name)}
     if first_marginal is None and (height, width, channels) != (28, 28, 1):
-        raise ImporterError(f"{path} does not predict sub-pixel 0, so images of {height} x {width} x {channels} need "
-                            "the first sub-pixels of the training set: give its folder as --data")
+        raise ImporterError(
+            f"{path} does not predict sub-pixel 0, so images of {height} x {width} x {channels}"
+            " need the first sub-pixels of the training set: give its folder as --data"
+        )
     try:
         config = ModelConfig(
-            height=height, width=width, channels=channels, layers=len(layers), heads=heads,
-            key_dim=keys // heads, value_dim=values // heads, d_model=value_width + position_width, d_ff=d_ff,
-            mixtures=outputs // 3, attention=attention, norm="post", activation="relu", scale_transform="elu",
-            first_marginal=_ALWAYS_ZERO)
+            height=height,
+            width=width,
+            channels=channels,
+            layers=len(layers),
+            heads=heads,
+            key_dim=keys // heads,
+            value_dim=values // heads,
+            d_model=value_width + position_width,
+            d_ff=d_ff,
+            mixtures=outputs // 3,
+            attention=attention,
+            norm="post",
+            activation="relu",
+            scale_transform="elu",
+            first_marginal=_ALWAYS_ZERO,
+        )
         if first_marginal is not None:
             config = replace(config, first_marginal=tuple(first_marginal(config)))
     except ValueError as error:
         raise ImporterError(f"{path}: {error}; {_CURE}") from error
     expected = _shapes(config, value_width, position_width)
-    for problem, names in (("lacks", expected.keys() - state.keys()),
-                           ("has unknown", state.keys() - expected.keys())):
+    for problem, names in (
+        ("lacks", expected.keys() - state.keys()),
+        ("has unknown", state.keys() - expected.keys()),
+    ):
         if names:
-            raise ImporterError(f"{path} {problem} tensor {', '.join(sorted(names))[:400]}; {_CURE}")
+            raise ImporterError(
+                f"{path} {problem} tensor {', '.join(sorted(names))[:400]}; {_CURE}"
+            )
     for name, wanted in expected.items():
         if tuple(state[name].shape) != wanted:
-            raise ImporterError(f"{path}: tensor {name} must have shape {wanted}, got "
-                                f"{tuple(state[name].shape)}; {_CURE}")
+            raise ImporterError(
+                f"{path}: tensor {name} must have shape {wanted}, got "
+                f"{tuple(state[name].shape)}; {_CURE}"
+            )
         if not bool(state[name].isfinite().all()):
-            raise ImporterError(f"{path}: tensor {name} holds values that are not finite numbers; "
-                                "give a checkpoint saved before training diverged")
+            raise ImporterError(
+                f"{path}: tensor {name} holds values that are not finite numbers; "
+                "give a checkpoint saved before training diverged"
+            )
     return config
 
 
-def _shapes(config: ModelConfig, value_width: int, position_width: int) -> dict[str, tuple[int, ...]]:
+def _shapes(
+    config: ModelConfig, value_width: int, position_width: int
+) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that the reference has for this configuration."""
-    width, keys, values = config.d_model, config.heads * config.key_dim, config.heads * config.value_dim
-    shapes: dict[str, tuple[int, ...]] = {"value_embedding.weight": (256, value_width),
-                                          "pos_embedding.pe": (1, config.subpixels - 1, position_width)}
+    width, keys, values = (
+        config.d_model,
+        config.heads * config.key_dim,
+        config.heads * config.value_dim,
+    )
+    shapes: dict[str, tuple[int, ...]] = {
+        "value_embedding.weight": (256, value_width),
+        "pos_embedding.pe": (1, config.subpixels - 1, position_width),
+    }
 
     def linear(name: str, outputs: int, inputs: int) -> None:
         shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (outputs, inputs), (outputs,)
@@ -229,8 +346,8 @@ def _translate(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tenso
     """The reference's tensors with LinPix's names and shapes."""
     values, positions = state["value_embedding.weight"], state["pos_embedding.pe"][0]
     table = torch.zeros(257 + config.subpixels, config.d_model)
-    table[:256, :values.shape[1]] = values
-    table[258:, values.shape[1]:] = positions  # row 257 is position 0, which nothing predicts
+    table[:256, : values.shape[1]] = values
+    table[258:, values.shape[1] :] = positions  # row 257 is position 0, which nothing predicts
     ours = {"inputs.table": table}
     for kind in ("weight", "bias"):
         ours[f"norm.{kind}"] = state[f"transformer.norm.{kind}"]
@@ -238,7 +355,11 @@ def _translate(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tenso
         for index in range(config.layers):
             theirs = f"transformer.layers.{index}"
             ours[f"layers.{index}.qkv.{kind}"] = torch.cat(
-                [state[f"{theirs}.attention.{name}_projection.{kind}"] for name in ("query", "key", "value")])
+                [
+                    state[f"{theirs}.attention.{name}_projection.{kind}"]
+                    for name in ("query", "key", "value")
+                ]
+            )
             for part, name in _PARTS.items():
                 ours[f"layers.{index}.{name}.{kind}"] = state[f"{theirs}.{part}.{kind}"]
     return ours

@@ -1,10 +1,12 @@
-"""Embeddings of tokens: sums of table look-ups for sub-pixels, and the known pixels of a square for patches.
+"""Embeddings of tokens: sums of table look-ups for sub-pixels, and the known pixels of a square for
+patches.
 
-The input of token t is a sum of table look-ups, each of something that is known before t is drawn. All tables are
-stacked into one, so a kernel needs a single gather-and-sum for every configuration. Its blocks of rows, in order: the
-sub-pixel before t's first one (256 values, the unconditional start, one start per class); the positional look-ups and
-the class, in the order of look_ups; 257 rows for each neighbour (256 values, and row 256 for outside the image); 258
-rows for each following neighbour (256 values, row 256 for unknown, row 257 for outside).
+The input of token t is a sum of table look-ups, each of something that is known before t is drawn.
+All tables are stacked into one, so a kernel needs a single gather-and-sum for every configuration.
+Its blocks of rows, in order: the sub-pixel before t's first one (256 values, the unconditional
+start, one start per class); the positional look-ups and the class, in the order of look_ups; 257
+rows for each neighbour (256 values, and row 256 for outside the image); 258 rows for each following
+neighbour (256 values, row 256 for unknown, row 257 for outside).
 """
 
 import numpy as np
@@ -15,13 +17,15 @@ from torch.nn import functional as F
 
 from .config import ModelConfig, Neighbour
 
-START = 256    # previous value of token 0 without a class; START + 1 + c starts class c
+START = 256  # previous value of token 0 without a class; START + 1 + c starts class c
 OUTSIDE = 256  # value of a neighbour that lies outside the image
 UNKNOWN, FOLLOWING_OUTSIDE = 256, 257  # values of a following neighbour
 
 
 def first_hole(known: NDArray[np.bool_]) -> int:
-    """The number of known sub-pixels before the first unknown one; T if all are known. known: (T,)."""
+    """The number of known sub-pixels before the first unknown one; T if all are known. known:
+    (T,).
+    """
     return known.size if known.all() else int(known.argmin())
 
 
@@ -29,7 +33,10 @@ def check_known(config: ModelConfig, known: Tensor | NDArray[np.bool_]) -> None:
     """Raise ValueError if only some sub-pixels of a token are known. known: (..., T) bool."""
     tokens = torch.as_tensor(known).reshape(-1, config.token_size)
     if bool((tokens != tokens[:, :1]).any()):
-        raise ValueError("this model draws whole pixels: in each pixel, either all channels or none must be known")
+        raise ValueError(
+            "this model draws whole pixels: in each pixel, either all channels or none must be"
+            " known"
+        )
 
 
 class InputEmbedding(nn.Module):
@@ -43,15 +50,23 @@ class InputEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        # Not on "meta", where checkpoints are checked: a division there imports torch's compiler, which takes a second.
+        # Not on "meta", where checkpoints are checked: a division there imports torch's compiler,
+        # which takes a second.
         token = torch.arange(config.length, device="cpu")
         t = token * config.token_size  # each token's first sub-pixel
-        place = {"position": token,
-                 "row": t // (config.width * config.channels),
-                 "column": t // config.channels % config.width,
-                 "channel": t % config.channels}
-        sizes = {"position": config.length, "row": config.height, "column": config.width,
-                 "channel": config.channels, "class": config.classes + 1}
+        place = {
+            "position": token,
+            "row": t // (config.width * config.channels),
+            "column": t // config.channels % config.width,
+            "channel": t % config.channels,
+        }
+        sizes = {
+            "position": config.length,
+            "row": config.height,
+            "column": config.width,
+            "channel": config.channels,
+            "class": config.classes + 1,
+        }
         rows, class_rows = START + 1 + config.classes, 0
         positional, tables = [], [0]
         for name in config.look_ups:
@@ -60,7 +75,8 @@ class InputEmbedding(nn.Module):
             elif name != "previous":
                 positional.append(place[name] + rows)
             rows += sizes.get(name, 0)
-        self.class_rows = class_rows  # first row of the classes' table (no class, class 0, 1, ...); 0: no such table
+        # first row of the classes' table (no class, class 0, 1, ...); 0: no such table
+        self.class_rows = class_rows
         source, outside, base = [t - 1], [t == 0], [torch.zeros_like(t)]
         for neighbour in config.neighbours + config.following:
             where, beyond = _neighbour(config, t, neighbour)
@@ -69,10 +85,14 @@ class InputEmbedding(nn.Module):
             base.append(torch.full_like(t, rows))
             tables.append(rows)
             rows += OUTSIDE + 1 if neighbour in config.neighbours else FOLLOWING_OUTSIDE + 1
-        # (tokens, number of looked-up values): a value's place, whether it is outside, its table's first row
-        for buffer, indices in (("source", torch.stack(source, 1).clamp(0, config.subpixels - 1)),
-                                ("outside", torch.stack(outside, 1)), ("base", torch.stack(base, 1)),
-                                ("positional", torch.stack(positional, 1) if positional else t.new_zeros(len(t), 0))):
+        # (tokens, number of looked-up values): a value's place, whether it is outside, its table's
+        # first row
+        for buffer, indices in (
+            ("source", torch.stack(source, 1).clamp(0, config.subpixels - 1)),
+            ("outside", torch.stack(outside, 1)),
+            ("base", torch.stack(base, 1)),
+            ("positional", torch.stack(positional, 1) if positional else t.new_zeros(len(t), 0)),
+        ):
             self.register_buffer(buffer, indices.to(torch.get_default_device()), persistent=False)
         self.table = nn.Parameter(torch.empty(rows, config.d_model))
         if not self.table.is_meta:
@@ -80,19 +100,25 @@ class InputEmbedding(nn.Module):
 
     def _initialize(self, table: Tensor, tables: list[int]) -> None:
         """tables: first rows of the tables that hold sub-pixel values."""
-        if self.config.channels == 3:  # similar values start with similar rows; tried only with colour
+        # similar values start with similar rows; tried only with colour
+        if self.config.channels == 3:
             for first in tables:
-                walk = table[first:first + 256].cumsum(0)
+                walk = table[first : first + 256].cumsum(0)
                 walk -= walk.mean(0)
-                table[first:first + 256] = walk / walk.std()
+                table[first : first + 256] = walk / walk.std()
         if self.config.following:  # mostly unknown, so nearly a constant, which should not dominate
-            table[tables[1 + len(self.config.neighbours)]:] *= 0.4
-        table *= 0.5 / self.config.token_size**0.5  # a neighbour's channels together have the norm of one table
+            table[tables[1 + len(self.config.neighbours)] :] *= 0.4
+        # a neighbour's channels together have the norm of one table
+        table *= 0.5 / self.config.token_size**0.5
 
-    def values(self, canvas: Tensor, t: Tensor, start: Tensor, known: Tensor | None = None) -> Tensor:
-        """The values looked up for each token: the previous one, the neighbours', the following neighbours'.
+    def values(
+        self, canvas: Tensor, t: Tensor, start: Tensor, known: Tensor | None = None
+    ) -> Tensor:
+        """The values looked up for each token: the previous one, the neighbours', the following
+        neighbours'.
 
-        canvas: (B, T) uint8; only sub-pixels of earlier tokens and known ones of later tokens are read
+        canvas: (B, T) uint8; only sub-pixels of earlier tokens and known ones of later tokens are
+                read
         t:      (B, n) int64, the tokens being predicted
         start:  (B,) int64, the start index before token 0
         known:  (B, T) bool, which sub-pixels following neighbours may read; none if absent
@@ -113,14 +139,18 @@ class InputEmbedding(nn.Module):
         return torch.where(self.outside[t], nothing, values)
 
     def amid_background(self, values: Tensor) -> Tensor:
-        """Whether all looked-up values are background, outside or unknown. values: (..., as above); returns (...)."""
+        """Whether all looked-up values are background, outside or unknown. values: (..., as above);
+        returns (...).
+        """
         return ((values == self.config.background) | (values >= 256)).all(-1)
 
     def known_background(self, values: Tensor) -> Tensor:
-        """Number of following neighbours that are known background. Shapes as in amid_background; int64."""
+        """Number of following neighbours that are known background. Shapes as in amid_background;
+        int64.
+        """
         if self.config.background is None:
             return torch.zeros_like(values[..., 0])
-        return (values[..., 1 + len(self.config.neighbours):] == self.config.background).sum(-1)
+        return (values[..., 1 + len(self.config.neighbours) :] == self.config.background).sum(-1)
 
     def indices(self, values: Tensor, t: Tensor, start: Tensor) -> Tensor:
         """Rows of the table to sum, (..., look-ups). values: (..., as above) · t, start: (...)."""
@@ -132,9 +162,13 @@ class InputEmbedding(nn.Module):
     def embed(self, values: Tensor, t: Tensor, start: Tensor) -> Tensor:
         """Shapes as in indices; returns (..., d_model)."""
         indices = self.indices(values, t, start)
-        return F.embedding_bag(indices.flatten(0, -2), self.table, mode="sum").view(*t.shape, self.config.d_model)
+        return F.embedding_bag(indices.flatten(0, -2), self.table, mode="sum").view(
+            *t.shape, self.config.d_model
+        )
 
-    def forward(self, canvas: Tensor, t: Tensor, start: Tensor, known: Tensor | None = None) -> Tensor:
+    def forward(
+        self, canvas: Tensor, t: Tensor, start: Tensor, known: Tensor | None = None
+    ) -> Tensor:
         """Shapes as in values; returns (B, n, d_model)."""
         return self.embed(self.values(canvas, t, start, known), t, start[:, None].expand_as(t))
 
@@ -143,18 +177,22 @@ def _neighbour(config: ModelConfig, t: Tensor, neighbour: Neighbour) -> tuple[Te
     """The place of each sub-pixel's neighbour, and whether it is outside the image."""
     inside = torch.ones_like(t, dtype=torch.bool)
     row, column = t // (config.width * config.channels), t // config.channels % config.width
-    for at, size in ((row + neighbour[0], config.height), (column + neighbour[1], config.width),
-                     (t % config.channels + neighbour[2], config.channels)):
+    for at, size in (
+        (row + neighbour[0], config.height),
+        (column + neighbour[1], config.width),
+        (t % config.channels + neighbour[2], config.channels),
+    ):
         inside &= (at >= 0) & (at < size)
     return t + config.offset(neighbour), ~inside
 
 
 class PatchEmbedding(nn.Module):
-    """Embeddings of the known pixels by squares, which a conditional model reads before the first sub-pixel, and of the
-    query token after them.
+    """Embeddings of the known pixels by squares, which a conditional model reads before the first
+    sub-pixel, and of the query token after them.
 
-    A patch is embedded as a linear function of its sub-pixels (value / 255 where known, else 0) and of flags for which
-    of them are known. The class is predicted from the features of the query token.
+    A patch is embedded as a linear function of its sub-pixels (value / 255 where known, else 0) and
+    of flags for which of them are known. The class is predicted from the features of the query
+    token.
     """
 
     members: Tensor
@@ -162,9 +200,14 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         side, size = config.patch, config.patch**2 * config.channels
-        t = torch.arange(config.subpixels, device="cpu").view(config.height // side, side, -1, side * config.channels)
-        self.register_buffer("members", t.transpose(1, 2).reshape(-1, size).to(torch.get_default_device()),
-                             persistent=False)  # (patches, size)
+        t = torch.arange(config.subpixels, device="cpu").view(
+            config.height // side, side, -1, side * config.channels
+        )
+        self.register_buffer(
+            "members",
+            t.transpose(1, 2).reshape(-1, size).to(torch.get_default_device()),
+            persistent=False,
+        )  # (patches, size)
         self.linear = nn.Linear(2 * size, config.d_model)
         nn.init.normal_(self.linear.weight, std=0.35)
         self.place = nn.Parameter(torch.empty(config.patches, config.d_model))
@@ -183,5 +226,7 @@ class PatchEmbedding(nn.Module):
         return torch.cat([canvas[image, members] / 255 * there, there], -1)
 
     def forward(self, canvas: Tensor, known: Tensor, image: Tensor, patch: Tensor) -> Tensor:
-        """(n, d_model). canvas: (B, T) uint8 · known: (B, T) bool · image, patch: (n,) int64, their indices."""
+        """(n, d_model). canvas: (B, T) uint8 · known: (B, T) bool · image, patch: (n,) int64, their
+        indices.
+        """
         return self.linear(self.parts(canvas, known, image, patch)) + self.place[patch]

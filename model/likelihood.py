@@ -1,8 +1,10 @@
-"""The likelihood of an image: log-probabilities of its hidden sub-pixels given the known ones, under several classes.
+"""The likelihood of an image: log-probabilities of its hidden sub-pixels given the known ones,
+under several classes.
 
-It is computed by the parallel form, piece by piece. A piece has a bounded number of tokens and of classes, so it takes
-a bounded time, and a service can do other work between two pieces. How an image is cut into pieces depends only on the
-model, the number of classes and the last hidden token, so an image always gets the same numbers.
+It is computed by the parallel form, piece by piece. A piece has a bounded number of tokens and of
+classes, so it takes a bounded time, and a service can do other work between two pieces. How an
+image is cut into pieces depends only on the model, the number of classes and the last hidden token,
+so an image always gets the same numbers.
 """
 
 import math
@@ -18,27 +20,36 @@ from .heads import log_likelihood
 from .inputs import check_known
 from .transformer import PREFILL_TOKENS, Transformer
 
-PIECE = 1.6e8  # multiplications in one piece (those of its last token times its tokens): some 10 ms on two cores
+# multiplications in one piece (those of its last token times its tokens): some 10 ms on two cores
+PIECE = 1.6e8
 
 NOT_FINITE = "the model produced NaN or infinite values for this image"
 
 
 class Scoring:
-    """The log-likelihood of one image, under as many classes as there are labels, computed piece by piece.
+    """The log-likelihood of one image, under as many classes as there are labels, computed piece by
+    piece.
 
-    log_probs: (labels, T) float32, in nats: for each hidden sub-pixel, given all earlier sub-pixels and, if the model
-    is conditional, all known ones. NaN where a sub-pixel is known. Complete when `advance` returns False.
+    log_probs: (labels, T) float32, in nats: for each hidden sub-pixel, given all earlier sub-pixels
+    and, if the model is conditional, all known ones. NaN where a sub-pixel is known. Complete when
+    `advance` returns False.
     """
 
     log_probs: Tensor
-    priors: NDArray[np.float64]  # (labels,), their log-probabilities given the known pixels: equal, or the model's
+    # (labels,), their log-probabilities given the known pixels: equal, or the model's
+    priors: NDArray[np.float64]
 
-    def __init__(self, net: Transformer, canvas: NDArray[np.uint8], known: NDArray[np.bool_] | None = None,
-                 labels: Sequence[int | None] | None = None) -> None:
+    def __init__(
+        self,
+        net: Transformer,
+        canvas: NDArray[np.uint8],
+        known: NDArray[np.bool_] | None = None,
+        labels: Sequence[int | None] | None = None,
+    ) -> None:
         """canvas, known: (T,), nothing known if absent. Raises ValueError.
 
-        labels: classes, None for the unconditional start. If absent, the starts of an image without a class: the
-        unconditional one, or every class if the model draws the class first.
+        labels: classes, None for the unconditional start. If absent, the starts of an image without
+        a class: the unconditional one, or every class if the model draws the class first.
         """
         self.net, config = net, net.config
         if labels is None:
@@ -46,7 +57,9 @@ class Scoring:
         known = np.zeros(config.subpixels, np.bool_) if known is None else known
         check_known(config, known)
         if known.all():
-            raise ValueError("no sub-pixel is hidden: a likelihood needs at least one hidden sub-pixel")
+            raise ValueError(
+                "no sub-pixel is hidden: a likelihood needs at least one hidden sub-pixel"
+            )
         self.hidden = torch.from_numpy(~known).to(net.device)
         self._canvas = torch.from_numpy(canvas.copy()).to(net.device)
         reads = net.patches is not None and known.any()
@@ -57,7 +70,9 @@ class Scoring:
         self._pieces = self._run(int(np.flatnonzero(~known)[-1]) // config.token_size + 1)
 
     def advance(self) -> bool:
-        """Compute one piece; return whether there are more. Raises FloatingPointError if the model gives NaN."""
+        """Compute one piece; return whether there are more. Raises FloatingPointError if the model
+        gives NaN.
+        """
         return next(self._pieces, False)
 
     def complete(self) -> "Scoring":
@@ -68,16 +83,22 @@ class Scoring:
 
     @property
     def mixed(self) -> NDArray[np.float64]:
-        """(n,): log-probabilities in nats of the hidden sub-pixels, for an image of unknown label; see mixture_of."""
+        """(n,): log-probabilities in nats of the hidden sub-pixels, for an image of unknown label;
+        see mixture_of.
+        """
         return mixture_of(self.log_probs[:, self.hidden].double().cpu().numpy(), self.priors)
 
     def _run(self, length: int) -> Iterator[bool]:
         """length: tokens up to the last hidden one."""
         # not earlier: many scorings may wait, and with many classes this is large
-        self.log_probs = torch.full((len(self._start), len(self.hidden)), torch.nan, device=self.net.device)
+        self.log_probs = torch.full(
+            (len(self._start), len(self.hidden)), torch.nan, device=self.net.device
+        )
         attention, rows, most, tokens = self.net.attention, len(self._start), 1, length
         if self._prior_labels and self._known is not None:
-            scores = self.net.read(self._canvas[None], self._known[None], attention.new_state(1), torch.tensor([1]))
+            scores = self.net.read(
+                self._canvas[None], self._known[None], attention.new_state(1), torch.tensor([1])
+            )
             self.priors = scores.double().log_softmax(-1)[0, self._prior_labels].cpu().numpy()
         if attention.steps_as:  # else a piece is the whole image under one class
             a_token = self.net.multiplications + attention.memory_multiplications(length - 1)
@@ -106,8 +127,12 @@ class Scoring:
         hidden, values = self.hidden[at], canvas[:, at]
         log_probs = log_likelihood(net.config, parameters, values)
         finite = log_probs.isfinite() | ~hidden
-        if net.config.first_marginal and begin == 0:  # no start token: sub-pixel 0 has the training set's marginal
-            log_probs[:, 0], finite[:, 0] = torch.tensor(net.config.first_marginal).log()[values[:, 0].long()], True
+        # no start token: sub-pixel 0 has the training set's marginal
+        if net.config.first_marginal and begin == 0:
+            log_probs[:, 0], finite[:, 0] = (
+                torch.tensor(net.config.first_marginal).log()[values[:, 0].long()],
+                True,
+            )
         if not bool(finite.all()):
             raise FloatingPointError(NOT_FINITE)
         self.log_probs[rows, at] = log_probs.where(hidden, torch.nan)
@@ -131,15 +156,22 @@ def class_log_probs(scores: Tensor) -> NDArray[np.float64]:
 
 @torch.inference_mode()
 def class_log_probs_of(net: Transformer, canvas: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Log-probabilities in nats of the classes of a whole image, (classes,), by a model that draws the class first.
+    """Log-probabilities in nats of the classes of a whole image, (classes,), by a model that draws
+    the class first.
 
-    The model reads the image in the same way as the known pixels of an occluded one. Its class head was trained to
-    distinguish classes, so it detects malformed digits. `Scoring` does not: it gives nearly all of the probability to
-    the class they were drawn with, since the same weights drew them.
+    The model reads the image in the same way as the known pixels of an occluded one. Its class head
+    was trained to distinguish classes, so it detects malformed digits. `Scoring` does not: it gives
+    nearly all of the probability to the class they were drawn with, since the same weights drew
+    them.
     canvas: (T,). Raises FloatingPointError if the model gives NaN.
     """
     image = torch.from_numpy(canvas.copy()).to(net.device)[None]
-    scores = net.read(image, torch.ones_like(image, dtype=torch.bool), net.attention.new_state(1), torch.tensor([1]))
+    scores = net.read(
+        image,
+        torch.ones_like(image, dtype=torch.bool),
+        net.attention.new_state(1),
+        torch.tensor([1]),
+    )
     found: NDArray[np.float64] = class_log_probs(scores)[0]
     return found
 
@@ -147,9 +179,10 @@ def class_log_probs_of(net: Transformer, canvas: NDArray[np.uint8]) -> NDArray[n
 def mixture_of(log_probs: NDArray[np.float64], priors: NDArray[np.float64]) -> NDArray[np.float64]:
     """Log-probabilities of sub-pixels if the class is unknown.
 
-    log_probs: (labels, n), of each sub-pixel given the ones before it · priors: (labels,), log-probabilities of the
-    classes before the first sub-pixel · returns (n,). By the chain rule, their sum is the log of the likelihood
-    averaged over classes by `priors`. At each sub-pixel the classes that expected it gain weight.
+    log_probs: (labels, n), of each sub-pixel given the ones before it · priors: (labels,),
+    log-probabilities of the classes before the first sub-pixel · returns (n,). By the chain rule,
+    their sum is the log of the likelihood averaged over classes by `priors`. At each sub-pixel the
+    classes that expected it gain weight.
     """
     so_far = np.logaddexp.reduce(log_probs.cumsum(1) + priors[:, None], axis=0)
     differences: NDArray[np.float64] = np.diff(so_far, prepend=0.0)
@@ -157,7 +190,8 @@ def mixture_of(log_probs: NDArray[np.float64], priors: NDArray[np.float64]) -> N
 
 
 def posterior(log_likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities of classes, given the joint log-likelihoods of an image and each class, (classes,).
+    """Probabilities of classes, given the joint log-likelihoods of an image and each class,
+    (classes,).
 
     NaN if the image is impossible under every class.
     """

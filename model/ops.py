@@ -1,10 +1,10 @@
 """The only interface to csrc: each operator's schema and its reference in torch.
 
-The reference is definition, fallback and test oracle. A compiled library, if present, adds an implementation of the
-same schema, and all callers of the operator get faster.
-decode_quantum, prefill and read have no reference here: theirs are Transformer.step, prefill and read.
-LINPIX_KERNEL=portable|avx2|avx512|avx512vnni|avx512bf16 chooses among the versions that a processor can run; none hides
-the compiled kernels.
+The reference is definition, fallback and test oracle. A compiled library, if present, adds an
+implementation of the same schema, and all callers of the operator get faster.
+decode_quantum, prefill and read have no reference here: theirs are Transformer.step, prefill and
+read. LINPIX_KERNEL=portable|avx2|avx512|avx512vnni|avx512bf16 chooses among the versions that a
+processor can run; none hides the compiled kernels.
 """
 
 import os
@@ -19,44 +19,63 @@ from torch.nn import functional as F
 
 from .features import phi
 
-VNNI_KERNELS = ("avx512vnni", "avx512bf16")  # these multiply bytes in hardware; the others emulate it
+# these multiply bytes in hardware; the others emulate it
+VNNI_KERNELS = ("avx512vnni", "avx512bf16")
 GPU_HEADS = (8, 16, 32)  # sizes that the CUDA kernels support, with equal key and value dims
 GPU_MAX_HEAD = 64  # largest key or value dim for attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-# increased with every change of a schema below or of the packed layout, so that a library for another is not loaded
+# increased with every change of a schema below or of the packed layout, so that a library for
+# another is not loaded
 SCHEMAS = 16
 
 _library = torch.library.Library("linpix", "DEF")
-RECURRENT_STEP = ("recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float eps)"
-                  " -> Tensor")
-# weights and sizes: see model/packing.py. The pools canvas, known, S and z are indexed by slots (B,).
-# last and conditioned are for models that skip the layers amid background, or that read all known sub-pixels first:
-# last (N, background_dim) is a pool; conditioned (B,) says whether a row's known sub-pixels were read. pairs, scale and
-# saturated are for a state in float16, which saves memory traffic on a GPU; else they are None. tokens (N,)
-# int64 is a pool for models that skip or read, on a GPU, else None: the number of tokens in a slot's state, which does
-# not follow from the position.
-# most: the largest number of steps, or tokens, of a row; an argument, since reading it from a GPU would mean waiting.
-# most_passes: a row stops after this many passes, or when its steps are taken; a row that skips has fewer passes than
-# steps. patience: seconds per pass; threads that share columns and take longer on average go on without sharing.
+RECURRENT_STEP = (
+    "recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float"
+    " eps) -> Tensor"
+)
+# weights and sizes: see model/packing.py. The pools canvas, known, S and z are indexed by slots
+# (B,).
+# last and conditioned are for models that skip the layers amid background, or that read all known
+# sub-pixels first: last (N, background_dim) is a pool; conditioned (B,) says whether a row's known
+# sub-pixels were read. pairs, scale and saturated are for a state in float16, which saves memory
+# traffic on a GPU; else they are None. tokens (N,) int64 is a pool for models that skip or read, on
+# a GPU, else None: the number of tokens in a slot's state, which does not follow from the position.
+# most: the largest number of steps, or tokens, of a row; an argument, since reading it from a GPU
+# would mean waiting.
+# most_passes: a row stops after this many passes, or when its steps are taken; a row that skips has
+# fewer passes than
+# steps. patience: seconds per pass; threads that share columns and take longer on average go on
+# without sharing.
 # log_probs: whether log-probabilities are computed; else the first result has no columns.
 DECODE_QUANTUM = (
-    "decode_quantum(Tensor(a!) canvas, Tensor known, Tensor(b!) S, Tensor(c!) z, Tensor(d!)? pairs, Tensor? scale,"
-    " Tensor(e!)? saturated, Tensor(f!)? last, Tensor(g!)? tokens, Tensor? conditioned, Tensor slots, Tensor positions,"
-    " Tensor steps, Tensor start, Tensor seeds, Tensor temperatures, Tensor[] weights, int[] sizes, float eps,"
-    " int most, int most_passes, int threads, float patience, bool log_probs) -> (Tensor, Tensor, Tensor, Tensor)")
+    "decode_quantum(Tensor(a!) canvas, Tensor known, Tensor(b!) S, Tensor(c!) z, Tensor(d!)? pairs,"
+    " Tensor? scale, Tensor(e!)? saturated, Tensor(f!)? last, Tensor(g!)? tokens, Tensor?"
+    " conditioned, Tensor slots, Tensor positions, Tensor steps, Tensor start, Tensor seeds, Tensor"
+    " temperatures, Tensor[] weights, int[] sizes, float eps, int most, int most_passes, int"
+    " threads, float patience, bool log_probs) -> (Tensor, Tensor, Tensor, Tensor)"
+)
 PREFILL = (
-    "prefill(Tensor canvas, Tensor known, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor? scale,"
-    " Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? conditioned, Tensor slots, Tensor positions,"
-    " Tensor steps, Tensor start, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> ()")
-# inputs (n, d_model): inputs of the first layer, one row of the batch after another; row i begins at offsets[i]. A GPU
-# folds them into an empty state, whatever lies there, and trusts `most` to be the largest number of inputs of a row.
-READ = ("read(Tensor(a!) S, Tensor(b!) z, Tensor(c!)? last, Tensor slots, Tensor inputs, Tensor offsets,"
-        " Tensor[] weights, int[] sizes, float eps, int most, int threads) -> Tensor")
-# Attention over whole sequences, packed one after the other, for training and prefill. The second result is the
-# normaliser (N, H).
-CAUSAL_ATTENTION = "causal_attention(Tensor q, Tensor k, Tensor v, Tensor offsets, float eps) -> (Tensor, Tensor)"
-CAUSAL_ATTENTION_BACKWARD = ("causal_attention_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor offsets,"
-                             " Tensor y, Tensor normaliser) -> (Tensor, Tensor, Tensor)")
+    "prefill(Tensor canvas, Tensor known, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor?"
+    " scale, Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? conditioned,"
+    " Tensor slots, Tensor positions, Tensor steps, Tensor start, Tensor[] weights, int[] sizes,"
+    " float eps, int most, int threads) -> ()"
+)
+# inputs (n, d_model): inputs of the first layer, one row of the batch after another; row i begins
+# at offsets[i]. A GPU folds them into an empty state, whatever lies there, and trusts `most` to be
+# the largest number of inputs of a row.
+READ = (
+    "read(Tensor(a!) S, Tensor(b!) z, Tensor(c!)? last, Tensor slots, Tensor inputs, Tensor"
+    " offsets, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> Tensor"
+)
+# Attention over whole sequences, packed one after the other, for training and prefill. The second
+# result is the normaliser (N, H).
+CAUSAL_ATTENTION = (
+    "causal_attention(Tensor q, Tensor k, Tensor v, Tensor offsets, float eps) -> (Tensor, Tensor)"
+)
+CAUSAL_ATTENTION_BACKWARD = (
+    "causal_attention_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor offsets,"
+    " Tensor y, Tensor normaliser) -> (Tensor, Tensor, Tensor)"
+)
 _library.define(RECURRENT_STEP)
 _library.define(DECODE_QUANTUM)
 _library.define(PREFILL)
@@ -67,12 +86,23 @@ _library.define("cpu_kernel() -> str")
 _library.define("cpu_has_fast_bf16() -> bool")
 
 
-def recurrent_step_reference(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor,
-                             slots: Tensor, eps: float, phi: Callable[[Tensor], Tensor] = phi) -> Tensor:
-    """Fold T tokens per row, one after the other, into its slot's state and read it out (equations 18-20).
+def recurrent_step_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    S: Tensor,
+    z: Tensor,
+    slots: Tensor,
+    eps: float,
+    phi: Callable[[Tensor], Tensor] = phi,
+) -> Tensor:
+    """Fold T tokens per row, one after the other, into its slot's state and read it out (equations
+    18-20).
 
-    q, k: (B, T, H, D) before the feature map · v: (B, T, H, M), all float32 or bfloat16 · S: (N, H, D, M) ·
-    z: (N, H, D), both float32, changed in place at slots · slots: (B,) int64, no slot twice except 0 ·
+    q, k: (B, T, H, D) before the feature map · v: (B, T, H, M), all float32 or bfloat16 · S: (N, H,
+          D, M) ·
+    z: (N, H, D), both float32, changed in place at slots · slots: (B,) int64, no slot twice except
+       0 ·
     returns (B, T, H, M), of v's dtype.
     """
     S_new, z_new, read = S[slots], z[slots], []
@@ -87,42 +117,56 @@ def recurrent_step_reference(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tens
     return torch.stack(read, 1).to(v.dtype) if read else torch.empty_like(v)
 
 
-def causal_attention_reference(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: float,
-                               phi: Callable[[Tensor], Tensor] = phi) -> tuple[Tensor, Tensor]:
-    """Causal linear attention over whole sequences (equations 8-12): the result, (N, H, M), and its normaliser, (N, H).
+def causal_attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    eps: float,
+    phi: Callable[[Tensor], Tensor] = phi,
+) -> tuple[Tensor, Tensor]:
+    """Causal linear attention over whole sequences (equations 8-12): the result, (N, H, M), and its
+    normaliser, (N, H).
 
-    q, k: (N, H, D) before the feature map · v: (N, H, M), all of one dtype; the normaliser and all computation are
-    float32, or float64 for float64 inputs · offsets: (B + 1,) int64, ascending from 0 to N. Tokens offsets[b] ..
-    offsets[b + 1] - 1 are sequence b. y_i = sum_{j<=i} (phi(q_i) . phi(k_j)) v_j over the normaliser
-    sum_{j<=i} phi(q_i) . phi(k_j) + eps, chunk by chunk: tokens before a chunk enter through the state (S, z), tokens
-    inside it through a masked C x C product. So memory is linear in the length.
+    q, k: (N, H, D) before the feature map · v: (N, H, M), all of one dtype; the normaliser and all
+    computation are float32, or float64 for float64 inputs · offsets: (B + 1,) int64, ascending from
+    0 to N. Tokens offsets[b] .. offsets[b + 1] - 1 are sequence b. y_i = sum_{j<=i} (phi(q_i) .
+    phi(k_j)) v_j over the normaliser
+    sum_{j<=i} phi(q_i) . phi(k_j) + eps, chunk by chunk: tokens before a chunk enter through the
+    state (S, z), tokens inside it through a masked C x C product. So memory is linear in the
+    length.
     """
     inside, (q, k, v) = _side_by_side(offsets, q, k, v)
     y, normaliser = attention_of_one_length(q, k, v, eps, phi)
     return y[inside], normaliser[inside]
 
 
-def attention_of_one_length(q: Tensor, k: Tensor, v: Tensor, eps: float,
-                            phi: Callable[[Tensor], Tensor] = phi) -> tuple[Tensor, Tensor]:
-    """causal_attention_reference for B sequences of T tokens, without offsets, which torch.compile handles badly.
+def attention_of_one_length(
+    q: Tensor, k: Tensor, v: Tensor, eps: float, phi: Callable[[Tensor], Tensor] = phi
+) -> tuple[Tensor, Tensor]:
+    """causal_attention_reference for B sequences of T tokens, without offsets, which torch.compile
+    handles badly.
 
     q, k: (B, T, H, D) · v: (B, T, H, M) · returns (B, T, H, M) and (B, T, H).
     """
     length, dtype = q.shape[1], v.dtype
-    with torch.autocast(q.device.type, enabled=False):  # in bfloat16, sums over all tokens would stop growing
+    # in bfloat16, sums over all tokens would stop growing
+    with torch.autocast(q.device.type, enabled=False):
         q, k, v = (x.to(torch.promote_types(dtype, torch.float32)) for x in (q, k, v))
         Q, K, V = (_chunks(x) for x in (phi(q), phi(k), v))
-        S = _of_chunks_before(K.mT @ V)                     # (B, H, chunks, D, M)
-        z = _of_chunks_before(K.sum(3, keepdim=True))       # (B, H, chunks, 1, D)
+        S = _of_chunks_before(K.mT @ V)  # (B, H, chunks, D, M)
+        z = _of_chunks_before(K.sum(3, keepdim=True))  # (B, H, chunks, 1, D)
         scores = (Q @ K.mT).tril()
         normaliser = scores.sum(-1, keepdim=True) + (Q * z).sum(-1, keepdim=True) + eps
         y = _tokens((scores @ V + Q @ S) / normaliser, length)
     return y.to(dtype).contiguous(), _tokens(normaliser, length)[..., 0].contiguous()
 
 
-def causal_attention_backward_reference(g: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, y: Tensor,
-                                        normaliser: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v before the feature map, given g, the gradient of y (equations 13-15), chunk by chunk.
+def causal_attention_backward_reference(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, y: Tensor, normaliser: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v before the feature map, given g, the gradient of y (equations 13-15),
+    chunk by chunk.
 
     A column of ones beside v makes the normaliser one more numerator.
     """
@@ -137,7 +181,10 @@ def causal_attention_backward_reference(g: Tensor, q: Tensor, k: Tensor, v: Tens
     before = _of_chunks_before(K.mT @ V)
     after = _of_chunks_before((Q.mT @ G).flip(2)).flip(2)
     scores, gradients = (Q @ K.mT).tril(), (G @ V.mT).tril()
-    dq, dk = (_tokens(x, length)[inside] for x in (gradients @ K + G @ before.mT, gradients.mT @ Q + V @ after.mT))
+    dq, dk = (
+        _tokens(x, length)[inside]
+        for x in (gradients @ K + G @ before.mT, gradients.mT @ Q + V @ after.mT)
+    )
     dv = _tokens(scores.mT @ G + K @ after, length)[inside][..., :-1]
     # through the feature map: phi'(x) = 1 where x > 0, where phi(x) > 1; elsewhere phi'(x) = phi(x)
     dq, dk = dq * mapped_q.clamp(max=1), dk * mapped_k.clamp(max=1)
@@ -148,11 +195,15 @@ CHUNK = 32  # tokens; quadratic inside a chunk, recurrent between chunks
 
 
 def _side_by_side(offsets: Tensor, *packed: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Each (N, ...) as (B, T, ...), with zeros after the end of a sequence; and (B, T) bool, true at tokens."""
+    """Each (N, ...) as (B, T, ...), with zeros after the end of a sequence; and (B, T) bool, true
+    at tokens.
+    """
     lengths = offsets.diff()
     B, T = len(lengths), int(lengths.max()) if len(lengths) else 0
     if len(packed[0]) == B * T:  # of one length
-        return torch.ones(B, T, dtype=torch.bool, device=offsets.device), [x.unflatten(0, (B, T)) for x in packed]
+        return torch.ones(B, T, dtype=torch.bool, device=offsets.device), [
+            x.unflatten(0, (B, T)) for x in packed
+        ]
     t = torch.arange(T, device=offsets.device)
     inside = t < lengths[:, None]
     tokens = torch.where(inside, offsets[:-1, None] + t, offsets[-1])  # the last is a row of zeros
@@ -160,7 +211,9 @@ def _side_by_side(offsets: Tensor, *packed: Tensor) -> tuple[Tensor, list[Tensor
 
 
 def _chunks(x: Tensor) -> Tensor:
-    """(B, T, H, E) -> (B, H, chunks, C, E); padded with zeros, which add nothing and which _tokens cuts off."""
+    """(B, T, H, E) -> (B, H, chunks, C, E); padded with zeros, which add nothing and which _tokens
+    cuts off.
+    """
     return F.pad(x.transpose(1, 2), (0, 0, 0, -x.shape[1] % CHUNK)).unflatten(2, (-1, CHUNK))
 
 
@@ -170,33 +223,45 @@ def _tokens(x: Tensor, length: int) -> Tensor:
 
 
 def _of_chunks_before(x: Tensor) -> Tensor:
-    """The sum over all chunks before each one, by shifting: subtracting the own chunk would leave a rounding error."""
+    """The sum over all chunks before each one, by shifting: subtracting the own chunk would leave a
+    rounding error.
+    """
     return F.pad(x.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
 
 
 _library.impl("recurrent_step", recurrent_step_reference, "CompositeExplicitAutograd")
 _library.impl("causal_attention", causal_attention_reference, "CompositeExplicitAutograd")
-_library.impl("causal_attention_backward", causal_attention_backward_reference, "CompositeExplicitAutograd")
+_library.impl(
+    "causal_attention_backward", causal_attention_backward_reference, "CompositeExplicitAutograd"
+)
 
 
 @torch.library.register_fake("linpix::recurrent_step")
-def _recurrent_step_shape(q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, slots: Tensor, eps: float) -> Tensor:
+def _recurrent_step_shape(
+    q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, slots: Tensor, eps: float
+) -> Tensor:
     return v.new_empty(v.shape)
 
 
 @torch.library.register_fake("linpix::causal_attention")
-def _causal_attention_shape(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return v.new_empty(v.shape), v.new_empty(v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32))
+def _causal_attention_shape(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape), v.new_empty(
+        v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32)
+    )
 
 
 @torch.library.register_fake("linpix::causal_attention_backward")
-def _causal_attention_backward_shape(g: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, y: Tensor,
-                                     normaliser: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _causal_attention_backward_shape(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, y: Tensor, normaliser: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float],
-                       output: tuple[Tensor, Tensor]) -> None:
+def _keep_for_backward(
+    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]
+) -> None:
     ctx.save_for_backward(*inputs[:4], *output)
     ctx.mark_non_differentiable(output[1])  # the normaliser is only for the gradient of y
 
@@ -208,55 +273,116 @@ def _causal_attention_gradient(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor |
 
 
 def _refuse_second_gradient(ctx: Any, *_: Tensor) -> None:
-    raise RuntimeError("causal_attention has no second derivative; use linpix.model.ops.causal_attention_reference for "
-                       "that")
+    raise RuntimeError(
+        "causal_attention has no second derivative; use linpix.model.ops.causal_attention_reference"
+        " for that"
+    )
 
 
 torch.library.register_autograd("linpix::causal_attention_backward", _refuse_second_gradient)
-torch.library.register_autograd("linpix::causal_attention", _causal_attention_gradient,
-                                setup_context=_keep_for_backward)
+torch.library.register_autograd(
+    "linpix::causal_attention", _causal_attention_gradient, setup_context=_keep_for_backward
+)
 
 
 @torch.library.register_fake("linpix::decode_quantum")
-def _decode_quantum_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, pairs: Tensor | None,
-                          scale: Tensor | None, saturated: Tensor | None, last: Tensor | None, tokens: Tensor | None,
-                          conditioned: Tensor | None, slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor,
-                          seeds: Tensor, temperatures: Tensor, weights: list[Tensor], sizes: list[int], eps: float,
-                          most: int, most_passes: int, threads: int,
-                          patience: float, log_probs: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (temperatures.new_empty(slots.shape[0], most if log_probs else 0), known.new_empty(slots.shape[0]),
-            steps.new_empty(steps.shape), steps.new_empty(steps.shape))
+def _decode_quantum_shape(
+    canvas: Tensor,
+    known: Tensor,
+    S: Tensor,
+    z: Tensor,
+    pairs: Tensor | None,
+    scale: Tensor | None,
+    saturated: Tensor | None,
+    last: Tensor | None,
+    tokens: Tensor | None,
+    conditioned: Tensor | None,
+    slots: Tensor,
+    positions: Tensor,
+    steps: Tensor,
+    start: Tensor,
+    seeds: Tensor,
+    temperatures: Tensor,
+    weights: list[Tensor],
+    sizes: list[int],
+    eps: float,
+    most: int,
+    most_passes: int,
+    threads: int,
+    patience: float,
+    log_probs: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (
+        temperatures.new_empty(slots.shape[0], most if log_probs else 0),
+        known.new_empty(slots.shape[0]),
+        steps.new_empty(steps.shape),
+        steps.new_empty(steps.shape),
+    )
 
 
 @torch.library.register_fake("linpix::prefill")
-def _prefill_shape(canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, pairs: Tensor | None, scale: Tensor | None,
-                   saturated: Tensor | None, last: Tensor | None, tokens: Tensor | None, conditioned: Tensor | None,
-                   slots: Tensor, positions: Tensor, steps: Tensor, start: Tensor, weights: list[Tensor],
-                   sizes: list[int], eps: float, most: int, threads: int) -> None:
+def _prefill_shape(
+    canvas: Tensor,
+    known: Tensor,
+    S: Tensor,
+    z: Tensor,
+    pairs: Tensor | None,
+    scale: Tensor | None,
+    saturated: Tensor | None,
+    last: Tensor | None,
+    tokens: Tensor | None,
+    conditioned: Tensor | None,
+    slots: Tensor,
+    positions: Tensor,
+    steps: Tensor,
+    start: Tensor,
+    weights: list[Tensor],
+    sizes: list[int],
+    eps: float,
+    most: int,
+    threads: int,
+) -> None:
     return None
 
 
 @torch.library.register_fake("linpix::read")
-def _read_shape(S: Tensor, z: Tensor, last: Tensor | None, slots: Tensor, inputs: Tensor, offsets: Tensor,
-                weights: list[Tensor], sizes: list[int], eps: float, most: int, threads: int) -> Tensor:
+def _read_shape(
+    S: Tensor,
+    z: Tensor,
+    last: Tensor | None,
+    slots: Tensor,
+    inputs: Tensor,
+    offsets: Tensor,
+    weights: list[Tensor],
+    sizes: list[int],
+    eps: float,
+    most: int,
+    threads: int,
+) -> Tensor:
     return inputs.new_empty(slots.shape[0], inputs.shape[1])
 
 
 def find_library(kind: str) -> Path | None:
-    """The library of csrc for "cpu" or "cuda", or None if it was not compiled. LINPIX_KERNEL=none hides it."""
+    """The library of csrc for "cpu" or "cuda", or None if it was not compiled. LINPIX_KERNEL=none
+    hides it.
+    """
     path = Path(__file__).with_name(f"liblinpix_{kind}_{SCHEMAS}.so")
     return path if path.exists() and os.environ.get("LINPIX_KERNEL") != "none" else None
 
 
 def _load(kind: str) -> bool:
-    """Load the compiled library; return whether there is one. A broken library raises OSError: no silent fallback."""
+    """Load the compiled library; return whether there is one. A broken library raises OSError: no
+    silent fallback.
+    """
     if (path := find_library(kind)) is None:
         return False
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        raise OSError(f"the compiled kernels cannot be loaded ({error}); install LinPix again, or decode slowly with "
-                      "LINPIX_KERNEL=none") from error
+        raise OSError(
+            f"the compiled kernels cannot be loaded ({error}); install LinPix again, or decode"
+            " slowly with LINPIX_KERNEL=none"
+        ) from error
     return True
 
 
@@ -264,15 +390,20 @@ def _check_choice() -> None:
     try:
         torch.ops.linpix.cpu_kernel()
     except RuntimeError as error:  # its text begins with a source location
-        raise ValueError(str(error).splitlines()[0].partition(", ")[2].partition(", ")[2]) from error
+        raise ValueError(
+            str(error).splitlines()[0].partition(", ")[2].partition(", ")[2]
+        ) from error
 
 
 compiled = _load("cpu")
 if compiled:
     _check_choice()
 _GPU_LEAST = (8, 0)  # compute capability: bfloat16 matrix products, asynchronous copies
-# whether there are CUDA kernels and a GPU that can run them: the first that the process sees, as is "cuda" everywhere
-gpu = _load("cuda") and torch.cuda.is_available() and torch.cuda.get_device_capability() >= _GPU_LEAST
+# whether there are CUDA kernels and a GPU that can run them: the first that the process sees, as is
+# "cuda" everywhere
+gpu = (
+    _load("cuda") and torch.cuda.is_available() and torch.cuda.get_device_capability() >= _GPU_LEAST
+)
 
 
 def gpu_shared_bytes() -> int:
@@ -290,16 +421,23 @@ def why() -> str:
     """Why `kernel()` is in use or, if none is, why and what to do about it, in a sentence."""
     asked = os.environ.get("LINPIX_KERNEL")
     if compiled:
-        return ("LINPIX_KERNEL asks for it" if asked
-                else f"the best compiled variant that this {platform.machine()} CPU can run")
+        return (
+            "LINPIX_KERNEL asks for it"
+            if asked
+            else f"the best compiled variant that this {platform.machine()} CPU can run"
+        )
     if asked == "none":
         return "LINPIX_KERNEL=none hides the compiled kernels"
-    return ("csrc was not compiled when LinPix was installed; install torch 2.10 or later and a C++20 compiler such as "
-            "g++, then install LinPix again")
+    return (
+        "csrc was not compiled when LinPix was installed; install torch 2.10 or later and a C++20"
+        " compiler such as g++, then install LinPix again"
+    )
 
 
 def why_no_gpu() -> str:
-    """Why decoding cannot run on a GPU here and what to do about it, in a sentence; "" if it can."""
+    """Why decoding cannot run on a GPU here and what to do about it, in a sentence; "" if it
+    can.
+    """
     if gpu:
         return ""
     if torch.version.cuda is None:
@@ -307,9 +445,14 @@ def why_no_gpu() -> str:
     if not torch.cuda.is_available():
         return "torch finds no CUDA GPU on this machine"
     if (capability := torch.cuda.get_device_capability()) < _GPU_LEAST:
-        return (f"{torch.cuda.get_device_name()} has compute capability {'.'.join(map(str, capability))}, and the "
-                f"kernels need at least {'.'.join(map(str, _GPU_LEAST))}")
+        return (
+            f"{torch.cuda.get_device_name()} has compute capability"
+            f" {'.'.join(map(str, capability))}, and the kernels need at least"
+            f" {'.'.join(map(str, _GPU_LEAST))}"
+        )
     if os.environ.get("LINPIX_KERNEL") == "none":
         return "LINPIX_KERNEL=none hides the compiled kernels"
-    return (f"csrc/cuda was not compiled when LinPix was installed; install the CUDA {torch.version.cuda} toolkit, "
-            "which has nvcc, then install LinPix again")
+    return (
+        "csrc/cuda was not compiled when LinPix was installed; install the CUDA"
+        f" {torch.version.cuda} toolkit, which has nvcc, then install LinPix again"
+    )

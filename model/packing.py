@@ -1,4 +1,6 @@
-"""Models for the compiled engine: which models it can run, and their weights in the layout that csrc reads."""
+"""Models for the compiled engine: which models it can run, and their weights in the layout that
+csrc reads.
+"""
 
 import time
 from collections.abc import Sequence
@@ -15,16 +17,18 @@ from .heads import parameters_per_token
 from .team import Team
 from .transformer import Layer, Transformer
 
-TILE = 16   # columns per block: one AVX-512 register of float32
+TILE = 16  # columns per block: one AVX-512 register of float32
 GPU_TILE = 32  # on a GPU, columns and depth are padded to multiples of this
 GPU_MIXTURES = 512
-GPU_D_MODEL, GPU_DEPTH = 512, 2048  # a row of d_model is in registers; one of d_ff or values is in shared memory
-_FP32_WEIGHTS, _FP32_ROWS, _FP32_PAD = 32 << 10, 16, 4  # per block in fp32: bytes, rows, floats of padding per row
-PANEL = 4   # most blocks per panel
+# a row of d_model is in registers; one of d_ff or values is in shared memory
+GPU_D_MODEL, GPU_DEPTH = 512, 2048
+# per block in fp32: bytes, rows, floats of padding per row
+_FP32_WEIGHTS, _FP32_ROWS, _FP32_PAD = 32 << 10, 16, 4
+PANEL = 4  # most blocks per panel
 _BEFORE_LAYERS, _EACH_LAYER = 13, 12  # tensors of Packed.weights
-# Precisions of the layers' matrix products. int8 leaves out the feed-forwards of the first and last layer, which would
-# cost more likelihood than all other products together: they are bf16, or fp32 if the processor has no fast bf16. There
-# are no GPU kernels for int8.
+# Precisions of the layers' matrix products. int8 leaves out the feed-forwards of the first and last
+# layer, which would cost more likelihood than all other products together: they are bf16, or fp32
+# if the processor has no fast bf16. There are no GPU kernels for int8.
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 
 
@@ -33,20 +37,28 @@ def _round_up(n: int, unit: int = TILE) -> int:
 
 
 def pack_matrix(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """Rearrange a linear layer's weight (groups * columns, depth) into panels; returns one dimension.
+    """Rearrange a linear layer's weight (groups * columns, depth) into panels; returns one
+    dimension.
 
-    A group's columns and the depth are padded with zeros to multiples of 16. Blocks of 16 columns are distributed as
-    evenly as possible to panels of at most 4 blocks. Within a panel, one k follows another (bfloat16: pairs of k, int8:
-    groups of four), each with its blocks side by side, so a step reads the panel from start to end.
+    A group's columns and the depth are padded with zeros to multiples of 16. Blocks of 16 columns
+    are distributed as evenly as possible to panels of at most 4 blocks. Within a panel, one k
+    follows another (bfloat16: pairs of k, int8: groups of four), each with its blocks side by side,
+    so a step reads the panel from start to end.
     """
     pair = max(1, 4 // dtype.itemsize)
     columns, depth = weight.shape[0] // groups, weight.shape[1]
     padded = weight.new_zeros(groups, _round_up(columns), _round_up(depth))
     padded[:, :columns, :depth] = weight.unflatten(0, (groups, columns))
-    blocks = padded.unflatten(1, (-1, TILE)).unflatten(3, (-1, pair))  # (groups, blocks, 16, k, pair)
+    # (groups, blocks, 16, k, pair)
+    blocks = padded.unflatten(1, (-1, TILE)).unflatten(3, (-1, pair))
     panels = -(-blocks.shape[1] // PANEL)
-    return torch.cat([panel.permute(2, 0, 1, 3).flatten()
-                      for group in blocks for panel in torch.tensor_split(group, panels)]).to(dtype)
+    return torch.cat(
+        [
+            panel.permute(2, 0, 1, 3).flatten()
+            for group in blocks
+            for panel in torch.tensor_split(group, panels)
+        ]
+    ).to(dtype)
 
 
 def pack_bias(bias: Tensor, groups: int, unit: int = TILE) -> Tensor:
@@ -58,22 +70,28 @@ def pack_bias(bias: Tensor, groups: int, unit: int = TILE) -> Tensor:
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights (columns, depth) as integers from -127 to 127, stored as floats, and the scale (columns,) per column."""
+    """Weights (columns, depth) as integers from -127 to 127, stored as floats, and the scale
+    (columns,) per column.
+    """
     scale = weight.abs().amax(1) / 127
-    return (weight / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round().clamp(-127, 127), scale
+    return (weight / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round().clamp(
+        -127, 127
+    ), scale
 
 
 def pack_tiles(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """pack_matrix for a GPU: tiles of 8 columns, each with stages of 32 k; returns one dimension.
 
-    A group's columns and the depth are padded with zeros to multiples of 32. A bfloat16 stage holds, for one lane of a
-    warp after another, the lane's operands of two mma.m16n8k16: column lane / 4, and pairs of k from lane % 4 * 2 +
-    (0, 8, 16, 24) on. A float32 stage holds one k after another, each with its 8 columns.
+    A group's columns and the depth are padded with zeros to multiples of 32. A bfloat16 stage
+    holds, for one lane of a warp after another, the lane's operands of two mma.m16n8k16: column
+    lane / 4, and pairs of k from lane % 4 * 2 + (0, 8, 16, 24) on. A float32 stage holds one k
+    after another, each with its 8 columns.
     """
     columns, depth = weight.shape[0] // groups, weight.shape[1]
     padded = weight.new_zeros(groups, _round_up(columns, GPU_TILE), _round_up(depth, GPU_TILE))
     padded[:, :columns, :depth] = weight.unflatten(0, (groups, columns))
-    tiles = padded.flatten(0, 1).unflatten(0, (-1, 8)).unflatten(2, (-1, GPU_TILE))  # (tiles, 8, stages, 32)
+    # (tiles, 8, stages, 32)
+    tiles = padded.flatten(0, 1).unflatten(0, (-1, 8)).unflatten(2, (-1, GPU_TILE))
     if dtype == torch.float32:
         return tiles.permute(0, 2, 3, 1).flatten()
     lanes = tiles.unflatten(3, (4, 4, 2))  # k: pair within the lane, lane % 4, half of the pair
@@ -81,12 +99,14 @@ def pack_tiles(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
 
 
 def pack_state(S: Tensor) -> Tensor:
-    """S (..., 32, 32) in the order in which a GPU's matrix units take it (csrc/cuda/recall.h), of the same shape.
+    """S (..., 32, 32) in the order in which a GPU's matrix units take it (csrc/cuda/recall.h), of
+    the same shape.
 
-    Four tiles of 8 columns; in a tile the 32 lanes of a warp; of each lane the 8 numbers of column lane / 4 at key dims
-    lane % 4 * 2 and the next, and at those 8, 16 and 24 further on.
+    Four tiles of 8 columns; in a tile the 32 lanes of a warp; of each lane the 8 numbers of column
+    lane / 4 at key dims lane % 4 * 2 and the next, and at those 8, 16 and 24 further on.
     """
-    tiles = S.unflatten(-2, (4, 4, 2)).unflatten(-1, (4, 8))  # (..., 8 key dims, lane % 4, pair, tile, lane / 4)
+    # (..., 8 key dims, lane % 4, pair, tile, lane / 4)
+    tiles = S.unflatten(-2, (4, 4, 2)).unflatten(-1, (4, 8))
     return tiles.movedim((-2, -1, -4, -5, -3), (-5, -4, -3, -2, -1)).reshape(S.shape)
 
 
@@ -94,12 +114,13 @@ def pack_state(S: Tensor) -> Tensor:
 class Packed:
     """A model in the form that csrc's operators take.
 
-    weights: table, source, base, place, marginal, final norm (weight, bias), head (weight, bias); for a background
-    project, table, head (weight, bias), else four empty tensors; and for each layer qkv, out, norm1, up, down, norm2
-    (weight, bias each). sizes: H, D, M, d_model, d_ff, K, classes; as 0 or 1, whether the model is pre-norm, has gelu,
-    and draws with the published sampler's scale; the number of following neighbours; the first row of the classes'
-    table, or 0; the background, or -1; the sub-pixels per token; and, as 0 or 1, whether the head is categorical, with
-    256 logits for K.
+    weights: table, source, base, place, marginal, final norm (weight, bias), head (weight, bias);
+    for a background project, table, head (weight, bias), else four empty tensors; and for each
+    layer qkv, out, norm1, up, down, norm2 (weight, bias each). sizes: H, D, M, d_model, d_ff, K,
+    classes; as 0 or 1, whether the model is pre-norm, has gelu, and draws with the published
+    sampler's scale; the number of following neighbours; the first row of the classes' table, or 0;
+    the background, or -1; the sub-pixels per token; and, as 0 or 1, whether the head is
+    categorical, with 256 logits for K.
     """
 
     weights: list[Tensor]
@@ -116,54 +137,138 @@ class Packed:
         layers = self.weights[_BEFORE_LAYERS:]
         return sum(w.nbytes for i, w in enumerate(layers) if i % _EACH_LAYER in (0, 2, 6, 8))
 
-    def decode(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
-               steps: Tensor, start: Tensor, seeds: Tensor, temperatures: Tensor, *, last: Tensor | None = None,
-               conditioned: Tensor | None = None, passes: int | None = None,
-               log_probs: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Advance each of B rows from its position by its number of steps. Positions and steps count tokens.
+    def decode(
+        self,
+        canvas: Tensor,
+        known: Tensor,
+        S: Tensor,
+        z: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        steps: Tensor,
+        start: Tensor,
+        seeds: Tensor,
+        temperatures: Tensor,
+        *,
+        last: Tensor | None = None,
+        conditioned: Tensor | None = None,
+        passes: int | None = None,
+        log_probs: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Advance each of B rows from its position by its number of steps. Positions and steps
+        count tokens.
 
-        passes: a row stops earlier, before the step that would be its (passes + 1)-th through the layers.
-        Pools, indexed by slot: canvas (N, T) uint8, changed in place except where known (N, T) bool is set (for all
-        sub-pixels of a token or for none) · S (N, L, H, D, M), z (N, L, H, D) and, for a model with a background, last
-        (N, background_dim), all float32 and changed in place. Rows: slots, positions, steps, start, seeds (B,) int64,
-        no slot twice except 0, whose rows are not computed · temperatures (B,) float32 · conditioned (B,) bool, whether
-        a row's known sub-pixels were read, and are skipped; none if absent.
-        Returns the log-probability of each sub-pixel at temperature 1, (B, sub-pixels in the largest number of steps)
-        float32 in nats, 0 after a row's last one, or (B, 0) unless log_probs asks for them; (B,) bool, false where a
-        row's parameters were not finite; and, (B,) int64 each, the steps that each row took, and how many of them went
-        through the layers.
+        passes: a row stops earlier, before the step that would be its (passes + 1)-th through the
+                layers.
+        Pools, indexed by slot: canvas (N, T) uint8, changed in place except where known (N, T) bool
+        is set (for all sub-pixels of a token or for none) · S (N, L, H, D, M), z (N, L, H, D) and,
+        for a model with a background, last (N, background_dim), all float32 and changed in place.
+        Rows: slots, positions, steps, start, seeds (B,) int64, no slot twice except 0, whose rows
+        are not computed · temperatures (B,) float32 · conditioned (B,) bool, whether a row's known
+        sub-pixels were read, and are skipped; none if absent.
+        Returns the log-probability of each sub-pixel at temperature 1, (B, sub-pixels in the
+        largest number of steps) float32 in nats, 0 after a row's last one, or (B, 0) unless
+        log_probs asks for them; (B,) bool, false where a row's parameters were not finite; and,
+        (B,) int64 each, the steps that each row took, and how many of them went through the layers.
         """
-        most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))  # not torch's: see server/engine/decode/decoder.py
+        # not torch's: see server/engine/decode/decoder.py
+        most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))
         threads, patience = self.team.choose(len(slots))
         began = time.perf_counter()
         found, finite, taken, passed = torch.ops.linpix.decode_quantum(
-            canvas, known, S, z, None, None, None, last, None, conditioned, slots, positions, steps, start, seeds,
-            temperatures, self.weights, self.sizes, self.eps, most, most if passes is None else passes, threads,
-            patience, log_probs)
-        self.team.learn(len(slots), threads, int(passed.numpy().max(initial=0)), time.perf_counter() - began)
+            canvas,
+            known,
+            S,
+            z,
+            None,
+            None,
+            None,
+            last,
+            None,
+            conditioned,
+            slots,
+            positions,
+            steps,
+            start,
+            seeds,
+            temperatures,
+            self.weights,
+            self.sizes,
+            self.eps,
+            most,
+            most if passes is None else passes,
+            threads,
+            patience,
+            log_probs,
+        )
+        self.team.learn(
+            len(slots), threads, int(passed.numpy().max(initial=0)), time.perf_counter() - began
+        )
         return found, finite, taken, passed
 
-    def prefill(self, canvas: Tensor, known: Tensor, S: Tensor, z: Tensor, slots: Tensor, positions: Tensor,
-                steps: Tensor, start: Tensor, *, last: Tensor | None = None, conditioned: Tensor | None = None) -> None:
-        """Fold the next inputs of each row into its slot, from its position on: start token, x_0, x_1 and so on.
+    def prefill(
+        self,
+        canvas: Tensor,
+        known: Tensor,
+        S: Tensor,
+        z: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        steps: Tensor,
+        start: Tensor,
+        *,
+        last: Tensor | None = None,
+        conditioned: Tensor | None = None,
+    ) -> None:
+        """Fold the next inputs of each row into its slot, from its position on: start token, x_0,
+        x_1 and so on.
 
-        The result is the same, bit for bit, as after this number of steps of decode, or after several calls. Pools and
-        rows as in decode.
+        The result is the same, bit for bit, as after this number of steps of decode, or after
+        several calls. Pools and rows as in decode.
         """
-        torch.ops.linpix.prefill(canvas, known, S, z, None, None, None, last, None, conditioned, slots, positions,
-                                 steps, start, self.weights, self.sizes, self.eps, int(steps.max()),
-                                 torch.get_num_threads())
+        torch.ops.linpix.prefill(
+            canvas,
+            known,
+            S,
+            z,
+            None,
+            None,
+            None,
+            last,
+            None,
+            conditioned,
+            slots,
+            positions,
+            steps,
+            start,
+            self.weights,
+            self.sizes,
+            self.eps,
+            int(steps.max()),
+            torch.get_num_threads(),
+        )
 
     def read(self, inputs: Sequence[Tensor], state: Any, slots: Tensor) -> Tensor:
         """Fold each row's inputs of the first layer into its slot.
 
-        inputs: B tensors (n, d_model) float32, n at least 1 · state: has S, z and last, for slots (B,) as in decode ·
-        returns the final features of each row's last token, (B, d_model) float32.
+        inputs: B tensors (n, d_model) float32, n at least 1 · state: has S, z and last, for slots
+        (B,) as in decode · returns the final features of each row's last token, (B, d_model)
+        float32.
         """
         offsets = torch.tensor([0, *accumulate(map(len, inputs))])
         features: Tensor = torch.ops.linpix.read(
-            state.S, state.z, state.last, slots, torch.cat([*inputs]), offsets, self.weights, self.sizes, self.eps,
-            max(map(len, inputs)), torch.get_num_threads())
+            state.S,
+            state.z,
+            state.last,
+            slots,
+            torch.cat([*inputs]),
+            offsets,
+            self.weights,
+            self.sizes,
+            self.eps,
+            max(map(len, inputs)),
+            torch.get_num_threads(),
+        )
         return features
 
 
@@ -171,24 +276,33 @@ class Packed:
 def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
     """Pack a model's weights for csrc.
 
-    dtype: of the layers' matrices, one of PRECISIONS; everything else, such as the head, stays float32 · gpu: use the
-    layout of the CUDA kernels. The tensors stay on the model's device; `Packed.to` moves them.
+    dtype: of the layers' matrices, one of PRECISIONS; everything else, such as the head, stays
+    float32 · gpu: use the layout of the CUDA kernels. The tensors stay on the model's device;
+    `Packed.to` moves them.
     """
     config = net.config
-    assert (config.attention, config.feature_map, config.residual) == ("linear", "elu+1", "plain"), \
-        "choose lets nothing else come here"
+    assert (config.attention, config.feature_map, config.residual) == (
+        "linear",
+        "elu+1",
+        "plain",
+    ), "choose lets nothing else come here"
 
     wider = dtype  # of the matrices that are never int8
     if dtype == torch.int8:
         assert not gpu, "gpu_obstacle lets no int8 come here"
         wider = torch.bfloat16 if torch.ops.linpix.cpu_has_fast_bf16() else torch.float32
 
-    def matrix(weight: Tensor, bias: Tensor, groups: int = 1, dtype: torch.dtype = dtype) -> list[Tensor]:
+    def matrix(
+        weight: Tensor, bias: Tensor, groups: int = 1, dtype: torch.dtype = dtype
+    ) -> list[Tensor]:
         weight, bias = weight.float(), bias.float()
         if dtype == torch.int8:
             weight, scale = quantise(weight)
             factors = (bias, scale, scale * weight.sum(1))
-            return [pack_matrix(weight, groups, dtype), torch.cat([pack_bias(factor, groups) for factor in factors])]
+            return [
+                pack_matrix(weight, groups, dtype),
+                torch.cat([pack_bias(factor, groups) for factor in factors]),
+            ]
         arranged = (pack_tiles if gpu else pack_matrix)(weight, groups, dtype)
         return [arranged, pack_bias(bias, groups, GPU_TILE if gpu else TILE)]
 
@@ -199,7 +313,8 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
     source = torch.where(inputs.outside, -1, inputs.source).to(torch.int32).contiguous()
     marginal = torch.tensor(config.first_marginal, dtype=torch.float64).cumsum(0)
 
-    def exact(weight: Tensor, groups: int) -> Tensor:  # float32 matrices outside the layers; on a GPU unpacked
+    # float32 matrices outside the layers; on a GPU unpacked
+    def exact(weight: Tensor, groups: int) -> Tensor:
         weight = weight.detach().float()
         return weight.T.contiguous() if gpu else pack_matrix(weight, groups, torch.float32)
 
@@ -210,22 +325,54 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
     mixtures = categorical.VALUES if config.head == "categorical" else config.mixtures
     skipped = [torch.empty(0)] * 4
     if (background := net.background) is not None:
-        skipped = [exact(background.project.weight, 1), background.table.detach().float().clone(),
-                   *head(background.head)]
-    weights = [inputs.table.detach().float().clone(), source, inputs.base[0].to(torch.int32).contiguous(),
-               inputs.positional.to(torch.int32).contiguous(), marginal, *norm(net.norm), *head(net.head), *skipped]
+        skipped = [
+            exact(background.project.weight, 1),
+            background.table.detach().float().clone(),
+            *head(background.head),
+        ]
+    weights = [
+        inputs.table.detach().float().clone(),
+        source,
+        inputs.base[0].to(torch.int32).contiguous(),
+        inputs.positional.to(torch.int32).contiguous(),
+        marginal,
+        *norm(net.norm),
+        *head(net.head),
+        *skipped,
+    ]
     for index, layer in enumerate(net.layers):
         assert isinstance(layer, Layer)
         feed_forward = dtype if 0 < index < config.layers - 1 else wider
-        by_head, bias = (torch.cat(_heads(part, config), 1).flatten(0, 1)  # each head's q, k, v side by side
-                         for part in (layer.qkv.weight, layer.qkv.bias))
-        weights += [*matrix(by_head, bias, config.heads), *matrix(layer.out.weight, layer.out.bias), *norm(layer.norm1),
-                    *matrix(layer.up.weight, layer.up.bias, dtype=feed_forward),
-                    *matrix(layer.down.weight, layer.down.bias, dtype=feed_forward), *norm(layer.norm2)]
-    sizes = [config.heads, config.key_dim, config.value_dim, config.d_model, config.d_ff, mixtures,
-             config.classes, config.norm == "pre", config.activation == "gelu", config.scale_transform == "elu",
-             len(config.following), inputs.class_rows, -1 if config.background is None else config.background,
-             config.token_size, config.head == "categorical"]
+        # each head's q, k, v side by side
+        by_head, bias = (
+            torch.cat(_heads(part, config), 1).flatten(0, 1)
+            for part in (layer.qkv.weight, layer.qkv.bias)
+        )
+        weights += [
+            *matrix(by_head, bias, config.heads),
+            *matrix(layer.out.weight, layer.out.bias),
+            *norm(layer.norm1),
+            *matrix(layer.up.weight, layer.up.bias, dtype=feed_forward),
+            *matrix(layer.down.weight, layer.down.bias, dtype=feed_forward),
+            *norm(layer.norm2),
+        ]
+    sizes = [
+        config.heads,
+        config.key_dim,
+        config.value_dim,
+        config.d_model,
+        config.d_ff,
+        mixtures,
+        config.classes,
+        config.norm == "pre",
+        config.activation == "gelu",
+        config.scale_transform == "elu",
+        len(config.following),
+        inputs.class_rows,
+        -1 if config.background is None else config.background,
+        config.token_size,
+        config.head == "categorical",
+    ]
     return Packed(weights, [int(size) for size in sizes], config.eps)
 
 
@@ -237,32 +384,48 @@ def _heads(qkv: Tensor, config: ModelConfig) -> list[Tensor]:
 
 @torch.no_grad()
 def state_scale(net: Transformer) -> Tensor:
-    """Powers of two, (L, H), such that no |S| / scale can exceed float16's 65,504 in an image. This is a proven bound.
+    """Powers of two, (L, H), such that no |S| / scale can exceed float16's 65,504 in an image. This
+    is a proven bound.
 
-    The input of a layer's projection is bounded by its LayerNorm (the normalised row has length sqrt(d_model)), or, in
-    the first layer of a post-norm model, by the summed look-ups or the parts of a patch. So keys and values are bounded
-    too, and S is at most their product times the number of tokens. Rounding to bfloat16 adds at most 2^-8, relative:
-    to weights and inputs, so the bound is on the sum of magnitudes, and to keys and values that wait in pairs. Rounding
-    S adds at most 2^-11 each time, once in eight tokens, and once as a read state is loaded. The last factor covers
-    float32's own rounding, thousands of additions with 2^-24 each. The bound is loose, which costs nothing: float16
-    keeps its 11 bits down to 2^-14 of a scale.
+    The input of a layer's projection is bounded by its LayerNorm (the normalised row has length
+    sqrt(d_model)), or, in the first layer of a post-norm model, by the summed look-ups or the parts
+    of a patch. So keys and values are bounded too, and S is at most their product times the number
+    of tokens. Rounding to bfloat16 adds at most 2^-8, relative: to weights and inputs, so the bound
+    is on the sum of magnitudes, and to keys and values that wait in pairs. Rounding S adds at most
+    2^-11 each time, once in eight tokens, and once as a read state is loaded. The last factor
+    covers float32's own rounding, thousands of additions with 2^-24 each. The bound is loose, which
+    costs nothing: float16 keeps its 11 bits down to 2^-14 of a scale.
     """
     config, largest = net.config, []
     tokens = config.length + (config.patches + 1 if net.patches is not None else 0)
     for index, layer in enumerate(net.layers):
         assert isinstance(layer, Layer)
-        before = layer.norm1 if config.norm == "pre" else None if index == 0 else net.layers[index - 1].norm2
+        before = (
+            layer.norm1
+            if config.norm == "pre"
+            else None
+            if index == 0
+            else net.layers[index - 1].norm2
+        )
         weight, bias = layer.qkv.weight.double().abs(), layer.qkv.bias.double().abs()
         if before is None:
-            look_ups = net.inputs.base.shape[-1] + net.inputs.positional.shape[-1] + (net.inputs.class_rows > 0)
+            look_ups = (
+                net.inputs.base.shape[-1]
+                + net.inputs.positional.shape[-1]
+                + (net.inputs.class_rows > 0)
+            )
             sums = (net.inputs.table.double().abs() @ weight.T).amax(0) * look_ups
             if (patches := net.patches) is not None:  # its inputs are values and flags of at most 1
-                patch = patches.linear.weight.double().abs().sum(1) + patches.linear.bias.double().abs()
+                patch = (
+                    patches.linear.weight.double().abs().sum(1) + patches.linear.bias.double().abs()
+                )
                 patch = patch + patches.place.double().abs().amax(0)
                 sums = sums.maximum(weight @ patch).maximum(weight @ patches.query.double().abs())
         else:
             assert isinstance(before, nn.LayerNorm)
-            sums = (weight * before.weight).norm(dim=1) * config.d_model**0.5 + weight @ before.bias.double().abs()
+            sums = (weight * before.weight).norm(
+                dim=1
+            ) * config.d_model**0.5 + weight @ before.bias.double().abs()
         _, k, v = _heads(sums * (1 + 2**-8) ** 2 + bias, config)
         products = (1 + k.amax(1)) * v.amax(1) * (1 + 2**-8) ** 2
         largest.append(products * tokens * (1 + 2**-11) ** (tokens / 8 + 1) * 1.01)
@@ -271,30 +434,39 @@ def state_scale(net: Transformer) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    engine: str         # eager or compiled
-    precision: str      # one of PRECISIONS
-    warning: str = ""   # why decoding is slower than it could be, and the remedy
+    engine: str  # eager or compiled
+    precision: str  # one of PRECISIONS
+    warning: str = ""  # why decoding is slower than it could be, and the remedy
     device: str = "cpu"  # cpu or cuda
 
 
-def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", device: str = "cpu") -> Choice:
-    """Resolve engine auto, eager or compiled; precision auto or one of PRECISIONS; device auto, cpu or cuda.
+def choose(
+    config: ModelConfig, engine: str = "auto", precision: str = "auto", device: str = "cpu"
+) -> Choice:
+    """Resolve engine auto, eager or compiled; precision auto or one of PRECISIONS; device auto, cpu
+    or cuda.
 
-    auto chooses a GPU and the compiled engine if they can run the model, and bf16 if the processor has it. It never
-    chooses int8, which costs likelihood. Raises ValueError with the remedy.
+    auto chooses a GPU and the compiled engine if they can run the model, and bf16 if the processor
+    has it. It never chooses int8, which costs likelihood. Raises ValueError with the remedy.
     """
-    for name, value, known in (("engine", engine, ("auto", "eager", "compiled")),
-                               ("precision", precision, ("auto", *PRECISIONS)),
-                               ("device", device, ("auto", "cpu", "cuda"))):
+    for name, value, known in (
+        ("engine", engine, ("auto", "eager", "compiled")),
+        ("precision", precision, ("auto", *PRECISIONS)),
+        ("device", device, ("auto", "cpu", "cuda")),
+    ):
         if value not in known:
-            raise ValueError(f"{name} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
+            raise ValueError(
+                f"{name} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}"
+            )
     if device != "cpu":
         obstacle = gpu_obstacle(config, precision)
         if not obstacle and engine != "eager":
             return Choice("compiled", "bf16" if precision == "auto" else precision, device="cuda")
         if device == "cuda":
             obstacle = obstacle or "the eager engine runs only on a CPU"
-            raise ValueError(f"--device cuda cannot run this model: {obstacle}; or use --device cpu")
+            raise ValueError(
+                f"--device cuda cannot run this model: {obstacle}; or use --device cpu"
+            )
     obstacle = ""
     if not ops.compiled:
         obstacle = ops.why()
@@ -305,19 +477,32 @@ def choose(config: ModelConfig, engine: str = "auto", precision: str = "auto", d
     elif config.residual != "plain":
         obstacle = _PLAIN_ONLY.format(config.residual)
     elif config.background is not None and config.background_dim % TILE:
-        obstacle = (f"it needs a background_dim that is a multiple of {TILE}, but this model's is "
-                    f"{config.background_dim}")
+        obstacle = (
+            f"it needs a background_dim that is a multiple of {TILE}, but this model's is "
+            f"{config.background_dim}"
+        )
     elif config.d_model % TILE:
-        obstacle = f"it needs a d_model that is a multiple of {TILE}, but this model's is {config.d_model}"
+        obstacle = (
+            f"it needs a d_model that is a multiple of {TILE}, but this model's is {config.d_model}"
+        )
     if engine == "compiled" and obstacle:
-        raise ValueError(f"the compiled engine cannot run this model: {obstacle}; or use --engine eager")
+        raise ValueError(
+            f"the compiled engine cannot run this model: {obstacle}; or use --engine eager"
+        )
     if engine == "eager" or obstacle:
         if precision not in ("auto", "fp32"):
-            raise ValueError("the eager engine computes in fp32, so use --precision fp32"
-                             + (f"; the compiled engine cannot run this model: {obstacle}" if obstacle else
-                                ", or --engine compiled"))
+            raise ValueError(
+                "the eager engine computes in fp32, so use --precision fp32"
+                + (
+                    f"; the compiled engine cannot run this model: {obstacle}"
+                    if obstacle
+                    else ", or --engine compiled"
+                )
+            )
         slow = engine == "auto" and (not ops.compiled or config.attention == "linear")
-        return Choice("eager", "fp32", f"decoding slowly in the eager engine: {obstacle}" if slow else "")
+        return Choice(
+            "eager", "fp32", f"decoding slowly in the eager engine: {obstacle}" if slow else ""
+        )
     if precision == "auto":
         precision = "bf16" if torch.ops.linpix.cpu_has_fast_bf16() else "fp32"
     return Choice("compiled", precision)
@@ -329,7 +514,9 @@ _PLAIN_ONLY = "it supports only plain residuals, but this model has {}"
 
 
 def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
-    """Why a GPU cannot decode this model here in a precision, auto or one of PRECISIONS; "" if it can."""
+    """Why a GPU cannot decode this model here in a precision, auto or one of PRECISIONS; "" if it
+    can.
+    """
     if not ops.gpu:
         return ops.why_no_gpu()
     if precision == "int8":
@@ -341,21 +528,32 @@ def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
     if config.residual != "plain":
         return _PLAIN_ONLY.format(config.residual)
     if config.key_dim != config.value_dim or config.key_dim not in ops.GPU_HEADS:
-        return (f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, for keys and values alike, but "
-                f"this model has {config.key_dim} and {config.value_dim}")
+        return (
+            f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, for keys and values"
+            f" alike, but this model has {config.key_dim} and {config.value_dim}"
+        )
     if config.d_model % 8 or config.d_model > GPU_D_MODEL:
-        return (f"it needs a d_model that is a multiple of 8 and at most {GPU_D_MODEL}, but this model's is "
-                f"{config.d_model}")
+        return (
+            f"it needs a d_model that is a multiple of 8 and at most {GPU_D_MODEL}, but this"
+            f" model's is {config.d_model}"
+        )
     if (depth := max(config.d_ff, config.heads * config.value_dim)) > GPU_DEPTH:
-        return f"it needs d_ff and heads x value_dim of at most {GPU_DEPTH}, but this model has {depth}"
+        return (
+            f"it needs d_ff and heads x value_dim of at most {GPU_DEPTH}, but this model has"
+            f" {depth}"
+        )
     if precision == "fp32" and depth > (most := _fp32_depth(ops.gpu_shared_bytes())):
-        return (f"in fp32 it needs d_ff and heads x value_dim of at most {most} on this GPU, but this model has "
-                f"{depth}; use --precision bf16")
+        return (
+            f"in fp32 it needs d_ff and heads x value_dim of at most {most} on this GPU, but this"
+            f" model has {depth}; use --precision bf16"
+        )
     if config.mixtures > GPU_MIXTURES:
         return f"it supports at most {GPU_MIXTURES} mixtures, but this model has {config.mixtures}"
     return ""
 
 
 def _fp32_depth(shared_bytes: int) -> int:
-    """The largest d_ff whose rows fit in a block's shared memory in fp32, beside the weights being copied."""
+    """The largest d_ff whose rows fit in a block's shared memory in fp32, beside the weights being
+    copied.
+    """
     return ((shared_bytes - _FP32_WEIGHTS) // (4 * _FP32_ROWS) - _FP32_PAD) // GPU_TILE * GPU_TILE

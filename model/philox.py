@@ -1,7 +1,8 @@
-"""The random generator Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), in NumPy.
+"""The random generator Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+2011), in NumPy.
 
-It is counter-based: the numbers of image `seed` at position t are a pure function of (seed, t, stream). They do not
-depend on other images, on the batch or on earlier draws.
+It is counter-based: the numbers of image `seed` at position t are a pure function of (seed, t,
+stream). They do not depend on other images, on the batch or on earlier draws.
 """
 
 import numpy as np
@@ -16,18 +17,28 @@ _HALF = np.uint64(32)
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Ten rounds. counter: (..., 4), key: (..., 2), words below 2^32; returns (..., 4) such words."""
+    """Ten rounds. counter: (..., 4), key: (..., 2), words below 2^32; returns (..., 4) such
+    words.
+    """
     c0, c1, c2, c3 = np.moveaxis(counter, -1, 0)
     k0, k1 = np.moveaxis(key, -1, 0)
     for _ in range(10):
         left, right = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (right >> _HALF) ^ c1 ^ k0, right & _LOW, (left >> _HALF) ^ c3 ^ k1, left & _LOW
+        c0, c1, c2, c3 = (
+            (right >> _HALF) ^ c1 ^ k0,
+            right & _LOW,
+            (left >> _HALF) ^ c3 ^ k1,
+            left & _LOW,
+        )
         k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
     return np.stack([c0, c1, c2, c3], -1)
 
 
-def uniforms(seeds: NDArray[np.int64], t: NDArray[np.int64], stream: int = 0) -> NDArray[np.float32]:
-    """Four uniforms in (0, 1) for each pair of seed and position (broadcast together): (..., 4) float32.
+def uniforms(
+    seeds: NDArray[np.int64], t: NDArray[np.int64], stream: int = 0
+) -> NDArray[np.float32]:
+    """Four uniforms in (0, 1) for each pair of seed and position (broadcast together): (..., 4)
+    float32.
 
     u = ((word >> 9) + 0.5) * 2^-23, so u and 1 - u are both exact in float32.
     """

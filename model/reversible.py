@@ -1,9 +1,11 @@
-"""A stack of reversible residuals (Reformer, section 3), trained without keeping what its layers computed.
+"""A stack of reversible residuals (Reformer, section 3), trained without keeping what its layers
+computed.
 
-Two streams alternate: (a, b) becomes (a', b') = (b, a + f(b)), where f is attention in one residual and feed-forward in
-the next; two residuals together are equation 9. The inputs follow from the result, (a, b) = (b' - f(a'), a'), which is
-equation 8. The backward pass undoes the residuals this way, from the last to the first, while it computes the gradient.
-So memory does not grow with the number of layers, and each residual is computed twice.
+Two streams alternate: (a, b) becomes (a', b') = (b, a + f(b)), where f is attention in one residual
+and feed-forward in the next; two residuals together are equation 9. The inputs follow from the
+result, (a, b) = (b' - f(a'), a'), which is equation 8. The backward pass undoes the residuals this
+way, from the last to the first, while it computes the gradient. So memory does not grow with the
+number of layers, and each residual is computed twice.
 """
 
 from collections.abc import Callable
@@ -21,7 +23,8 @@ class Residual:
 
     function: Callable[[Tensor], Tensor]
     parameters: tuple[Tensor, ...]
-    chunks: int = 1  # parts of the positions, computed in turn (equation 10), if f does not mix positions
+    # parts of the positions, computed in turn (equation 10), if f does not mix positions
+    chunks: int = 1
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.chunks == 1:
@@ -32,24 +35,30 @@ class Residual:
         """f(x), and the gradients of x and of each parameter, given the gradient of f(x)."""
         results, inputs = [], []
         sums: list[Tensor] = []
-        for part, given in zip(x.chunk(self.chunks, 1), gradient.chunk(self.chunks, 1), strict=True):
+        for part, given in zip(
+            x.chunk(self.chunks, 1), gradient.chunk(self.chunks, 1), strict=True
+        ):
             part = part.detach().requires_grad_()
             with torch.enable_grad():
                 y = self.function(part)
             of_part, *found = torch.autograd.grad(y, (part, *self.parameters), given.to(y.dtype))
             results.append(y.detach())
             inputs.append(of_part)
-            sums = [total + more for total, more in zip(sums, found, strict=True)] if sums else found
+            sums = (
+                [total + more for total, more in zip(sums, found, strict=True)] if sums else found
+            )
         if self.chunks == 1:
             return results[0], inputs[0], sums
         return torch.cat(results, 1), torch.cat(inputs, 1), sums
 
 
 def run(residuals: list[Residual], streams: Tensor) -> Tensor:
-    """Pass streams (2, B, T, d_model) through all residuals; the backward pass recomputes them in order to undo them.
+    """Pass streams (2, B, T, d_model) through all residuals; the backward pass recomputes them in
+    order to undo them.
 
-    Functions may draw random numbers: the backward pass draws the same ones. Autocast applies in both passes. The
-    streams keep their own precision, since rounding them would make undoing inexact.
+    Functions may draw random numbers: the backward pass draws the same ones. Autocast applies in
+    both passes. The streams keep their own precision, since rounding them would make undoing
+    inexact.
     """
     parameters = [parameter for residual in residuals for parameter in residual.parameters]
     return _Stack.apply(residuals, streams, *parameters)
@@ -57,19 +66,27 @@ def run(residuals: list[Residual], streams: Tensor) -> Tensor:
 
 class _Stack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, residuals: list[Residual], streams: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, residuals: list[Residual], streams: Tensor, *parameters: Tensor
+    ) -> Tensor:
         device = streams.device.type
         ctx.residuals, ctx.random = residuals, []
-        # without autocast's cache: casts made here have no graph, and later code that needs one could get them
-        ctx.autocast = {"device_type": device, "dtype": torch.get_autocast_dtype(device),
-                        "enabled": torch.is_autocast_enabled(device), "cache_enabled": False}
+        # without autocast's cache: casts made here have no graph, and later code that needs one
+        # could get them
+        ctx.autocast = {
+            "device_type": device,
+            "dtype": torch.get_autocast_dtype(device),
+            "enabled": torch.is_autocast_enabled(device),
+            "cache_enabled": False,
+        }
         a, b = streams.detach()
         with torch.autocast(**ctx.autocast):
             for residual in residuals:
                 ctx.random.append(_random_state(streams.device))
                 a, b = b, a + residual(b)
         result = torch.stack([a, b])
-        ctx.save_for_backward(result, *parameters)  # parameters: torch then refuses backward if they have changed
+        # parameters: torch then refuses backward if they have changed
+        ctx.save_for_backward(result, *parameters)
         return result
 
     @staticmethod
@@ -89,7 +106,9 @@ class _Stack(torch.autograd.Function):
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), (
+        torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    )
 
 
 def _draw_again(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:

@@ -1,8 +1,8 @@
 """Sequences of the tokens that go through the layers, for models in which not every sub-pixel does.
 
-The sequence of an image is: its patches with any known sub-pixel and the query, if anything is known; then, in raster
-order, each sub-pixel that is to be drawn and is not amid background (each pixel, for a model with tokens "pixel").
-Sequences are packed one after the other, without padding.
+The sequence of an image is: its patches with any known sub-pixel and the query, if anything is
+known; then, in raster order, each sub-pixel that is to be drawn and is not amid background (each
+pixel, for a model with tokens "pixel"). Sequences are packed one after the other, without padding.
 """
 
 from typing import NamedTuple
@@ -15,39 +15,53 @@ from .inputs import InputEmbedding, PatchEmbedding
 
 
 class Sequences(NamedTuple):
-    """N tokens of B images. Each kind of token has a list of images and one of positions, both in packed order."""
+    """N tokens of B images. Each kind of token has a list of images and one of positions, both in
+    packed order.
+    """
 
-    canvas: Tensor           # (B, T) uint8
-    known: Tensor            # (B, T) bool
-    start: Tensor            # (B,) start indices
-    patch_image: Tensor      # tokens of known squares
+    canvas: Tensor  # (B, T) uint8
+    known: Tensor  # (B, T) bool
+    start: Tensor  # (B,) start indices
+    patch_image: Tensor  # tokens of known squares
     patch: Tensor
-    query_image: Tensor      # the query token after them, for each image with any known sub-pixel
-    pixel_image: Tensor      # sub-pixels, or pixels, that go through the layers
+    query_image: Tensor  # the query token after them, for each image with any known sub-pixel
+    pixel_image: Tensor  # sub-pixels, or pixels, that go through the layers
     pixel_t: Tensor
-    pixel_values: Tensor     # their looked-up values: InputEmbedding.values
-    skipped_image: Tensor    # sub-pixels amid background, which skip the layers
+    pixel_values: Tensor  # their looked-up values: InputEmbedding.values
+    skipped_image: Tensor  # sub-pixels amid background, which skip the layers
     skipped_t: Tensor
     skipped_following: Tensor  # number of following neighbours of each that are known background
-    last: Tensor             # for each that skips: the packed place of the token before it; N + image if there is none
-    order: Tensor            # (N,): packed place -> place in a list of all patches, then queries, then sub-pixels
-    query_place: Tensor      # packed places of queries and sub-pixels
+    # for each that skips: the packed place of the token before it; N + image if there is none
+    last: Tensor
+    # (N,): packed place -> place in a list of all patches, then queries, then sub-pixels
+    order: Tensor
+    query_place: Tensor  # packed places of queries and sub-pixels
     pixel_place: Tensor
-    offsets: Tensor          # (B + 1,): where each image's tokens begin
+    offsets: Tensor  # (B + 1,): where each image's tokens begin
 
 
-def sequences_of(inputs: InputEmbedding, patches: PatchEmbedding | None, canvas: Tensor, start: Tensor,
-                 known: Tensor | None = None, *, begin: int = 0, end: int | None = None) -> Sequences:
-    """Lay out a batch of images. canvas: (B, T) uint8 · start: (B,) · known: (B, T) bool, nothing if absent.
+def sequences_of(
+    inputs: InputEmbedding,
+    patches: PatchEmbedding | None,
+    canvas: Tensor,
+    start: Tensor,
+    known: Tensor | None = None,
+    *,
+    begin: int = 0,
+    end: int | None = None,
+) -> Sequences:
+    """Lay out a batch of images. canvas: (B, T) uint8 · start: (B,) · known: (B, T) bool, nothing
+    if absent.
 
-    begin, end: only tokens of sub-pixels, or pixels, at positions begin .. end - 1; patches and queries in any case.
+    begin, end: only tokens of sub-pixels, or pixels, at positions begin .. end - 1; patches and
+                queries in any case.
     """
     config = inputs.config
     B, length = len(canvas), config.length
     if known is None:
         known = torch.zeros_like(canvas, dtype=torch.bool)
     t = torch.arange(length).expand(B, length)
-    drawn = ~known[:, ::config.token_size] & (t >= begin) & (t < (length if end is None else end))
+    drawn = ~known[:, :: config.token_size] & (t >= begin) & (t < (length if end is None else end))
     skips = torch.zeros_like(drawn)
     values = inputs.values(canvas, t, start, known)
     if config.background is not None:
@@ -71,7 +85,21 @@ def sequences_of(inputs: InputEmbedding, patches: PatchEmbedding | None, canvas:
     query_place, pixel_place = place[query_image, P], place[pixel_image, P + 1 + pixel_t]
     places = torch.cat([place[patch_image, patch], query_place, pixel_place])
     return Sequences(
-        canvas, known, start, patch_image, patch, query_image, pixel_image, pixel_t, values[pixel_image, pixel_t],
-        skipped_image, skipped_t, inputs.known_background(values[skipped_image, skipped_t]),
-        torch.where(none, len(places) + skipped_image, before), places.argsort(), query_place, pixel_place,
-        offsets)
+        canvas,
+        known,
+        start,
+        patch_image,
+        patch,
+        query_image,
+        pixel_image,
+        pixel_t,
+        values[pixel_image, pixel_t],
+        skipped_image,
+        skipped_t,
+        inputs.known_background(values[skipped_image, skipped_t]),
+        torch.where(none, len(places) + skipped_image, before),
+        places.argsort(),
+        query_place,
+        pixel_place,
+        offsets,
+    )

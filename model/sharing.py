@@ -1,7 +1,8 @@
 """Weights that several processes on one machine share.
 
-Two processes with separate packed weights keep two copies in a cache that may have room for only one. Shared weights
-are in a file in memory that all processes map. Its name is the digest of its content, and the NUMA node.
+Two processes with separate packed weights keep two copies in a cache that may have room for only
+one. Shared weights are in a file in memory that all processes map. Its name is the digest of its
+content, and the NUMA node.
 """
 
 import errno
@@ -31,10 +32,12 @@ logger = logging.getLogger(__name__)
 
 
 class SharedWeights:
-    """Tensors with these contents, in memory that processes of the same user share as long as one of them lives.
+    """Tensors with these contents, in memory that processes of the same user share as long as one
+    of them lives.
 
-    Writes of this process are not visible to others (MAP_PRIVATE). If sharing is not possible, the given tensors are
-    used: on systems other than Linux, and, with a warning, if there is no room. Raises nothing.
+    Writes of this process are not visible to others (MAP_PRIVATE). If sharing is not possible, the
+    given tensors are used: on systems other than Linux, and, with a warning, if there is no room.
+    Raises nothing.
 
     folder: for the file; in a file system in memory.
     """
@@ -50,13 +53,18 @@ class SharedWeights:
         except (OSError, RuntimeError) as error:  # RuntimeError: torch cannot map the memory
             self.close()
             full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-            logger.warning("this replica could not share its weights with other replicas, so it may be slower: "
-                           "%s%s", error,
-                           f"; give {folder} more room (docker run --shm-size)" if full else "")
+            logger.warning(
+                "this replica could not share its weights with other replicas, so it may be slower:"
+                " %s%s",
+                error,
+                f"; give {folder} more room (docker run --shm-size)" if full else "",
+            )
 
     def _share(self, folder: Path) -> None:
         parts = [weight.contiguous().flatten().view(torch.uint8) for weight in self.weights]
-        digest = hashlib.sha256(repr([(weight.dtype, weight.shape) for weight in self.weights]).encode())
+        digest = hashlib.sha256(
+            repr([(weight.dtype, weight.shape) for weight in self.weights]).encode()
+        )
         for part in parts:
             digest.update(part.numpy().data)
         path, size = folder / f"{PREFIX}{digest.hexdigest()}-{_node()}", sum(map(_padded, parts))
@@ -65,7 +73,7 @@ class SharedWeights:
         whole = torch.from_file(f"/proc/self/fd/{file}", shared=False, size=size, dtype=torch.uint8)
         begin, shared = 0, []
         for weight, part in zip(self.weights, parts, strict=True):
-            shared.append(whole[begin:begin + len(part)].view(weight.dtype).view(weight.shape))
+            shared.append(whole[begin : begin + len(part)].view(weight.dtype).view(weight.shape))
             begin += _padded(part)
         self.weights = shared
 
@@ -93,7 +101,9 @@ def _padded(part: Tensor) -> int:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a file of this user without blocking. Raises OSError, for another user's file too: its locks could block."""
+    """Open a file of this user without blocking. Raises OSError, for another user's file too: its
+    locks could block.
+    """
     file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     found = os.fstat(file)
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
@@ -103,7 +113,9 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _found_or_written(path: Path, parts: Sequence[Tensor]) -> int:
-    """The open file, locked as in use. One process writes it while the others wait. Raises OSError."""
+    """The open file, locked as in use. One process writes it while the others wait. Raises
+    OSError.
+    """
     begun = path.with_name(f"{path.name}.new")
     while True:
         with suppress(FileNotFoundError):
@@ -116,10 +128,12 @@ def _found_or_written(path: Path, parts: Sequence[Tensor]) -> int:
         file = _open(begun, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(begun, file) and not path.exists():  # else another process has finished it, or failed
+            # else another process has finished it, or failed
+            if _is_at(begun, file) and not path.exists():
                 _write(file, parts)
                 begun.rename(path)
-        except BlockingIOError:  # another process writes it; to wait for LOCK_EX is to wait for all that then use it
+        # another process writes it; to wait for LOCK_EX is to wait for all that then use it
+        except BlockingIOError:
             time.sleep(AGAIN_S)
         finally:
             _let_go(begun, file)

@@ -1,8 +1,9 @@
-"""The choice of a decoder's number of threads: all that it may have, or one if other programs need the same cores.
+"""The choice of a decoder's number of threads: all that it may have, or one if other programs need
+the same cores.
 
-Threads that share the columns of one pass wait for each other several times in it. If another program occupies one of
-their cores, each wait lasts until the operating system gives the core back, and a single thread is several times
-faster.
+Threads that share the columns of one pass wait for each other several times in it. If another
+program occupies one of their cores, each wait lasts until the operating system gives the core back,
+and a single thread is several times faster.
 """
 
 import math
@@ -15,14 +16,16 @@ from pathlib import Path
 
 import torch
 
-FIRST = 4                 # initial calls on one thread; the first of them warms up and is not measured
-ALONE_EVERY = 512         # one call in this many runs on one thread, to measure its time again
-PAUSE, MAX_PAUSE = 8, 1024  # calls on one thread after a lost comparison; doubled after each loss, up to MAX_PAUSE
-SETTLED = 64              # after this many calls without a loss, the pause is PAUSE again
-WON = 0.9                 # several threads win if they take at most this share of one thread's time
-FORGET = 0.15             # weight of a new measurement
-PATIENCE = 2.0            # threads that take longer than this times one thread's time stop sharing within the call
-SHARED = 8                # rows per thread: with more, each thread has its own rows and does not wait for others
+FIRST = 4  # initial calls on one thread; the first of them warms up and is not measured
+ALONE_EVERY = 512  # one call in this many runs on one thread, to measure its time again
+# calls on one thread after a lost comparison; doubled after each loss, up to MAX_PAUSE
+PAUSE, MAX_PAUSE = 8, 1024
+SETTLED = 64  # after this many calls without a loss, the pause is PAUSE again
+WON = 0.9  # several threads win if they take at most this share of one thread's time
+FORGET = 0.15  # weight of a new measurement
+# threads that take longer than this times one thread's time stop sharing within the call
+PATIENCE = 2.0
+SHARED = 8  # rows per thread: with more, each thread has its own rows and does not wait for others
 _PROCESS = os.getpid()
 
 
@@ -31,9 +34,9 @@ class _Size:
     """Measurements of passes with a number of rows between two powers of two."""
 
     alone_s: float = math.inf  # seconds of a pass on one thread, smoothed; inf: not measured
-    alone_left: int = FIRST    # calls that still run on one thread
-    together: int = 0          # calls since several threads last lost
-    together_s: float = 0.0    # seconds of a pass on several threads, smoothed
+    alone_left: int = FIRST  # calls that still run on one thread
+    together: int = 0  # calls since several threads last lost
+    together_s: float = 0.0  # seconds of a pass on several threads, smoothed
     pause: int = PAUSE
 
 
@@ -44,7 +47,9 @@ class Team:
     _sizes: dict[int, _Size] = field(default_factory=dict)
 
     def choose(self, rows: int) -> tuple[int, float]:
-        """Threads for a call with this many rows, 1 or all; and how long they may share passes, in seconds a pass."""
+        """Threads for a call with this many rows, 1 or all; and how long they may share passes, in
+        seconds a pass.
+        """
         threads = torch.get_num_threads()
         if threads == 1 or rows > SHARED * threads:
             return threads, math.inf
@@ -56,8 +61,8 @@ class Team:
     def learn(self, rows: int, threads: int, passes: int, seconds: float) -> None:
         """Learn from the time of a call. passes: how often it went through the layers.
 
-        Another busy program slows some calls and not others, so means are compared: one slow call among many does not
-        count as a loss, and a few fast calls do not make up for earlier losses.
+        Another busy program slows some calls and not others, so means are compared: one slow call
+        among many does not count as a loss, and a few fast calls do not make up for earlier losses.
         """
         size = self._sizes.get(rows.bit_length())
         if size is None or rows > SHARED * torch.get_num_threads() or not passes:
@@ -73,7 +78,11 @@ class Team:
         size.together_s = _smoothed(size.together_s if size.together else math.inf, pass_s)
         size.together += 1
         if size.together_s > WON * size.alone_s:
-            size.alone_left, size.pause, size.together = size.pause, min(2 * size.pause, MAX_PAUSE), 0
+            size.alone_left, size.pause, size.together = (
+                size.pause,
+                min(2 * size.pause, MAX_PAUSE),
+                0,
+            )
         elif size.together >= SETTLED:
             size.pause = PAUSE
 
@@ -83,7 +92,9 @@ def _smoothed(before: float, now: float) -> float:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use, given its affinity and the CPU quotas of its control groups."""
+    """Cores that this process may use, given its affinity and the CPU quotas of its control
+    groups.
+    """
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -97,22 +108,32 @@ def processor_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
         lines = []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-                platform.processor() or platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor() or platform.machine(),
+    )
 
 
 def _quotas(root: Path) -> Iterator[float]:
     """Cores that each control group of this process, and each of its parent groups, allows."""
     for version, group in control_groups("cpu", root):
         with suppress(OSError, ValueError):  # not mounted here, or no limit
-            quota, period = ((group / "cpu.max").read_text().split() if version == 2 else
-                             ((group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")))
+            quota, period = (
+                (group / "cpu.max").read_text().split()
+                if version == 2
+                else (
+                    (group / f"cpu.cfs_{name}_us").read_text().strip()
+                    for name in ("quota", "period")
+                )
+            )
             if quota not in ("max", "-1"):
                 yield int(quota) / int(period)
 
 
 def control_groups(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
-    """Where the limits of this process are: version and folder of its control groups, and of all groups around them."""
+    """Where the limits of this process are: version and folder of its control groups, and of all
+    groups around them.
+    """
     with suppress(OSError, ValueError):  # not Linux
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -125,8 +146,8 @@ def control_groups(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
 def limit_threads() -> None:
     """Let torch, and with it every decoder, use at most one thread per usable core.
 
-    Changes nothing if the user has set OMP_NUM_THREADS. A process that was forked from one with torch gets one thread:
-    OpenMP's threads are not in it, and torch would wait for them for ever.
+    Changes nothing if the user has set OMP_NUM_THREADS. A process that was forked from one with
+    torch gets one thread: OpenMP's threads are not in it, and torch would wait for them for ever.
     """
     if os.getpid() != _PROCESS:
         torch.set_num_threads(1)

@@ -1,4 +1,6 @@
-"""The FastAPI application: models, the engine thread, admission, routes and middleware, as the settings ask for."""
+"""The FastAPI application: models, the engine thread, admission, routes and middleware, as the
+settings ask for.
+"""
 
 import contextlib
 import logging
@@ -31,23 +33,51 @@ logger = logging.getLogger("linpix")
 
 
 def service_of(settings: Settings, *, share: bool = False) -> Service:
-    """A service with an engine in this process. share: see Catalogue. Raises before any request is read."""
-    keys = Keys(settings.api_keys) if settings.api_keys else None  # before the wait for models: the file may be bad
+    """A service with an engine in this process. share: see Catalogue. Raises before any request is
+    read.
+    """
+    # before the wait for models: the file may be bad
+    keys = Keys(settings.api_keys) if settings.api_keys else None
     faults = Faults(settings.faults) if settings.faults else None
     if faults is not None:
-        logger.warning("THIS SERVICE INJECTS FAULTS, because --faults (LINPIX_FAULTS) is set: %s", settings.faults)
+        logger.warning(
+            "THIS SERVICE INJECTS FAULTS, because --faults (LINPIX_FAULTS) is set: %s",
+            settings.faults,
+        )
     catalogue = Catalogue(settings, faults, share=share)
     engines = catalogue.read()
     used = {(engine.decoder.kind, engine.decoder.device) for engine in engines.values()}
-    kernel = ("cuda" if ("compiled", "cuda") in used else ops.kernel() if ("compiled", "cpu") in used else "eager")
-    logger.info("LinPix %s, kernel %s: %s", linpix.__version__, kernel, ", ".join(
-        "{0} ({engine}, {precision}, {device}, checkpoint {checkpoint:.16})".format(name, **engine.decoder.facts)
-        for name, engine in engines.items()))
+    kernel = (
+        "cuda"
+        if ("compiled", "cuda") in used
+        else ops.kernel()
+        if ("compiled", "cpu") in used
+        else "eager"
+    )
+    logger.info(
+        "LinPix %s, kernel %s: %s",
+        linpix.__version__,
+        kernel,
+        ", ".join(
+            "{0} ({engine}, {precision}, {device}, checkpoint {checkpoint:.16})".format(
+                name, **engine.decoder.facts
+            )
+            for name, engine in engines.items()
+        ),
+    )
     metrics = Metrics(BACKENDS, kernel)
     thread = EngineThread(settings.watchdog_timeout)
-    admission = Admission(engines, metrics, thread, max_queue=settings.max_queue, client_images=settings.client_images)
-    return Service(settings, admission, Comparisons(admission, thread), partial(catalogue.reload, admission),
-                   Bodies(settings, admission), keys)
+    admission = Admission(
+        engines, metrics, thread, max_queue=settings.max_queue, client_images=settings.client_images
+    )
+    return Service(
+        settings,
+        admission,
+        Comparisons(admission, thread),
+        partial(catalogue.reload, admission),
+        Bodies(settings, admission),
+        keys,
+    )
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -58,29 +88,51 @@ def create_app(settings: Settings) -> FastAPI:
 def application(service: Service) -> FastAPI:
     """Routes and middleware around a service, whose engine is in this process or in replicas.
 
-    Raises ValueError for an alias whose model is not loaded, or that is itself the name of a loaded model.
+    Raises ValueError for an alias whose model is not loaded, or that is itself the name of a loaded
+    model.
     """
     settings, requests = service.settings, service.requests
     for name, model in settings.aliases.items():
         if model not in requests.models or name in requests.models:
-            why = f"{name} is already the name of a model" if name in requests.models else f"{model} is not loaded"
+            why = (
+                f"{name} is already the name of a model"
+                if name in requests.models
+                else f"{model} is not loaded"
+            )
             raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(requests.models)}")
-    app = FastAPI(title="LinPix", version=linpix.__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
-                  lifespan=partial(_life, requests), servers=[{"url": settings.root_path or "/"}],
-                  generate_unique_id_function=lambda route: route.name, openapi_tags=openapi.TAGS,
-                  license_info={"name": "MIT", "identifier": "MIT"}, exception_handlers=error_handlers.HANDLERS,
-                  description="Autoregressive image generators built as linear transformers. The images routes have "
-                              "the shape of OpenAI's Images API.")
+    app = FastAPI(
+        title="LinPix",
+        version=linpix.__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=partial(_life, requests),
+        servers=[{"url": settings.root_path or "/"}],
+        generate_unique_id_function=lambda route: route.name,
+        openapi_tags=openapi.TAGS,
+        license_info={"name": "MIT", "identifier": "MIT"},
+        exception_handlers=error_handlers.HANDLERS,
+        description=(
+            "Autoregressive image generators built as linear transformers. The images routes have "
+            "the shape of OpenAI's Images API."
+        ),
+    )
     app.state.service = service
-    for drawing in (images.router, images.forms):  # with include_router each request would look for its route twice
+    # with include_router each request would look for its route twice
+    for drawing in (images.router, images.forms):
         app.router.routes.extend(drawing.routes)
     for routes in (likelihoods, models, compare, operations):
         app.include_router(routes.router)
     if settings.metrics_port is None:
         app.include_router(operations.probes)
     app.router.routes.extend(page.routes)
-    app.add_middleware(Gate, origins=Origins(settings.host, settings.allowed_hosts, settings.allowed_origins),
-                       bodies=service.bodies, keys=service.keys, root_path=settings.root_path)
+    app.add_middleware(
+        Gate,
+        origins=Origins(settings.host, settings.allowed_hosts, settings.allowed_origins),
+        bodies=service.bodies,
+        keys=service.keys,
+        root_path=settings.root_path,
+    )
     openapi.describe(app, keys=service.keys is not None)
     return app
 

@@ -1,10 +1,20 @@
-"""Errors for clients, with their HTTP status and OpenAI's fields. Those of a field are made where it is checked."""
+"""Errors for clients, with their HTTP status and OpenAI's fields. Those of a field are made where
+it is checked.
+"""
 
 from collections.abc import Iterable
 
-EXHAUSTED, MODEL_NOT_FOUND, UNEXPECTED = "resources_exhausted", "model_not_found", "internal_error"  # codes
-_CODES = {400: "invalid_value", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large",
-          415: "unsupported_media_type", 499: "client_left", 500: UNEXPECTED}
+# codes
+EXHAUSTED, MODEL_NOT_FOUND, UNEXPECTED = "resources_exhausted", "model_not_found", "internal_error"
+_CODES = {
+    400: "invalid_value",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "payload_too_large",
+    415: "unsupported_media_type",
+    499: "client_left",
+    500: UNEXPECTED,
+}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -20,10 +30,19 @@ def shown(value: object) -> str:
 
 
 class ServiceError(Exception):
-    """An error for the client; the message says what is wrong, what was given and what is allowed."""
+    """An error for the client; the message says what is wrong, what was given and what is
+    allowed.
+    """
 
-    def __init__(self, message: str, status: int = 500, code: str = "", *, param: str | None = None,
-                 retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        status: int = 500,
+        code: str = "",
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
         """code: the default is that of the status."""
         super().__init__(message)
         self.status, self.code = status, code or _CODES.get(status, "error")
@@ -32,11 +51,15 @@ class ServiceError(Exception):
     @property
     def type(self) -> str:
         """OpenAI's kind of error."""
-        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return _TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
 
 
 class InvalidRequest(ServiceError, ValueError):
-    """A request, or an option of a command or a call from Python, is invalid; the message names the option."""
+    """A request, or an option of a command or a call from Python, is invalid; the message names the
+    option.
+    """
 
     def __init__(self, message: str, status: int = 400, *, param: str | None = None) -> None:
         super().__init__(message, status, param=param)
@@ -51,47 +74,90 @@ class ClientLeft(ServiceError):
 
 # --- errors that nothing tells apart but their status and code ---
 
+
 def model_not_found(model: str, loaded: Iterable[str]) -> ServiceError:
-    return ServiceError(f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}. linpix serve --alias gives "
-                        "a model another name", 404, MODEL_NOT_FOUND, param="model")
+    return ServiceError(
+        f"model {shown(model)} is not loaded; loaded: {', '.join(loaded)}. linpix serve --alias"
+        " gives a model another name",
+        404,
+        MODEL_NOT_FOUND,
+        param="model",
+    )
 
 
 def comparison_not_found(id: str, known: Iterable[str]) -> ServiceError:
-    return ServiceError(f"there is no comparison {shown(id)}; known: {', '.join(known) or 'none'}", 404, param="id")
+    return ServiceError(
+        f"there is no comparison {shown(id)}; known: {', '.join(known) or 'none'}", 404, param="id"
+    )
 
 
 def still_running(comparison: str) -> ServiceError:
-    return ServiceError(f"comparison {comparison} is still running; wait until it ends, or cancel it with DELETE "
-                        f"/v1/compare/{comparison}", 409, "conflict")
+    return ServiceError(
+        f"comparison {comparison} is still running; wait until it ends, or cancel it with DELETE "
+        f"/v1/compare/{comparison}",
+        409,
+        "conflict",
+    )
 
 
 def just_cancelled(comparison: str, retry_after_s: float) -> ServiceError:
-    return ServiceError(f"comparison {comparison} was just cancelled; start the next one in {retry_after_s:.1f} s", 409,
-                        "just_cancelled", retry_after_s=retry_after_s)
+    return ServiceError(
+        f"comparison {comparison} was just cancelled; start the next one in {retry_after_s:.1f} s",
+        409,
+        "just_cancelled",
+        retry_after_s=retry_after_s,
+    )
 
 
 def client_limit(here: int, images: int, allowed: int, retry_after_s: float) -> ServiceError:
-    return ServiceError(f"{here} of your images are waiting or being drawn, and {images} more would exceed the limit "
-                        f"of {allowed} per client; try again in {in_seconds(retry_after_s)} s", 429, "client_limit",
-                        retry_after_s=retry_after_s)
+    return ServiceError(
+        f"{here} of your images are waiting or being drawn, and {images} more would exceed the"
+        f" limit of {allowed} per client; try again in {in_seconds(retry_after_s)} s",
+        429,
+        "client_limit",
+        retry_after_s=retry_after_s,
+    )
 
 
 def queue_full(waiting: int, images: int, allowed: int, retry_after_s: float) -> ServiceError:
-    return ServiceError(f"{waiting} images are already waiting, and {images} more would exceed the limit of {allowed}; "
-                        f"try again in {in_seconds(retry_after_s)} s", 429, "queue_full", retry_after_s=retry_after_s)
+    return ServiceError(
+        f"{waiting} images are already waiting, and {images} more would exceed the limit of"
+        f" {allowed}; try again in {in_seconds(retry_after_s)} s",
+        429,
+        "queue_full",
+        retry_after_s=retry_after_s,
+    )
 
 
 def deadline_passed(timeout_s: float) -> ServiceError:
-    return ServiceError(f"the request cannot be finished within {timeout_s:g} s; allow more time, request less, or try "
-                        "again when the service is less busy", 504, "deadline_passed")
+    return ServiceError(
+        f"the request cannot be finished within {timeout_s:g} s; allow more time, request less, or"
+        " try again when the service is less busy",
+        504,
+        "deadline_passed",
+    )
 
 
 def deadline_unreachable(within_s: float, needed_s: float | None, ahead: int) -> ServiceError:
     """needed_s: None if it has time enough, and others would not · ahead: images ahead of it."""
-    before = "1 image is ahead of it, and " if ahead == 1 else f"{ahead} images are ahead of it, and " if ahead else ""
-    why = f"{before}it needs about {needed_s:.3g} s" if needed_s else "it would make others miss their deadlines"
-    return ServiceError(f"the request cannot be finished within {within_s:.3g} s: {why}; allow more time, request "
-                        "less, or try again when the service is less busy", 504, "deadline_unreachable")
+    before = (
+        "1 image is ahead of it, and "
+        if ahead == 1
+        else f"{ahead} images are ahead of it, and "
+        if ahead
+        else ""
+    )
+    why = (
+        f"{before}it needs about {needed_s:.3g} s"
+        if needed_s
+        else "it would make others miss their deadlines"
+    )
+    return ServiceError(
+        f"the request cannot be finished within {within_s:.3g} s: {why}; allow more time, request "
+        "less, or try again when the service is less busy",
+        504,
+        "deadline_unreachable",
+    )
 
 
 def engine_failed(message: str) -> ServiceError:
@@ -99,74 +165,131 @@ def engine_failed(message: str) -> ServiceError:
 
 
 def batch_failed(cause: str) -> ServiceError:
-    return engine_failed(f"the server failed on the batch of this request ({cause}); send it again, and it may succeed")
+    return engine_failed(
+        f"the server failed on the batch of this request ({cause}); send it again, and it may"
+        " succeed"
+    )
 
 
 def engine_gone(why: str) -> ServiceError:
     """Ends requests in flight, and refuses new ones, when this process can no longer decode."""
-    return ServiceError(f"{why}. The server is restarting: send the request again in a few seconds", 503, "engine_gone",
-                        retry_after_s=5.0)
+    return ServiceError(
+        f"{why}. The server is restarting: send the request again in a few seconds",
+        503,
+        "engine_gone",
+        retry_after_s=5.0,
+    )
 
 
-def draining(message: str = "the server is shutting down; send the request to another server, or try again after the "
-                            "restart") -> ServiceError:
+def draining(
+    message: str = (
+        "the server is shutting down; send the request to another server, "
+        "or try again after the restart"
+    ),
+) -> ServiceError:
     return ServiceError(message, 503, "draining", retry_after_s=5.0)
 
 
 def unauthorized(*, presented: bool) -> ServiceError:
-    return ServiceError("this server does not know this API key" if presented else
-                        "an API key is required: send the header 'Authorization: Bearer KEY'", 401, "invalid_api_key")
+    return ServiceError(
+        (
+            "this server does not know this API key"
+            if presented
+            else "an API key is required: send the header 'Authorization: Bearer KEY'"
+        ),
+        401,
+        "invalid_api_key",
+    )
 
 
 def rate_limited(key: str, rate: str, retry_after_s: int) -> ServiceError:
-    return ServiceError(f"API key {key!r} is over its limit of {rate}; try again in {retry_after_s} s", 429,
-                        "rate_limited", retry_after_s=retry_after_s)
+    return ServiceError(
+        f"API key {key!r} is over its limit of {rate}; try again in {retry_after_s} s",
+        429,
+        "rate_limited",
+        retry_after_s=retry_after_s,
+    )
 
 
 def foreign_origin(page: str, host: str) -> ServiceError:
-    return ServiceError(f"requests from pages of other sites are refused: {page[:120]} is neither {host[:80]} nor in "
-                        "--allowed-origins", 403, "foreign_origin")
+    return ServiceError(
+        f"requests from pages of other sites are refused: {page[:120]} is neither {host[:80]} nor"
+        " in --allowed-origins",
+        403,
+        "foreign_origin",
+    )
 
 
 def foreign_host(host: str) -> ServiceError:
-    return ServiceError(f"host {host[:80]!r} is not allowed; use localhost or the server's address, or add it with "
-                        "--allowed-hosts", 403, "foreign_host")
+    return ServiceError(
+        f"host {host[:80]!r} is not allowed; use localhost or the server's address, or add it with "
+        "--allowed-hosts",
+        403,
+        "foreign_host",
+    )
 
 
 def not_json(content_type: str) -> ServiceError:
-    return ServiceError("the body must be JSON: send the header 'Content-Type: application/json', got "
-                        f"{shown(content_type)}", 415)
+    return ServiceError(
+        "the body must be JSON: send the header 'Content-Type: application/json', got "
+        f"{shown(content_type)}",
+        415,
+    )
 
 
 def body_too_large(size: int, allowed: int) -> ServiceError:
-    return ServiceError(f"the body has {size:,} bytes or more; at most {allowed:,} are allowed", 413)
+    return ServiceError(
+        f"the body has {size:,} bytes or more; at most {allowed:,} are allowed", 413
+    )
 
 
 def body_timeout(received: int, timeout_s: float) -> ServiceError:
-    return ServiceError(f"the request body took longer than {timeout_s:g} s ({received:,} bytes received); send it "
-                        "faster or make it smaller", 408, "body_timeout")
+    return ServiceError(
+        f"the request body took longer than {timeout_s:g} s ({received:,} bytes received); send it "
+        "faster or make it smaller",
+        408,
+        "body_timeout",
+    )
 
 
 def too_many_bodies(allowed: int, unit: str = "requests") -> ServiceError:
-    return ServiceError(f"this server accepts at most {allowed:,} {unit} at once; try again in a moment", 503,
-                        "too_many_bodies", retry_after_s=1.0)
+    return ServiceError(
+        f"this server accepts at most {allowed:,} {unit} at once; try again in a moment",
+        503,
+        "too_many_bodies",
+        retry_after_s=1.0,
+    )
 
 
 def too_many_of_client(allowed: int, unit: str = "requests") -> ServiceError:
-    return ServiceError(f"one client may have {allowed:,} {unit} at once; try again when one of your other requests is "
-                        "done", 429, "client_limit", retry_after_s=1.0)
+    return ServiceError(
+        f"one client may have {allowed:,} {unit} at once; try again when one of your other requests"
+        " is done",
+        429,
+        "client_limit",
+        retry_after_s=1.0,
+    )
 
 
 def exhausted() -> ServiceError:
     """Memory, disk space, files or threads ran out: the client cannot do anything about it."""
-    return ServiceError("the server could not read the request: it is short of memory, disk space, files or threads; "
-                        "send the request again in a moment", 503, EXHAUSTED, retry_after_s=5.0)
+    return ServiceError(
+        "the server could not read the request: it is short of memory, disk space, files or"
+        " threads; send the request again in a moment",
+        503,
+        EXHAUSTED,
+        retry_after_s=5.0,
+    )
 
 
 def unexpected(request_id: str) -> ServiceError:
-    return ServiceError("an error occurred inside the server; the log of the server has the details under "
-                        f"x-request-id {request_id}")
+    return ServiceError(
+        "an error occurred inside the server; the log of the server has the details under "
+        f"x-request-id {request_id}"
+    )
 
 
 def starting() -> ServiceError:
-    return ServiceError("the engine has not started yet; try again in a moment", 503, "starting", retry_after_s=1.0)
+    return ServiceError(
+        "the engine has not started yet; try again in a moment", 503, "starting", retry_after_s=1.0
+    )

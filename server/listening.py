@@ -1,5 +1,5 @@
-"""Listening sockets, opened before the weights are read; whether they answer; and a short log when connections cannot
-be accepted."""
+"""Listening sockets, opened before the weights are read; whether they answer; and a short log when
+connections cannot be accepted."""
 
 import asyncio
 import errno
@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-AT_ONCE = 128   # connections accepted in one go; if accepting fails, asyncio tries this often and logs each failure
+# connections accepted in one go; if accepting fails, asyncio tries this often and logs each failure
+AT_ONCE = 128
 WAITING = 2048  # connections that the system queues until they are accepted
 QUIET_S = 60.0  # between two log lines about connections that could not be accepted
 
@@ -20,17 +21,22 @@ logger = logging.getLogger("linpix")
 
 
 def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[socket.socket]:
-    """Open a listening socket for each address of a host; :: or an empty host means every interface. Raises OSError.
+    """Open a listening socket for each address of a host; :: or an empty host means every
+    interface. Raises OSError.
 
-    of: prefix of the flags that messages name: "metrics-" or "" · shared: with other processes that open the same port;
-    the system divides the connections among them.
+    of: prefix of the flags that messages name: "metrics-" or "" · shared: with other processes that
+    open the same port; the system divides the connections among them.
     """
     asked = f"--{of}host {host} and --{of}port {port}"
     named = host if host.strip("0:") or ":" not in host else ""  # :: would mean IPv6 alone
     try:
-        found = socket.getaddrinfo(named or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            named or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except socket.gaierror as error:
-        raise OSError(f"--{of}host {host}: {error.strerror}; give an address or a name of this machine") from error
+        raise OSError(
+            f"--{of}host {host}: {error.strerror}; give an address or a name of this machine"
+        ) from error
     sockets: list[socket.socket] = []
     missing: OSError | None = None
     for family, _, _, _, address in dict.fromkeys(found):
@@ -38,16 +44,23 @@ def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[
             address = (address[0], sockets[0].getsockname()[1], *address[2:])
         try:
             made = socket.create_server(address, family=family, backlog=WAITING, reuse_port=shared)
-            # TCP is named: else asyncio leaves Nagle's algorithm on, and an answer's second piece waits 40 ms
-            sockets.append(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach()))
+            # TCP is named: else asyncio leaves Nagle's algorithm on, and an answer's second piece
+            # waits 40 ms
+            sockets.append(
+                socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach())
+            )
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                raise OSError(f"{asked}: {os.strerror(error.errno or 0).lower()}; choose another --{of}port, or stop "
-                              "the program that listens there") from error
+                raise OSError(
+                    f"{asked}: {os.strerror(error.errno or 0).lower()}; choose another --{of}port,"
+                    " or stop the program that listens there"
+                ) from error
             missing = error  # another address of the name may be this machine's
     if not sockets and missing is not None:
-        raise OSError(f"{asked}: {os.strerror(missing.errno or 0).lower()}; give an address or a name of this machine"
-                      ) from missing
+        raise OSError(
+            f"{asked}: {os.strerror(missing.errno or 0).lower()}; give an address or a name of this"
+            " machine"
+        ) from missing
     return sockets
 
 
@@ -56,7 +69,8 @@ def url_of(host: str, port: int) -> str:
 
 
 def is_ready() -> bool:
-    """Whether a server of this user and container answers /readyz with 200; found by its sockets, whatever its flags.
+    """Whether a server of this user and container answers /readyz with 200; found by its sockets,
+    whatever its flags.
 
     For the HEALTHCHECK of a container, on Linux.
     """
@@ -65,11 +79,17 @@ def is_ready() -> bool:
         with suppress(OSError):  # a process that has ended, or another user's
             owned.add(os.readlink(link))
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:] if Path("/proc/net", table).exists() else []:
+        for line in (
+            Path("/proc/net", table).read_text().splitlines()[1:]
+            if Path("/proc/net", table).exists()
+            else []
+        ):
             _, local, _, state, *_, inode = line.split()[:10]
             words, port = bytes.fromhex(local.split(":")[0]), int(local.split(":")[1], 16)
             if state == "0A" and f"socket:[{inode}]" in owned:  # it listens
-                host = socket.inet_ntop(family, b"".join(words[at:at + 4][::-1] for at in range(0, len(words), 4)))
+                host = socket.inet_ntop(
+                    family, b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                )
                 with suppress(OSError, http.client.HTTPException):
                     connection = http.client.HTTPConnection(host, port, timeout=1)
                     connection.request("GET", "/readyz", headers={"Host": "localhost"})
@@ -79,7 +99,8 @@ def is_ready() -> bool:
 
 
 def log_refused_connections(loop: asyncio.AbstractEventLoop) -> None:
-    """Log at most once a minute that connections cannot be accepted; asyncio logs each failure, with a traceback.
+    """Log at most once a minute that connections cannot be accepted; asyncio logs each failure,
+    with a traceback.
 
     Everything else goes to the loop's handler: Serve has one, which knows what to ignore of gRPC.
     """
@@ -91,7 +112,10 @@ def log_refused_connections(loop: asyncio.AbstractEventLoop) -> None:
             others(loop, context) if others else loop.default_exception_handler(context)
         elif (now := time.monotonic()) >= logged_at + QUIET_S:
             logged_at = now
-            logger.error("new connections have to wait because the system cannot accept more (%s); allow this process "
-                         "more open files, or limit the connections in a proxy", context.get("exception"))
+            logger.error(
+                "new connections have to wait because the system cannot accept more (%s); allow"
+                " this process more open files, or limit the connections in a proxy",
+                context.get("exception"),
+            )
 
     loop.set_exception_handler(handle)

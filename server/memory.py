@@ -10,7 +10,9 @@ from linpix.model.team import control_groups
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Bytes free without swapping: the least of the machine's, of each enclosing control group's and of RLIMIT_AS's."""
+    """Bytes free without swapping: the least of the machine's, of each enclosing control group's
+    and of RLIMIT_AS's.
+    """
     page = os.sysconf("SC_PAGE_SIZE")
     free = [os.sysconf("SC_PHYS_PAGES") * page]
     with suppress(OSError, LookupError, ValueError):  # not Linux
@@ -25,10 +27,15 @@ def free_bytes(root: Path = Path("/")) -> int:
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:
-    """Bytes left in each control group of this process, up to the root; inactive file pages count as free."""
+    """Bytes left in each control group of this process, up to the root; inactive file pages count
+    as free.
+    """
     for version, group in control_groups("memory", root):
-        limit, used, files = (("memory.max", "memory.current", "inactive_file") if version == 2 else
-                              ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+        limit, used, files = (
+            ("memory.max", "memory.current", "inactive_file")
+            if version == 2
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        )
         with suppress(OSError, LookupError, ValueError):  # not mounted here, or no limit ("max")
             most, taken = (int((group / name).read_text()) for name in (limit, used))
             yield most - taken + _fields(group / "memory.stat")[files]
@@ -40,10 +47,11 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def collect() -> None:
-    """Collect garbage now, and exclude the objects that survive from all collections until the next call.
+    """Collect garbage now, and exclude the objects that survive from all collections until the next
+    call.
 
-    Otherwise every full collection, one in 500 requests, would stop all threads for 0.2 s while it looks at all
-    objects: torch and FastAPI alone have 350,000.
+    Otherwise every full collection, one in 500 requests, would stop all threads for 0.2 s while it
+    looks at all objects: torch and FastAPI alone have 350,000.
     """
     gc.unfreeze()
     gc.collect()

@@ -1,4 +1,6 @@
-"""The server: uvicorn, which drains on SIGTERM and reloads models on SIGHUP; and metrics on a separate port."""
+"""The server: uvicorn, which drains on SIGTERM and reloads models on SIGHUP; and metrics on a
+separate port.
+"""
 
 import asyncio
 import contextlib
@@ -31,20 +33,30 @@ from .web.routes import operations
 from .web.service import Service
 
 logger = logging.getLogger("linpix")
-LINGER_S = 0.2  # pause while draining, so that clients that have just connected get an answer, and are not cut off
-GRACE_S = 1.0   # for the last answers to reach their clients after a second signal
+# pause while draining, so that clients that have just connected get an answer, and are not cut off
+LINGER_S = 0.2
+GRACE_S = 1.0  # for the last answers to reach their clients after a second signal
 
-# Options of all our servers. Only our own log: uvicorn's would show queries, and warn of requests that are not HTTP or
-# ask for another protocol. No header that names the server. No web sockets: they would bypass Gate. No uvloop, even if
-# it is installed: its reads have no limit, and when files run out it logs nothing.
-UVICORN: dict[str, Any] = {"http": Connection, "loop": "asyncio", "log_config": None, "log_level": "error",
-                           "access_log": False, "server_header": False, "ws": "none", "backlog": AT_ONCE}
+# Options of all our servers. Only our own log: uvicorn's would show queries, and warn of requests
+# that are not HTTP or ask for another protocol. No header that names the server. No web sockets:
+# they would bypass Gate. No uvloop, even if it is installed: its reads have no limit, and when
+# files run out it logs nothing.
+UVICORN: dict[str, Any] = {
+    "http": Connection,
+    "loop": "asyncio",
+    "log_config": None,
+    "log_level": "error",
+    "access_log": False,
+    "server_header": False,
+    "ws": "none",
+    "backlog": AT_ONCE,
+}
 
 
 @contextlib.asynccontextmanager
 async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterator[None]:
-    """Serve metrics and health on a port of their own (--metrics-port): as long as the service runs, also while it
-    drains. Without sockets, do nothing."""
+    """Serve metrics and health on a port of their own (--metrics-port): as long as the service
+    runs, also while it drains. Without sockets, do nothing."""
     if not sockets:
         yield
         return
@@ -52,10 +64,20 @@ async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterato
     app = FastAPI(openapi_url=None, exception_handlers=error_handlers.HANDLERS)
     app.state.service = service
     app.include_router(operations.probes)
-    app.add_middleware(Gate, origins=Origins(settings.metrics_host, settings.allowed_hosts),
-                       bodies=Bodies(settings, service.requests))
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips="",
-                                    **UVICORN | {"timeout_keep_alive": settings.head_timeout}))
+    app.add_middleware(
+        Gate,
+        origins=Origins(settings.metrics_host, settings.allowed_hosts),
+        bodies=Bodies(settings, service.requests),
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            forwarded_allow_ips="",
+            **UVICORN | {"timeout_keep_alive": settings.head_timeout},
+        )
+    )
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]  # the service does
     serving = asyncio.ensure_future(server.serve(sockets))
     while not server.started and not serving.done():
@@ -66,33 +88,41 @@ async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterato
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but the first SIGTERM or SIGINT drains: new requests get 503 while admitted ones finish.
+    """uvicorn, but the first SIGTERM or SIGINT drains: new requests get 503 while admitted ones
+    finish.
 
     A second one ends those too. SIGHUP, where the system has it, makes it read checkpoints again.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, probes: list[socket.socket]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, probes: list[socket.socket]
+    ) -> None:
         """probes: sockets for metrics and health, if they have a port of their own."""
         super().__init__(config)
         self._service, self._requests, self._probes = service, service.requests, probes
         self._beside = contextlib.AsyncExitStack()  # what serves these
         self._drain_until = 0.0
-        self.closes_at_once = False  # when it drains: other processes on the same port can answer better than 503
+        # when it drains: other processes on the same port can answer better than 503
+        self.closes_at_once = False
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps only weak references
         self._stale = asyncio.Event()  # a SIGHUP has come since the last reload began
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
-        with contextlib.suppress(ImportError, ValueError, OSError):  # no limits of files here, or no way to raise them
+        # no limits of files here, or no way to raise them
+        with contextlib.suppress(ImportError, ValueError, OSError):
             import resource
 
             # both limits are the hard one: the soft one is for users of select()
-            resource.setrlimit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2)
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2
+            )
         collect()
         gc.enable()  # linpix/__main__.py disabled it
         await super().startup(sockets)
         if self.started:
-            self._loop = asyncio.get_running_loop()  # from here on, signals drain: there are servers to close
+            # from here on, signals drain: there are servers to close
+            self._loop = asyncio.get_running_loop()
             log_refused_connections(self._loop)
             for listening in sockets or []:
                 listening.listen(WAITING)
@@ -102,13 +132,19 @@ class Server(uvicorn.Server):
 
     def _announce(self, sockets: list[Any], loop: asyncio.AbstractEventLoop) -> None:
         """Announce that the service is ready, and handle SIGHUP from now on."""
-        for what, those in ((", ".join(self._requests.models), sockets), ("metrics and health", self._probes)):
+        for what, those in (
+            (", ".join(self._requests.models), sockets),
+            ("metrics and health", self._probes),
+        ):
             for listening in those:
-                logs.announce(f"LinPix serves {what} at {url_of(*listening.getsockname()[:2])}",
-                              self._service.settings.log_format)
+                logs.announce(
+                    f"LinPix serves {what} at {url_of(*listening.getsockname()[:2])}",
+                    self._service.settings.log_format,
+                )
         if hasattr(signal, "SIGHUP"):  # not by the loop, which gives the signal up when it closes
             signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._stale.set))
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it
+            # linpix/__main__.py blocked it
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         await super().shutdown(sockets)
@@ -122,49 +158,71 @@ class Server(uvicorn.Server):
     # --- SIGHUP ---
 
     async def _reload(self) -> None:
-        """Reload checkpoints while requests go on. A signal during a reload causes another one after it."""
+        """Reload checkpoints while requests go on. A signal during a reload causes another one
+        after it.
+        """
         while self._service.reload_models is not None:
             await self._stale.wait()
             self._stale.clear()
             try:
                 await self._service.reload_models()
             except Exception:
-                logger.exception("SIGHUP: the reload failed; the models that are served do not change")
+                logger.exception(
+                    "SIGHUP: the reload failed; the models that are served do not change"
+                )
 
     # --- SIGTERM and SIGINT ---
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The signal may have interrupted a request's task, whose context would name that request in the log."""
+        """The signal may have interrupted a request's task, whose context would name that request
+        in the log.
+        """
         if self._loop is None:  # before start-up: nothing to finish
             super().handle_exit(sig, frame)
         elif self._requests.draining:  # the second signal: end now
             self._drain_until = 0.0
             self._loop.call_soon_threadsafe(self._begin, self._cut_off(), context=Context())
         else:
-            if hasattr(signal, "SIGHUP") and callable(signal.getsignal(signal.SIGHUP)):  # by _announce
-                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # to the end of the process: it would end the drain
+            # by _announce
+            if hasattr(signal, "SIGHUP") and callable(signal.getsignal(signal.SIGHUP)):
+                # to the end of the process: it would end the drain
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
             self._requests.draining = True
             self._drain_until = self._loop.time() + self._service.settings.drain_timeout
-            self._loop.call_soon_threadsafe(self._begin, self._drain(signal.Signals(sig).name), context=Context())
+            self._loop.call_soon_threadsafe(
+                self._begin, self._drain(signal.Signals(sig).name), context=Context()
+            )
 
     async def _drain(self, why: str) -> None:
         assert self._loop is not None
         began = self._loop.time()
         try:
-            logger.info("%s: draining, for up to %g s; requests in progress: %d", why,
-                        self._service.settings.drain_timeout, len(self._requests.in_progress))
+            logger.info(
+                "%s: draining, for up to %g s; requests in progress: %d",
+                why,
+                self._service.settings.drain_timeout,
+                len(self._requests.in_progress),
+            )
             self._service.bodies.close()
             if self._service.comparisons is not None:
                 self._service.comparisons.stop()
-            await asyncio.sleep(LINGER_S)  # connected before the signal, but not read yet: answered too
+            # connected before the signal, but not read yet: answered too
+            await asyncio.sleep(LINGER_S)
             if self.closes_at_once:
                 self._close()
             while self._requests.in_progress and self._loop.time() < self._drain_until:
                 await asyncio.sleep(0.02)
-            logger.info("drained in %.1f s; requests that were not finished: %d", self._loop.time() - began,
-                        len(self._requests.in_progress))
-            self._requests.fail_all(draining("the server is shutting down and could not finish this request in time; "
-                                           "send it again after the restart"))
+            logger.info(
+                "drained in %.1f s; requests that were not finished: %d",
+                self._loop.time() - began,
+                len(self._requests.in_progress),
+            )
+            self._requests.fail_all(
+                draining(
+                    "the server is shutting down and could not finish this request in time; "
+                    "send it again after the restart"
+                )
+            )
             self._close()
             await asyncio.sleep(LINGER_S)
         finally:  # also after an exception: the signal must end the process
@@ -184,24 +242,37 @@ class Server(uvicorn.Server):
 
 def warn_of_exposure(settings: Settings) -> None:
     if settings.api_keys is None and not is_loopback(settings.host):
-        logger.warning("no API keys set: anyone who can reach %s can use this service; see --api-keys", settings.host)
+        logger.warning(
+            "no API keys set: anyone who can reach %s can use this service; see --api-keys",
+            settings.host,
+        )
 
 
 def configured(app: Any, settings: Settings) -> uvicorn.Config:
     """uvicorn's configuration for an app."""
-    return uvicorn.Config(app, workers=1, timeout_graceful_shutdown=10, forwarded_allow_ips=settings.trusted_proxies,
-                          **UVICORN | {"timeout_keep_alive": settings.head_timeout})
+    return uvicorn.Config(
+        app,
+        workers=1,
+        timeout_graceful_shutdown=10,
+        forwarded_allow_ips=settings.trusted_proxies,
+        **UVICORN | {"timeout_keep_alive": settings.head_timeout},
+    )
 
 
 def serve(settings: Settings) -> None:
     """Run the service until a signal ends it. Raises OSError or ValueError with the cure."""
-    sys.setswitchinterval(0.0005)  # the engine thread takes the GIL back between quanta; by default it may wait 5 ms
+    # the engine thread takes the GIL back between quanta; by default it may wait 5 ms
+    sys.setswitchinterval(0.0005)
     logs.configure(settings.log_format, settings.log_level)
     for sentence in misspelt(os.environ) + settings.idle():
         logger.warning("%s", sentence)
     # both before the weights are read: a second server with the same port fails at once
     sockets = listen(settings.host, settings.port)
-    probes = [] if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port, "metrics-")
+    probes = (
+        []
+        if settings.metrics_port is None
+        else listen(settings.metrics_host, settings.metrics_port, "metrics-")
+    )
     app = create_app(settings)
     warn_of_exposure(settings)
     server = Server(configured(app, settings), app.state.service, probes)

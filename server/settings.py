@@ -1,4 +1,6 @@
-"""The service's settings: flags of `linpix serve`, or LINPIX_* variables, with one default, unit and reason each."""
+"""The service's settings: flags of `linpix serve`, or LINPIX_* variables, with one default, unit
+and reason each.
+"""
 
 import argparse
 import difflib
@@ -7,55 +9,79 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from .fault_rules import parse
 from .origins import Origins, check_proxies
 
-ON_GPU = {"slots": 1024, "max_queue": 2048, "max_n": 128, "client_images": 1024}  # defaults: a GPU needs many
+# defaults: a GPU needs many
+ON_GPU = {"slots": 1024, "max_queue": 2048, "max_n": 128, "client_images": 1024}
 _ELSEWHERE = re.compile(  # variables of training, kernels and tests, and those that Kubernetes sets
-    r"LINPIX_(MIRRORS|KERNEL|OVERLAP|TILES|DATA|GOLDEN|FORBID_SKIPS|(TEST|FUZZ)_.*|(.*_)?(SERVICE_(HOST|PORT)|PORT_\d).*)")
+    r"LINPIX_(MIRRORS|KERNEL|OVERLAP|TILES|DATA|GOLDEN|FORBID_SKIPS|(TEST|FUZZ)_.*|(.*_)?(SERVICE_(HOST|PORT)|PORT_\d).*)"
+)
 
 
 def misspelt(environment: Mapping[str, str]) -> list[str]:
-    """A sentence about each LINPIX_* variable that has no effect, so that a misspelt name does not go unnoticed."""
+    """A sentence about each LINPIX_* variable that has no effect, so that a misspelt name does not
+    go unnoticed.
+    """
     known = [f"LINPIX_{name.upper()}" for name in Settings.model_fields]
     found = []
     for name, flag in (("LINPIX_PORT", "--port"), ("LINPIX_METRICS_PORT", "--metrics-port")):
         if _of_kubernetes(port := environment.get(name)):
-            found.append(f"the port {port} in the environment has no effect, since Kubernetes sets it for a Service; "
-                         f"set enableServiceLinks: false in the pod, or the port by {flag}")
+            found.append(
+                f"the port {port} in the environment has no effect, since Kubernetes sets it for a"
+                f" Service; set enableServiceLinks: false in the pod, or the port by {flag}"
+            )
     for name in sorted(environment):
-        if (name.startswith("LINPIX_") and name not in known and not _ELSEWHERE.fullmatch(name)
-                and not _of_kubernetes(environment[name])):
+        if (
+            name.startswith("LINPIX_")
+            and name not in known
+            and not _ELSEWHERE.fullmatch(name)
+            and not _of_kubernetes(environment[name])
+        ):
             near = difflib.get_close_matches(name, known, 1)
-            found.append(f"{name} is not a setting, so it has no effect" + (f"; did you mean {near[0]}?" if near else
-                                                                            "; linpix serve --help lists them"))
+            found.append(
+                f"{name} is not a setting, so it has no effect"
+                + (f"; did you mean {near[0]}?" if near else "; linpix serve --help lists them")
+            )
     return found
 
 
 def names_of(text: str) -> dict[str, str]:
-    """NAME=MODEL pairs, comma-separated. Raises ValueError for anything else, or a name given twice."""
+    """NAME=MODEL pairs, comma-separated. Raises ValueError for anything else, or a name given
+    twice.
+    """
     found: dict[str, str] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         name, equals, model = (part.strip() for part in pair.partition("="))
         if not (name and equals and model) or name in found:
-            raise ValueError("give NAME=MODEL, comma-separated and each NAME once, such as gpt-image-1=mnist-small")
+            raise ValueError(
+                "give NAME=MODEL, comma-separated and each NAME once, such as"
+                " gpt-image-1=mnist-small"
+            )
         found[name] = model
     return found
 
 
 def _of_kubernetes(value: object) -> bool:
-    """Whether this is what Kubernetes sets LINPIX_PORT to in pods beside a Service named linpix, or METRICS_PORT beside
-    linpix-metrics."""
+    """Whether this is what Kubernetes sets LINPIX_PORT to in pods beside a Service named linpix, or
+    METRICS_PORT beside linpix-metrics."""
     return isinstance(value, str) and value.startswith("tcp://")
 
 
 def _in_units(kind: str, units: dict[str, float]) -> BeforeValidator:
-    """A validator for a number with or without units, such as 90, 90s or 1m30s. kind: what a bare number is, for
-    messages."""
+    """A validator for a number with or without units, such as 90, 90s or 1m30s. kind: what a bare
+    number is, for messages."""
     factors = {unit.lower(): factor for unit, factor in units.items()}
     term = rf"([0-9]+(?:\.[0-9]+)?)\s*({'|'.join(factors)})\s*"
 
@@ -63,23 +89,31 @@ def _in_units(kind: str, units: dict[str, float]) -> BeforeValidator:
         if not isinstance(value, str):
             return value
         if re.fullmatch(f"({term})+", value.strip().lower()):
-            total = sum(float(number) * factors[unit] for number, unit in re.findall(term, value.lower()))
+            total = sum(
+                float(number) * factors[unit] for number, unit in re.findall(term, value.lower())
+            )
             return total if kind == "seconds" else round(min(total, 2.0**62))
         try:
             float(value)
         except ValueError:
-            raise ValueError(f"must be a number of {kind}, or have a unit: {', '.join(units)}") from None
+            raise ValueError(
+                f"must be a number of {kind}, or have a unit: {', '.join(units)}"
+            ) from None
         return value
 
     return BeforeValidator(number)
 
 
 def _joined(value: object) -> object:
-    """A comma-separated list, from one or more of them, without spaces, empty and repeated parts."""
+    """A comma-separated list, from one or more of them, without spaces, empty and repeated
+    parts.
+    """
     given: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in given):
         return value
-    return ",".join(dict.fromkeys(part.strip() for part in ",".join(given).split(",") if part.strip()))
+    return ",".join(
+        dict.fromkeys(part.strip() for part in ",".join(given).split(",") if part.strip())
+    )
 
 
 def _path(path: str) -> str:
@@ -89,14 +123,28 @@ def _path(path: str) -> str:
 
 
 SECONDS = _in_units("seconds", {"ms": 0.001, "s": 1, "min": 60, "m": 60, "h": 3600})
-BYTES = _in_units("bytes", {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
-                            "Ki": 2**10, "Mi": 2**20, "Gi": 2**30})  # no M, which means either
+BYTES = _in_units(
+    "bytes",
+    {
+        "kB": 1e3,
+        "MB": 1e6,
+        "GB": 1e9,
+        "KiB": 2**10,
+        "MiB": 2**20,
+        "GiB": 2**30,
+        "Ki": 2**10,
+        "Mi": 2**20,
+        "Gi": 2**30,
+    },
+)  # no M, which means either
 LIST = BeforeValidator(_joined)  # a flag of it may be given several times
 Seconds = Annotated[float, SECONDS]
 Bytes = Annotated[int, BYTES]
 Listed = Annotated[str, LIST]
 Address = Annotated[str, AfterValidator(lambda host: host.strip("[]"))]  # brackets are for URLs
-Level = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lambda level: str(level).lower())]
+Level = Annotated[
+    Literal["debug", "info", "warning", "error"], BeforeValidator(lambda level: str(level).lower())
+]
 HIDDEN: JsonDict = {"hidden": True}  # from --help
 
 
@@ -105,116 +153,290 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="LINPIX_", extra="ignore", frozen=True)
 
-    host: Address = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for every interface, :: for IPv6 too")
+    host: Address = Field(
+        "127.0.0.1",
+        description="address to listen on; 0.0.0.0 for every interface, :: for IPv6 too",
+    )
     port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
-    root_path: Annotated[str, AfterValidator(_path)] = Field("", description="path under which a proxy serves all of "
-                                                             "this, such as /pix; not needed if the proxy removes the "
-                                                             "path from requests")
-    models: Listed = Field("", description="comma-separated models to serve; the first is the default; empty: all "
-                                        "checkpoints")
-    alias: Listed = Field("", description="other names that clients may use for models, comma-separated, such as "
-                       "gpt-image-1=mnist-small; for tools with a fixed model name")
-    checkpoints: Path | None = Field(None, description="folder of checkpoints, read again on SIGHUP; default: "
-                                     "checkpoints/ in the source tree")
-    slots: int = Field(64, ge=1, le=10_000_000, description="images decoded at once per linear model; each has a state "
-                                                            "in memory; on a GPU 1024")
-    softmax_slots: int = Field(8, ge=1, le=10_000, description="images decoded at once per softmax model, whose "
-                                                               "states are large")
-    max_queue: int = Field(256, ge=0, description="images that may wait for a slot, per model; on a GPU 2048")
-    max_n: int = Field(16, ge=1, le=1024, description="largest n that a request may ask for; on a GPU 128")
-    client_images: int = Field(256, ge=0, description="images that one client may have waiting or running; on a GPU "
-                                                     "1024; 0: no limit")
-    max_requests: int = Field(512, ge=0, description="largest number of request bodies that are read at once; 0: no "
-                                                     "limit")
-    head_timeout: Seconds = Field(20.0, gt=0, description="time within which the head of a request must arrive")
-    body_timeout: Seconds = Field(60.0, gt=0, description="time within which the body of a request must arrive")
+    root_path: Annotated[str, AfterValidator(_path)] = Field(
+        "",
+        description=(
+            "path under which a proxy serves all of "
+            "this, such as /pix; not needed if the proxy removes the "
+            "path from requests"
+        ),
+    )
+    models: Listed = Field(
+        "",
+        description=(
+            "comma-separated models to serve; the first is the default; empty: all checkpoints"
+        ),
+    )
+    alias: Listed = Field(
+        "",
+        description=(
+            "other names that clients may use for models, comma-separated, such as "
+            "gpt-image-1=mnist-small; for tools with a fixed model name"
+        ),
+    )
+    checkpoints: Path | None = Field(
+        None,
+        description=(
+            "folder of checkpoints, read again on SIGHUP; default: checkpoints/ in the source tree"
+        ),
+    )
+    slots: int = Field(
+        64,
+        ge=1,
+        le=10_000_000,
+        description=(
+            "images decoded at once per linear model; each has a state in memory; on a GPU 1024"
+        ),
+    )
+    softmax_slots: int = Field(
+        8,
+        ge=1,
+        le=10_000,
+        description="images decoded at once per softmax model, whose states are large",
+    )
+    max_queue: int = Field(
+        256, ge=0, description="images that may wait for a slot, per model; on a GPU 2048"
+    )
+    max_n: int = Field(
+        16, ge=1, le=1024, description="largest n that a request may ask for; on a GPU 128"
+    )
+    client_images: int = Field(
+        256,
+        ge=0,
+        description=(
+            "images that one client may have waiting or running; on a GPU 1024; 0: no limit"
+        ),
+    )
+    max_requests: int = Field(
+        512, ge=0, description="largest number of request bodies that are read at once; 0: no limit"
+    )
+    head_timeout: Seconds = Field(
+        20.0, gt=0, description="time within which the head of a request must arrive"
+    )
+    body_timeout: Seconds = Field(
+        60.0, gt=0, description="time within which the body of a request must arrive"
+    )
     max_upload: Bytes = Field(16 * 2**20, ge=1024, description="largest request body")
-    upload_space: Bytes = Field(384 * 2**20, ge=1024, description="space that all current uploads together may use, in "
-                                "memory and in the folder for temporary files; one client may use a quarter of this, "
-                                "or --max-upload if that is more")
-    drain_timeout: Seconds = Field(30.0, ge=0, description="time that admitted requests have to finish after SIGTERM, "
-                                   "before they get an error; a second SIGTERM ends them at once")
-    request_timeout: Seconds = Field(600.0, gt=0, description="longest time for a request; a request may set a shorter "
-                                                              "one")
-    watchdog_timeout: Seconds = Field(60.0, gt=0, le=86_400, description="time without a heartbeat before a busy "
-                                      "engine counts as hung and the process exits; ten times as long during a "
-                                      "comparison")
-    compare_budget: Seconds = Field(120.0, gt=0, le=3600, description="longest comparison that may be requested over "
-                                                                     "HTTP")
-    engine: Literal["auto", "eager", "compiled"] = Field("auto", description="engine of linear models: torch (eager) "
-                                                         "or the kernels of csrc/ (compiled); auto: compiled if it can "
-                                                         "run the model")
-    precision: Literal["auto", "fp32", "bf16", "int8"] = Field("auto", description="precision of matrix products; "
-                                                               "auto: bf16 if the hardware has instructions for it, "
-                                                               "else fp32; int8: faster on a CPU, with slightly worse "
-                                                               "likelihoods")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device on which linear models decode; auto: a "
-                                                                       "GPU if there is one")
-    state: Literal["fp32", "fp16"] = Field("fp32", description="precision of the recurrent state on a GPU")
-    poison: bool = Field(False, description="for debugging: fill freed slots with NaN, which makes it visible if one "
-                                            "is read")
-    api_keys: Path | None = Field(None, description="file of API keys, made with `linpix key`, with mode 600; if "
-                                  "unset, no key is required")
-    allowed_hosts: Listed = Field("", description="host names to accept besides localhost and the listening address, "
-                                  "comma-separated; *.example.com for subdomains, * for any")
-    allowed_origins: Listed = Field("", description="other origins whose pages may use the service, comma-separated, "
-                                    "such as https://app.example.com")
-    trusted_proxies: Listed = Field("", description="addresses or networks of proxies whose X-Forwarded-For, "
-                                    "X-Forwarded-Proto, X-Request-Id and traceparent headers are trusted, "
-                                    "comma-separated; * for any")
-    metrics_host: Address = Field("127.0.0.1", description="address to listen on with --metrics-port")
-    metrics_port: int | None = Field(None, ge=0, le=65535, description="separate TCP port for /metrics, /healthz and "
-                                     "/readyz; default: they are on the service's port")
-    metrics_targets: Path | None = Field(None, description="with --replicas: folder in which each process writes the "
-                                         "address of its metrics, for Prometheus (file_sd_configs)")
-    replicas: int = Field(0, ge=0, le=1024, description="number of engines in separate processes, run by Ray Serve "
-                          "(pip install '.[ray]'); 0: one engine, in the server's process")
-    fronts: int = Field(1, ge=1, le=1024, description="with --replicas: number of processes that answer HTTP, all on "
-                                                      "one port")
-    replica_threads: int = Field(0, ge=0, le=4096, description="with --replicas: threads per replica, on separate "
-                                 "cores if there are enough; 0: number of cores divided by number of replicas")
-    log_format: Literal["text", "json"] = Field("text", description="format of the log on standard error; json: one "
-                                                "object per line")
-    log_level: Level = Field("info", description="least severe messages to log; debug: also probes, scrapes, files of "
-                                                 "the page, and requests for /v1/status")
-    faults: str = Field("", json_schema_extra=HIDDEN, description="for tests: faults to inject, as described in "
-                                                                  "server/fault_rules.py")
+    upload_space: Bytes = Field(
+        384 * 2**20,
+        ge=1024,
+        description=(
+            "space that all current uploads together may use, in "
+            "memory and in the folder for temporary files; one client may use a quarter of this, "
+            "or --max-upload if that is more"
+        ),
+    )
+    drain_timeout: Seconds = Field(
+        30.0,
+        ge=0,
+        description=(
+            "time that admitted requests have to finish after SIGTERM, "
+            "before they get an error; a second SIGTERM ends them at once"
+        ),
+    )
+    request_timeout: Seconds = Field(
+        600.0, gt=0, description="longest time for a request; a request may set a shorter one"
+    )
+    watchdog_timeout: Seconds = Field(
+        60.0,
+        gt=0,
+        le=86_400,
+        description=(
+            "time without a heartbeat before a busy "
+            "engine counts as hung and the process exits; ten times as long during a "
+            "comparison"
+        ),
+    )
+    compare_budget: Seconds = Field(
+        120.0, gt=0, le=3600, description="longest comparison that may be requested over HTTP"
+    )
+    engine: Literal["auto", "eager", "compiled"] = Field(
+        "auto",
+        description=(
+            "engine of linear models: torch (eager) "
+            "or the kernels of csrc/ (compiled); auto: compiled if it can "
+            "run the model"
+        ),
+    )
+    precision: Literal["auto", "fp32", "bf16", "int8"] = Field(
+        "auto",
+        description=(
+            "precision of matrix products; "
+            "auto: bf16 if the hardware has instructions for it, "
+            "else fp32; int8: faster on a CPU, with slightly worse "
+            "likelihoods"
+        ),
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="device on which linear models decode; auto: a GPU if there is one"
+    )
+    state: Literal["fp32", "fp16"] = Field(
+        "fp32", description="precision of the recurrent state on a GPU"
+    )
+    poison: bool = Field(
+        False,
+        description=(
+            "for debugging: fill freed slots with NaN, which makes it visible if one is read"
+        ),
+    )
+    api_keys: Path | None = Field(
+        None,
+        description=(
+            "file of API keys, made with `linpix key`, with mode 600; if unset, no key is required"
+        ),
+    )
+    allowed_hosts: Listed = Field(
+        "",
+        description=(
+            "host names to accept besides localhost and the listening address, "
+            "comma-separated; *.example.com for subdomains, * for any"
+        ),
+    )
+    allowed_origins: Listed = Field(
+        "",
+        description=(
+            "other origins whose pages may use the service, comma-separated, "
+            "such as https://app.example.com"
+        ),
+    )
+    trusted_proxies: Listed = Field(
+        "",
+        description=(
+            "addresses or networks of proxies whose X-Forwarded-For, "
+            "X-Forwarded-Proto, X-Request-Id and traceparent headers are trusted, "
+            "comma-separated; * for any"
+        ),
+    )
+    metrics_host: Address = Field(
+        "127.0.0.1", description="address to listen on with --metrics-port"
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description=(
+            "separate TCP port for /metrics, /healthz and "
+            "/readyz; default: they are on the service's port"
+        ),
+    )
+    metrics_targets: Path | None = Field(
+        None,
+        description=(
+            "with --replicas: folder in which each process writes the "
+            "address of its metrics, for Prometheus (file_sd_configs)"
+        ),
+    )
+    replicas: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description=(
+            "number of engines in separate processes, run by Ray Serve "
+            "(pip install '.[ray]'); 0: one engine, in the server's process"
+        ),
+    )
+    fronts: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="with --replicas: number of processes that answer HTTP, all on one port",
+    )
+    replica_threads: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description=(
+            "with --replicas: threads per replica, on separate "
+            "cores if there are enough; 0: number of cores divided by number of replicas"
+        ),
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="format of the log on standard error; json: one object per line"
+    )
+    log_level: Level = Field(
+        "info",
+        description=(
+            "least severe messages to log; debug: also probes, scrapes, files of "
+            "the page, and requests for /v1/status"
+        ),
+    )
+    faults: str = Field(
+        "",
+        json_schema_extra=HIDDEN,
+        description="for tests: faults to inject, as described in server/fault_rules.py",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, given: dict[str, Any]) -> dict[str, Any]:
         from linpix.model import ops  # torch, which --help does not need
 
-        given = {name: value.strip() if isinstance(value, str) else value for name, value in given.items()}  # as \r\n
-        given = {name: value for name, value in given.items() if name == "api_keys" or not (
-            value == "" or (name in ("port", "metrics_port") and _of_kubernetes(value)))}  # left empty: as if unset
-        here = given.get("device") == "cpu" or given.get("engine") == "eager" or given.get("precision") == "int8"
+        # as \r\n
+        given = {
+            name: value.strip() if isinstance(value, str) else value
+            for name, value in given.items()
+        }
+        given = {
+            name: value
+            for name, value in given.items()
+            if name == "api_keys"
+            or not (
+                # left empty: as if unset
+                value == "" or (name in ("port", "metrics_port") and _of_kubernetes(value))
+            )
+        }
+        here = (
+            given.get("device") == "cpu"
+            or given.get("engine") == "eager"
+            or given.get("precision") == "int8"
+        )
         return (ON_GPU if ops.gpu and not here else {}) | given
 
     @field_validator("api_keys", mode="before")
     @classmethod
     def _not_empty(cls, value: object) -> object:
         if value == "":  # a variable that was left empty by mistake must not let everybody in
-            raise ValueError("give a file of keys; or leave the setting out, and no key is required")
+            raise ValueError(
+                "give a file of keys; or leave the setting out, and no key is required"
+            )
         return value
 
     @field_validator("alias", "allowed_hosts", "allowed_origins", "trusted_proxies", "faults")
     @classmethod
     def _well_formed(cls, text: str, info: ValidationInfo) -> str:
         checks: dict[str | None, Callable[[str], object]] = {
-            "alias": names_of, "allowed_hosts": lambda names: Origins("", names),
-            "allowed_origins": lambda origins: Origins("", "", origins), "trusted_proxies": check_proxies,
-            "faults": lambda rules: rules and parse(rules)}
+            "alias": names_of,
+            "allowed_hosts": lambda names: Origins("", names),
+            "allowed_origins": lambda origins: Origins("", "", origins),
+            "trusted_proxies": check_proxies,
+            "faults": lambda rules: rules and parse(rules),
+        }
         checks[info.field_name](text)
         return text
 
     def idle(self) -> list[str]:
         """A sentence about each setting that has no effect without another one."""
-        needs = {"fronts": "replicas", "replica_threads": "replicas", "metrics_targets": "replicas",
-                 "metrics_host": "metrics_port"}
-        given = {name for name, field in Settings.model_fields.items() if getattr(self, name) != field.default}
-        return [f"--{name} has no effect without --{other}".replace("_", "-") for name, other in needs.items()
-                if name in given and other not in given]
+        needs = {
+            "fronts": "replicas",
+            "replica_threads": "replicas",
+            "metrics_targets": "replicas",
+            "metrics_host": "metrics_port",
+        }
+        given = {
+            name
+            for name, field in Settings.model_fields.items()
+            if getattr(self, name) != field.default
+        }
+        return [
+            f"--{name} has no effect without --{other}".replace("_", "-")
+            for name, other in needs.items()
+            if name in given and other not in given
+        ]
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -224,17 +446,29 @@ class Settings(BaseSettings):
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     for name, field in Settings.model_fields.items():
-        kind = "|".join(get_args(field.annotation) if get_origin(field.annotation) is Literal else ())
+        kind = "|".join(
+            get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        )
         default = field.default
         if SECONDS in field.metadata:
             kind, default = "TIME", f"{default:g}s"
         elif BYTES in field.metadata:
             kind, default = "SIZE", f"{default >> 20}MiB"
         default = "" if field.default in (None, "") else f"default: {default}; "
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar=kind or name.upper(),
-                            action="append" if LIST in field.metadata else "store",
-                            help=argparse.SUPPRESS if field.json_schema_extra == HIDDEN else
-                            f"{field.description} ({default}LINPIX_{name.upper()})")
-    parser.formatter_class = argparse.HelpFormatter  # defaults are in the texts; None: the variable decides
-    parser.epilog = ("TIME: seconds, or a number with a unit (500ms, 90s, 2m, 1h, 1m30s). SIZE: bytes, or a number "
-                     "with a unit (16MiB, 1.5GiB, 500MB). A comma-separated list may be given in several flags.")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            metavar=kind or name.upper(),
+            action="append" if LIST in field.metadata else "store",
+            help=(
+                argparse.SUPPRESS
+                if field.json_schema_extra == HIDDEN
+                else f"{field.description} ({default}LINPIX_{name.upper()})"
+            ),
+        )
+    # defaults are in the texts; None: the variable decides
+    parser.formatter_class = argparse.HelpFormatter
+    parser.epilog = (
+        "TIME: seconds, or a number with a unit (500ms, 90s, 2m, 1h, 1m30s). SIZE: bytes, or a"
+        " number with a unit (16MiB, 1.5GiB, 500MB). A comma-separated list may be given in several"
+        " flags."
+    )

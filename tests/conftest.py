@@ -1,4 +1,6 @@
-"""Fixtures that several rooms need: real data, golden vectors, small checkpoints, a server, an emulated GPU."""
+"""Fixtures that several rooms need: real data, golden vectors, small checkpoints, a server, an
+emulated GPU.
+"""
 
 import asyncio
 import ctypes
@@ -14,9 +16,13 @@ from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin starve others
-# not one for all of a user's processes: a kernel that another compiles is waited for, and after 600 s the test fails
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parents[1] / "build/inductor"))
-os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])  # `python -m linpix` in any folder is this one
+# not one for all of a user's processes: a kernel that another compiles is waited for, and after 600
+# s the test fails
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parents[1] / "build/inductor")
+)
+# `python -m linpix` in any folder is this one
+os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
 
 import pytest
 import torch
@@ -33,7 +39,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """A test may be a coroutine."""
     if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
         return None
-    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
+    asyncio.run(
+        test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters})
+    )
     return True
 
 
@@ -48,7 +56,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _shared(variable: str, default: str, what: str) -> Path:
     folder = (ROOT / os.environ.get(variable, default)).resolve()
     if not folder.is_dir():
-        pytest.skip(f"{what} are not at {folder}; say where with {variable}, relative to {ROOT} or absolute")
+        pytest.skip(
+            f"{what} are not at {folder}; say where with {variable}, relative to {ROOT} or absolute"
+        )
     return folder
 
 
@@ -65,7 +75,9 @@ def data() -> Path:
 def class_first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that draws the class first, with random weights."""
     folder = tmp_path_factory.mktemp("class-first") / "first"
-    config = dataclasses.replace(PRESETS["tiny"], patch=4, look_ups=("previous", "row", "column", "class"))
+    config = dataclasses.replace(
+        PRESETS["tiny"], patch=4, look_ups=("previous", "row", "column", "class")
+    )
     return saved(folder, net_of(config, spread=0.1))
 
 
@@ -85,9 +97,20 @@ def golden() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint folder of the preset `tiny`, named so, with random weights. Not to be changed: copy it."""
-    return saved(tmp_path_factory.mktemp("checkpoints") / "tiny", PRESETS["tiny"], images=0, steps=0, minutes=0.0,
-                 seed=0, commit="unknown", command="tests/conftest.py", bits_per_dim={})
+    """A checkpoint folder of the preset `tiny`, named so, with random weights. Not to be changed:
+    copy it.
+    """
+    return saved(
+        tmp_path_factory.mktemp("checkpoints") / "tiny",
+        PRESETS["tiny"],
+        images=0,
+        steps=0,
+        minutes=0.0,
+        seed=0,
+        commit="unknown",
+        command="tests/conftest.py",
+        bits_per_dim={},
+    )
 
 
 @pytest.fixture(scope="session")
@@ -106,26 +129,56 @@ def client(server: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one checkpoint, `slow`: mnist-small with random weights. EAGER: most of a second an image."""
+    """A folder with one checkpoint, `slow`: mnist-small with random weights. EAGER: most of a
+    second an image.
+    """
     return saved(tmp_path_factory.mktemp("slow") / "slow", PRESETS["mnist-small"]).parent
 
 
 def _compile_emulated(folder: Path, library: Path) -> None:
     cuda, torch_folder = ROOT / "csrc/cuda", Path(torch.__file__).parent
-    flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-Wall", "-Wextra", "-Werror",
-             "-Wno-unknown-pragmas", "-DLINPIX_EMULATE", "-DTORCH_TARGET_VERSION=0x020a000000000000",
-             "-isystem", str(torch_folder / "include")]
+    flags = [
+        "-std=c++17",
+        "-O2",
+        "-ffp-contract=off",
+        "-fno-strict-aliasing",
+        "-fPIC",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-unknown-pragmas",
+        "-DLINPIX_EMULATE",
+        "-DTORCH_TARGET_VERSION=0x020a000000000000",
+        "-isystem",
+        str(torch_folder / "include"),
+    ]
     for source in [*sorted(cuda.glob("*.cu")), *sorted(cuda.glob("*.cpp"))]:
-        subprocess.run(["g++", *flags, "-x", "c++", "-c", source, "-o", folder / f"{source.name}.o"], check=True,
-                       timeout=300)
-    subprocess.run(["g++", "-shared", *folder.glob("*.o"), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-o",
-                    folder / "linked.so"], check=True, timeout=300)
+        subprocess.run(
+            ["g++", *flags, "-x", "c++", "-c", source, "-o", folder / f"{source.name}.o"],
+            check=True,
+            timeout=300,
+        )
+    subprocess.run(
+        [
+            "g++",
+            "-shared",
+            *folder.glob("*.o"),
+            f"-L{torch_folder / 'lib'}",
+            "-ltorch_cpu",
+            "-o",
+            folder / "linked.so",
+        ],
+        check=True,
+        timeout=300,
+    )
     (folder / "linked.so").rename(library)  # whole, or not there
 
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The CUDA sources, compiled by g++ for the host, as operators of their own. Once for all processes of a run."""
+    """The CUDA sources, compiled by g++ for the host, as operators of their own. Once for all
+    processes of a run.
+    """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -139,17 +192,31 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     backwards, shared_bytes = compiled.linpix_backwards, compiled.linpix_shared_bytes
     backwards.argtypes, shared_bytes.argtypes = [ctypes.c_bool], [ctypes.c_int]
     place = {"device": "cpu", "operators": torch.ops.linpix_emulated}  # arguments for GpuPool
-    yield SimpleNamespace(operators=torch.ops.linpix_emulated, place=place, backwards=backwards, library=library,
-                          shared_bytes=shared_bytes, definitions=definitions)
+    yield SimpleNamespace(
+        operators=torch.ops.linpix_emulated,
+        place=place,
+        backwards=backwards,
+        library=library,
+        shared_bytes=shared_bytes,
+        definitions=definitions,
+    )
     backwards(False)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """With LINPIX_FORBID_SKIPS a test that was left out fails the run, unless it wanted a GPU or its compiler."""
+    """With LINPIX_FORBID_SKIPS a test that was left out fails the run, unless it wanted a GPU or
+    its compiler.
+    """
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not os.environ.get("LINPIX_FORBID_SKIPS") or reporter is None:
         return
-    left_out = [report for report in reporter.stats.get("skipped", []) if not {"cuda", "nvcc"} & set(report.keywords)]
+    left_out = [
+        report
+        for report in reporter.stats.get("skipped", [])
+        if not {"cuda", "nvcc"} & set(report.keywords)
+    ]
     if left_out:
-        reporter.write_line(f"{len(left_out)} tests were skipped, and LINPIX_FORBID_SKIPS is set", red=True)
+        reporter.write_line(
+            f"{len(left_out)} tests were skipped, and LINPIX_FORBID_SKIPS is set", red=True
+        )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -11,14 +11,23 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.transformer import Transformer
 
-# a small model that uses all that is known, draws the class first, and skips the layers amid background
-CONDITIONAL = dataclasses.replace(PRESETS["tiny"], background=0, background_dim=16, patch=4,
-                                  following=((0, 1, 0), (1, 0, 0)), look_ups=("previous", "row", "column", "class"))
+# a small model that uses all that is known, draws the class first, and skips the layers amid
+# background
+CONDITIONAL = dataclasses.replace(
+    PRESETS["tiny"],
+    background=0,
+    background_dim=16,
+    patch=4,
+    following=((0, 1, 0), (1, 0, 0)),
+    look_ups=("previous", "row", "column", "class"),
+)
 CLASS_FIRST = dataclasses.replace(CONDITIONAL, background=None)
 
 
 def net_of(config: ModelConfig, *, seed: int = 0, spread: float = 0.0) -> Transformer:
-    """spread: of what is added to every parameter; without it, norms and biases are ones and zeros."""
+    """spread: of what is added to every parameter; without it, norms and biases are ones and
+    zeros.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = Transformer(config).eval()
@@ -37,5 +46,10 @@ def saved(folder: Path, net: Transformer | ModelConfig, **provenance: Any) -> Pa
     """A checkpoint folder of a model, or of one with random weights."""
     net = net if isinstance(net, Transformer) else net_of(net)
     names = [str(label) for label in range(net.config.classes)]
-    checkpoint.save(folder, net, {"data": "random weights", "class_names": names, **provenance}, f"# {folder.name}\n")
+    checkpoint.save(
+        folder,
+        net,
+        {"data": "random weights", "class_names": names, **provenance},
+        f"# {folder.name}\n",
+    )
     return folder

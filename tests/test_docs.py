@@ -1,8 +1,10 @@
-"""Every shell and Python block of the README and the documentation, run as it stands, page by page in a folder.
+"""Every shell and Python block of the README and the documentation, run as it stands, page by page
+in a folder.
 
-Only three things differ: the address is that of a server on a free port, data sets are where LINPIX_DATA says, and what
-takes long is made short (SHORTER). JSON after a shell block is what the block printed, but for what changes from run to
-run. A block after a comment `not run: REASON` is not run; NOT_RUN lists them.
+Only three things differ: the address is that of a server on a free port, data sets are where
+LINPIX_DATA says, and what takes long is made short (SHORTER). JSON after a shell block is what the
+block printed, but for what changes from run to run. A block after a comment `not run: REASON` is
+not run; NOT_RUN lists them.
 """
 
 import json
@@ -33,19 +35,44 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DECISIONS = ROOT / "DECISIONS.md"
 LOGS = sorted((ROOT / "docs" / "log").glob("*.md"))
 LINKED = [*PAGES, DECISIONS, ROOT / "CHANGELOG.md", *LOGS]
-FOLDERS = ("csrc", "deploy", "docs", "examples", "linpix", "model", "server", "tests", "tools", "training")
+FOLDERS = (
+    "csrc",
+    "deploy",
+    "docs",
+    "examples",
+    "linpix",
+    "model",
+    "server",
+    "tests",
+    "tools",
+    "training",
+)
 NOT_RUN = [
-    ("README.md", "make run     # in a clone of this repository: installs, compiles, and serves on "
-                  "http://127.0.0.1:8000; needs Python 3.11"),
+    (
+        "README.md",
+        (
+            "make run     # in a clone of this repository: installs, compiles, and serves on "
+            "http://127.0.0.1:8000; needs Python 3.11"
+        ),
+    ),
     ("run.md", "make run"),
     ("run.md", "docker compose up"),
     ("scale.md", "pip install '.[ray]'"),
     ("scale.md", "linpix serve --replicas 4 --fronts 2 --replica-threads 8"),
     ("scale.md", "linpix serve --replicas 4 --fronts 8 --device cuda --slots 1024"),
-    ("scale.md", "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(openssl rand -hex 32)  # the same everywhere"),
+    (
+        "scale.md",
+        "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(openssl rand -hex 32)  # the same everywhere",
+    ),
     ("scale.md", "serve deploy deploy/ray.yaml"),
     ("scale.md", "kubectl apply --filename deploy/kubernetes.yaml"),
-    ("train.md", "torchrun --standalone --nproc-per-node=4 -m linpix train mnist --data data --batch 64 --out runs/m"),
+    (
+        "train.md",
+        (
+            "torchrun --standalone --nproc-per-node=4 -m linpix train mnist --data data --batch 64"
+            " --out runs/m"
+        ),
+    ),
 ]
 SHORTER = {
     "--minutes 45": "--minutes 45 --images 48 --batch 8 --warmup-images 8 --no-compile",
@@ -55,9 +82,20 @@ SHORTER = {
     "--count 60000 --shards 100": "--count 60 --shards 10",
 }
 ADDRESS = "http://127.0.0.1:8000"
-CHANGES = {"attempts", "created", "checkpoint", "confidence", "engine", "precision", "request_id",
-           "seconds"}  # with time, weights or machine
-BLOCK = re.compile(r"(?:^<!-- not run: (?P<why>[^>]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+CHANGES = {
+    "attempts",
+    "created",
+    "checkpoint",
+    "confidence",
+    "engine",
+    "precision",
+    "request_id",
+    "seconds",
+}  # with time, weights or machine
+BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<why>[^>]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.M | re.S,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +109,16 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
-    return [Block(page, text.count("\n", 0, found.start("language")) + 1, found["language"], found["text"],
-                  found["why"] or "") for found in BLOCK.finditer(text)]
+    return [
+        Block(
+            page,
+            text.count("\n", 0, found.start("language")) + 1,
+            found["language"],
+            found["text"],
+            found["why"] or "",
+        )
+        for found in BLOCK.finditer(text)
+    ]
 
 
 class Reader:
@@ -88,9 +134,13 @@ class Reader:
         (folder / "checkpoints").mkdir()
         for shipped in (ROOT / "checkpoints").iterdir():
             (folder / "checkpoints" / shipped.name).symlink_to(shipped)
-        self.environment = {**{name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")},
-                            "PATH": f"{command.parent}:{os.environ['PATH']}", "LINPIX_CHECKPOINTS": "checkpoints",
-                            "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")},
+            "PATH": f"{command.parent}:{os.environ['PATH']}",
+            "LINPIX_CHECKPOINTS": "checkpoints",
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(folder),
+        }
 
     def does(self, block: Block) -> None:
         where = f"{block.page.name}:{block.line}"
@@ -107,9 +157,18 @@ class Reader:
             return
         text = text.replace(ADDRESS, self.server.url)
         shell = {"sh": ["bash", "-euo", "pipefail"], "python": [sys.executable]}[block.language]
-        ended = subprocess.run([*shell, "-c", text], cwd=self.folder, env=self.environment, capture_output=True,
-                               text=True, check=False, timeout=500)
-        assert ended.returncode == 0, f"{where} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"
+        ended = subprocess.run(
+            [*shell, "-c", text],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=500,
+        )
+        assert ended.returncode == 0, (
+            f"{where} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"
+        )
         self.printed = ended.stdout
 
     def leaves(self) -> None:
@@ -118,7 +177,9 @@ class Reader:
 
 
 def agree(told: Any, got: Any, where: str) -> None:
-    """Raise AssertionError unless an answer is as told: the same fields, and values where they do not change."""
+    """Raise AssertionError unless an answer is as told: the same fields, and values where they do
+    not change.
+    """
     if isinstance(told, dict):
         assert isinstance(got, dict), where
         assert list(told) == list(got), f"{where}: {list(told)} in the page, {list(got)} answered"
@@ -128,7 +189,7 @@ def agree(told: Any, got: Any, where: str) -> None:
     elif isinstance(told, list):
         assert isinstance(got, list), where
         if "..." in told:
-            told, got = told[:told.index("...")], got[:told.index("...")]
+            told, got = told[: told.index("...")], got[: told.index("...")]
         assert len(told) == len(got), where
         for index, (one, other) in enumerate(zip(told, got, strict=True)):
             agree(one, other, f"{where}[{index}]")
@@ -160,9 +221,11 @@ def photos(tmp_path: Path) -> None:
 LONG = ("train.md", "complete.md", "run.md", "numbers.md", "compare.md")  # up to a minute
 
 
-@pytest.mark.parametrize("page", [
-    pytest.param(page, marks=pytest.mark.slow if page.name in LONG else ()) for page in PAGES],
-    ids=[page.name for page in PAGES])
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.name in LONG else ()) for page in PAGES],
+    ids=[page.name for page in PAGES],
+)
 def test_what_a_page_says_can_be_done(page, tmp_path, photos, shipped, request, monkeypatch):
     found = [block for block in blocks(page) if not block.why]
     if any("--data data" in block.text for block in found):
@@ -172,9 +235,13 @@ def test_what_a_page_says_can_be_done(page, tmp_path, photos, shipped, request, 
         for block in found:
             reader.does(block)
         if page.name == "train.md":
-            assert len(list((tmp_path / "pictures").rglob("*.png"))) == 40, "every photo, of whatever kind"
-        if page.name == "python.md":  # whoever ships other weights looks at the figure, and chooses another seed
-            monkeypatch.setattr(draw, "new_decoder", partial(new_decoder, precision="fp32"))  # alike on all machines
+            assert len(list((tmp_path / "pictures").rglob("*.png"))) == 40, (
+                "every photo, of whatever kind"
+            )
+        # whoever ships other weights looks at the figure, and chooses another seed
+        if page.name == "python.md":
+            # alike on all machines
+            monkeypatch.setattr(draw, "new_decoder", partial(new_decoder, precision="fp32"))
             made = linpix.sample("mnist-conditional", 12, seed=25).grid()
             same = np.array_equal(made, Image.open(ROOT / "docs/python.png"))
             assert same or not ops.compiled, "docs/python.png is not what the first example draws"
@@ -183,7 +250,12 @@ def test_what_a_page_says_can_be_done(page, tmp_path, photos, shipped, request, 
 
 
 def test_blocks_that_are_not_run_are_these():
-    found = [(page.name, block.text.splitlines()[0]) for page in PAGES for block in blocks(page) if block.why]
+    found = [
+        (page.name, block.text.splitlines()[0])
+        for page in PAGES
+        for block in blocks(page)
+        if block.why
+    ]
     assert found == NOT_RUN
 
 
@@ -218,7 +290,11 @@ def test_every_source_file_that_a_page_names_exists(page):
 
 def test_decisions_are_rules_of_one_line_each_with_the_file_that_holds_them():
     text = DECISIONS.read_text().splitlines()
-    rules = [line for line in text if line.startswith("|") and line not in ("| rule | why | file |", "|---|---|---|")]
+    rules = [
+        line
+        for line in text
+        if line.startswith("|") and line not in ("| rule | why | file |", "|---|---|---|")
+    ]
     assert len(text) <= 150
     assert len(rules) > 50
     for rule in rules:
@@ -236,4 +312,6 @@ def test_the_days_of_the_log_are_newest_first(log):
 
 
 def test_curl_is_here():
-    assert shutil.which("curl"), "the pages' blocks use curl; on Debian and Ubuntu: apt-get install curl"
+    assert shutil.which("curl"), (
+        "the pages' blocks use curl; on Debian and Ubuntu: apt-get install curl"
+    )

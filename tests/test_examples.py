@@ -1,4 +1,6 @@
-"""Every file of examples/, run as a reader would run it, against a server of the shipped mnist-small."""
+"""Every file of examples/, run as a reader would run it, against a server of the shipped
+mnist-small.
+"""
 
 import json
 import os
@@ -16,10 +18,26 @@ from tests.server.web.test_openai import OLD_CLIENT
 
 FOLDER = ROOT / "examples"
 NODE_MODULES = Path(sys.prefix) / "node_modules"  # where `make test` puts the openai package of npm
-TOURS = {"curl.sh": "bash", "httpx_python.py": sys.executable, "requests_python.py": sys.executable,
-         "openai_python.py": sys.executable, "openai_node.mjs": "node"}
-CLIENTS = ["curl.sh", "openai_python.py", *(pytest.param(client, marks=pytest.mark.slow) for client in (
-    "httpx_python.py", "requests_python.py", "openai_node.mjs", "openai_python.py, openai 1.x"))]
+TOURS = {
+    "curl.sh": "bash",
+    "httpx_python.py": sys.executable,
+    "requests_python.py": sys.executable,
+    "openai_python.py": sys.executable,
+    "openai_node.mjs": "node",
+}
+CLIENTS = [
+    "curl.sh",
+    "openai_python.py",
+    *(
+        pytest.param(client, marks=pytest.mark.slow)
+        for client in (
+            "httpx_python.py",
+            "requests_python.py",
+            "openai_node.mjs",
+            "openai_python.py, openai 1.x",
+        )
+    ),
+]
 PARTIAL_ROWS = (5, 11, 16, 22)  # of 28: four partial images, evenly spread
 
 
@@ -29,9 +47,12 @@ def server():
         yield process
 
 
-def run(client: str, folder: Path, url: str, key: str = "none", *, script: Path | None = None
-        ) -> subprocess.CompletedProcess[str]:
-    """Run a client of CLIENTS in a folder, or another script for it; skips where what it needs is not there."""
+def run(
+    client: str, folder: Path, url: str, key: str = "none", *, script: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a client of CLIENTS in a folder, or another script for it; skips where what it needs is
+    not there.
+    """
     name = client.split(",")[0]
     program, script = shutil.which(TOURS.get(name, sys.executable)), script or FOLDER / name
     environment = os.environ | {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key}
@@ -43,17 +64,27 @@ def run(client: str, folder: Path, url: str, key: str = "none", *, script: Path 
         pytest.skip("bash and curl are not both on the PATH")
     if name.endswith(".mjs"):
         if program is None or not (NODE_MODULES / "openai").is_dir():
-            pytest.skip(f"node is not on the PATH, or npm's openai not in {NODE_MODULES}; where npm is, make test puts "
-                        "it there")
+            pytest.skip(
+                f"node is not on the PATH, or npm's openai not in {NODE_MODULES}; where npm is,"
+                " make test puts it there"
+            )
         if script.parent != folder:
             script = shutil.copy(script, folder)  # node looks for modules from where a file is
         (folder / "node_modules").symlink_to(NODE_MODULES)
-    return subprocess.run([str(program), str(script)], cwd=folder, env=environment, capture_output=True, text=True,
-                          timeout=500, check=False)
+    return subprocess.run(
+        [str(program), str(script)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
 
 
 def test_every_example_is_run_here():
-    others = {"README.md", "digits.gif", "kubernetes"}  # of the last, tests/server/cluster/test_deploy.py
+    # of the last, tests/server/cluster/test_deploy.py
+    others = {"README.md", "digits.gif", "kubernetes"}
     assert {path.name for path in FOLDER.iterdir()} - others == {*TOURS, "quickstart.py"}
 
 
@@ -62,15 +93,24 @@ def test_an_example_draws_streams_and_completes(client, server, tmp_path):
     ended = run(client, tmp_path, server.url)
     assert ended.returncode == 0, ended.stderr
     pictures = {path.name: pixels(path) for path in tmp_path.glob("*.png")}
-    assert pictures.keys() == {"drawn.png", "completed.png", *(f"streamed-{number}.png" for number in range(5))}
+    assert pictures.keys() == {
+        "drawn.png",
+        "completed.png",
+        *(f"streamed-{number}.png" for number in range(5)),
+    }
     for picture in pictures.values():
         assert picture.shape == (280, 280)
         assert np.array_equal(picture, picture[::10, ::10].repeat(10, axis=0).repeat(10, axis=1))
-    drawn, completed, whole = (pictures[f"{name}.png"] for name in ("drawn", "completed", "streamed-4"))
+    drawn, completed, whole = (
+        pictures[f"{name}.png"] for name in ("drawn", "completed", "streamed-4")
+    )
     assert drawn.max() > 200 and whole.max() > 200 and not np.array_equal(drawn, whole)
     for number, rows in enumerate(PARTIAL_ROWS):
         partial = pictures[f"streamed-{number}.png"]
-        assert np.array_equal(partial[:10 * rows], whole[:10 * rows]) and not partial[10 * rows:].any()
+        assert (
+            np.array_equal(partial[: 10 * rows], whole[: 10 * rows])
+            and not partial[10 * rows :].any()
+        )
     assert np.array_equal(completed[:140], drawn[:140]) and not np.array_equal(completed, drawn)
     assert completed[140:].any()
 
@@ -85,7 +125,12 @@ def test_an_example_sends_the_key_and_fails_when_it_is_refused(client, tmp_path)
         def do_POST(self) -> None:
             keys.append(self.headers["authorization"])
             self.rfile.read(int(self.headers["content-length"]))
-            error = {"message": "wrong key", "type": "authentication_error", "param": None, "code": "invalid_api_key"}
+            error = {
+                "message": "wrong key",
+                "type": "authentication_error",
+                "param": None,
+                "code": "invalid_api_key",
+            }
             self.answer(json.dumps({"error": error}).encode(), "application/json", 401)
 
     with listening(Refusing) as url:
@@ -97,9 +142,14 @@ def test_an_example_sends_the_key_and_fails_when_it_is_refused(client, tmp_path)
 
 # --- the quickstart ---
 
+
 def panels(grid: np.ndarray) -> list[np.ndarray]:
     assert grid.shape == (448, 448)
-    return [grid[top:top + 112, left:left + 112] for top in range(0, 448, 112) for left in range(0, 448, 112)]
+    return [
+        grid[top : top + 112, left : left + 112]
+        for top in range(0, 448, 112)
+        for left in range(0, 448, 112)
+    ]
 
 
 def test_the_quickstart_writes_a_grid_of_sixteen_digits(server, tmp_path):

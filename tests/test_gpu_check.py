@@ -1,4 +1,6 @@
-"""make gpu-check without a GPU: what it writes down, how it goes on after it was ended, and all of it in tiny form."""
+"""make gpu-check without a GPU: what it writes down, how it goes on after it was ended, and all of
+it in tiny form.
+"""
 
 import json
 import signal
@@ -18,15 +20,25 @@ from tools.results import Results
 
 pytestmark = pytest.mark.slow
 
-WELL, BADLY = [[sys.executable, "-c", f"print('one'); print('two'); raise SystemExit({status})"] for status in (0, 3)]
-WITHOUT_OVERLAP_ONLY = [sys.executable, "-c", "import os; raise SystemExit(os.environ['LINPIX_OVERLAP'] != '0')"]
+WELL, BADLY = [
+    [sys.executable, "-c", f"print('one'); print('two'); raise SystemExit({status})"]
+    for status in (0, 3)
+]
+WITHOUT_OVERLAP_ONLY = [
+    sys.executable,
+    "-c",
+    "import os; raise SystemExit(os.environ['LINPIX_OVERLAP'] != '0')",
+]
 TELL = [sys.executable, "-c", "import os; print('LINPIX_OVERLAP is', os.environ['LINPIX_OVERLAP'])"]
 
 
 def steps(check: Check) -> dict[str, tuple[str, str]]:
     """How each step ended, and its last line."""
-    return {line["step"]: (line["ended"], line["printed"]) for line in Results(check.results.path).known
-            if "step" in line}
+    return {
+        line["step"]: (line["ended"], line["printed"])
+        for line in Results(check.results.path).known
+        if "step" in line
+    }
 
 
 def test_a_measurement_is_a_line_at_once_and_a_line_that_was_cut_off_is_dropped(tmp_path):
@@ -40,7 +52,11 @@ def test_a_measurement_is_a_line_at_once_and_a_line_that_was_cut_off_is_dropped(
     assert later.known == results.known == Results(path).known
     later.measure(lambda: pytest.fail("it is known"), part="decode", batch=64)
     later.measure(lambda: {"us": 3.5}, part="decode", batch=4096)
-    assert Results(path).find(part="decode", batch=4096) == {"part": "decode", "batch": 4096, "us": 3.5}
+    assert Results(path).find(part="decode", batch=4096) == {
+        "part": "decode",
+        "batch": 4096,
+        "us": 3.5,
+    }
 
 
 def test_each_step_is_written_down_when_it_ends_and_one_that_ended_well_is_not_repeated(tmp_path):
@@ -52,21 +68,30 @@ def test_each_step_is_written_down_when_it_ends_and_one_that_ended_well_is_not_r
     assert check.failed == ["second: exit status 3"]
     assert "| second | exit status 3 |" in (tmp_path / "report.md").read_text()
     again = Check(tmp_path)
-    assert again.run(Step("first", BADLY, 60)) and again.run(Step("second", WELL, 60)) and not again.failed
+    assert (
+        again.run(Step("first", BADLY, 60))
+        and again.run(Step("second", WELL, 60))
+        and not again.failed
+    )
     assert (tmp_path / "log.txt").read_text() == "one\ntwo\n" * 3
 
 
 def test_a_step_that_hangs_is_ended_with_what_it_started_and_the_next_one_runs(tmp_path):
     check = Check(tmp_path)
-    hangs = ("import subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True);"
-             "time.sleep(600)")
+    hangs = (
+        "import subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); print(child.pid,"
+        " flush=True);time.sleep(600)"
+    )
     assert not check.run(Step("hangs", [sys.executable, "-c", hangs], 3))
     ended, child = steps(check)["hangs"]
     assert ended == "ran out of time, 3 s"
     assert eventually(lambda: not running(int(child)))
     assert check.run(Step("next", WELL, 60))
     check.until = time.monotonic()
-    assert not check.run(Step("late", WELL, 60)) and steps(check)["late"] == ("no time was left for it", "")
+    assert not check.run(Step("late", WELL, 60)) and steps(check)["late"] == (
+        "no time was left for it",
+        "",
+    )
 
 
 def running(pid: int) -> bool:
@@ -77,7 +102,9 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("decoding", "told"), [(WITHOUT_OVERLAP_ONLY, "0"), (WELL, "1")])
-def test_where_decoding_fails_only_with_overlap_all_that_follows_runs_without(tmp_path, monkeypatch, decoding, told):
+def test_where_decoding_fails_only_with_overlap_all_that_follows_runs_without(
+    tmp_path, monkeypatch, decoding, told
+):
     """In later calls too."""
     monkeypatch.setenv("LINPIX_OVERLAP", "1")
     older = [Step(f"decoding {how}", decoding, 60, variables) for how, variables in OLDER.items()]
@@ -86,7 +113,9 @@ def test_where_decoding_fails_only_with_overlap_all_that_follows_runs_without(tm
     examine(check, [Step("measure in a later call", TELL, 60)])
     found = steps(check)
     assert found["measure"][1] == found["measure in a later call"][1] == f"LINPIX_OVERLAP is {told}"
-    assert ("decoding without overlap" in found) == (told == "0") and "decoding in tiles of few rows" not in found
+    assert ("decoding without overlap" in found) == (
+        told == "0"
+    ) and "decoding in tiles of few rows" not in found
 
 
 def test_without_a_gpu_a_call_ends_after_saying_why(tmp_path):
@@ -94,8 +123,13 @@ def test_without_a_gpu_a_call_ends_after_saying_why(tmp_path):
     if ops.gpu:
         pytest.skip("there is one")
     check = Check(tmp_path)
-    examine(check, [Step(step.name, step.command if step.name == "look" else WELL, step.limit_s)
-                    for step in calls(tmp_path, tmp_path)[0]])
+    examine(
+        check,
+        [
+            Step(step.name, step.command if step.name == "look" else WELL, step.limit_s)
+            for step in calls(tmp_path, tmp_path)[0]
+        ],
+    )
     assert [*steps(check)] == ["build", "look"] and steps(check)["look"][1] == ops.why_no_gpu()
 
 
@@ -106,20 +140,42 @@ def test_the_bytes_of_a_state_are_those_of_its_parts():
 
 
 def test_every_test_of_a_kernel_that_wants_a_gpu_is_run(tmp_path):
-    run = {word for step in calls(tmp_path, tmp_path)[0] for word in step.command if word.startswith("tests/")}
-    assert run == {str(path.relative_to(ROOT)) for path in (ROOT / "tests/model").rglob("test_*.py")
-                   if "mark.cuda" in path.read_text()}
+    run = {
+        word
+        for step in calls(tmp_path, tmp_path)[0]
+        for word in step.command
+        if word.startswith("tests/")
+    }
+    assert run == {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests/model").rglob("test_*.py")
+        if "mark.cuda" in path.read_text()
+    }
 
 
 def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, emulated):
-    """On this processor, by the emulated kernels. It is ended amid measurements, and a half line is left."""
-    command = [sys.executable, "-m", "tools.gpu_check", "--emulated", str(emulated.library), "--out",
-               str(tmp_path / "out")]
+    """On this processor, by the emulated kernels. It is ended amid measurements, and a half line is
+    left.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "tools.gpu_check",
+        "--emulated",
+        str(emulated.library),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     file = tmp_path / "out/results.jsonl"
     process = subprocess.Popen(command, cwd=ROOT)
     try:
-        assert eventually(lambda: process.poll() is not None
-                          or (file.exists() and '"part": "variants"' in file.read_text()), 300)
+        assert eventually(
+            lambda: (
+                process.poll() is not None
+                or (file.exists() and '"part": "variants"' in file.read_text())
+            ),
+            300,
+        )
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 1
@@ -131,21 +187,45 @@ def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, em
     for call in ("1,2", "3"):
         subprocess.run([*command, "--call", call], cwd=ROOT, check=True, timeout=500)
     found = Results(file).known
-    assert found[:len(before)] == before
+    assert found[: len(before)] == before
     names = ("part", "step", "preset", "state", "batch", "product", "clients", "n")
     keys = [tuple(line.get(name) for name in names) for line in found]
     assert len(set(keys)) == len(keys), "measured twice"
     assert {line["ended"] for line in found if "step" in line} == {"well"}
-    assert {line.get("part") for line in found} == {None, "machine", "variants", "decode", "kernels", "products",
-                                                    "training", "service"}
+    assert {line.get("part") for line in found} == {
+        None,
+        "machine",
+        "variants",
+        "decode",
+        "kernels",
+        "products",
+        "training",
+        "service",
+    }
     tables = file.with_name("report.md").read_text()
-    assert {path.name for path in file.parent.iterdir()} == {"results.jsonl", "report.md", "log.txt"}
+    assert {path.name for path in file.parent.iterdir()} == {
+        "results.jsonl",
+        "report.md",
+        "log.txt",
+    }
     assert "| tiny | fp32 | 2 |" in tables and tables == report(found)
-    assert all(line["images_per_second"] > 0 for line in found if line.get("part") in ("decode", "training", "service"))
+    assert all(
+        line["images_per_second"] > 0
+        for line in found
+        if line.get("part") in ("decode", "training", "service")
+    )
 
 
 def test_kernels_are_named_by_what_distinguishes_them():
-    assert kernel_of("void linpix::gpu::enter<linpix::gpu::MultiplyMany<(linpix::Product)1, true, 4, 4>, "
-                     "linpix::ProductCall>(linpix::ProductCall)") == "MultiplyMany<1, true, 4, 4>"
-    assert kernel_of("void linpix::gpu::enter<linpix::gpu::Finish, linpix::EndCall>(linpix::EndCall)") == "Finish"
+    assert (
+        kernel_of(
+            "void linpix::gpu::enter<linpix::gpu::MultiplyMany<(linpix::Product)1, true, 4, 4>, "
+            "linpix::ProductCall>(linpix::ProductCall)"
+        )
+        == "MultiplyMany<1, true, 4, 4>"
+    )
+    assert (
+        kernel_of("void linpix::gpu::enter<linpix::gpu::Finish, linpix::EndCall>(linpix::EndCall)")
+        == "Finish"
+    )
     assert kernel_of("Memset (Device)") == "Memset (Device)"

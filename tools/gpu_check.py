@@ -2,12 +2,13 @@
 
     make gpu-check [CALL=1,2,3] [PYTHON=python3] [OUT=build/gpu-check]
 
-The Python needs torch with CUDA, numpy, safetensors, pillow, tqdm, pytest and setuptools, for the service also fastapi
-and what it needs, and there must be an nvcc; neither pip nor a network is asked for. OUT has results.jsonl, where every
-measurement and the end of every step is a line as soon as it is known, report.md (all of it as tables), and log.txt
-(what the steps printed). A run goes on after what OUT has: neither steps that ended well nor measurements are repeated,
-so take another OUT after a change of the code. If tests of decoding fail, those that did run again without the overlap
-of kernels, and then with the tiles of few rows; the steps that follow use what passed.
+The Python needs torch with CUDA, numpy, safetensors, pillow, tqdm, pytest and setuptools, for the
+service also fastapi and what it needs, and there must be an nvcc; neither pip nor a network is
+asked for. OUT has results.jsonl, where every measurement and the end of every step is a line as
+soon as it is known, report.md (all of it as tables), and log.txt (what the steps printed). A run
+goes on after what OUT has: neither steps that ended well nor measurements are repeated, so take
+another OUT after a change of the code. If tests of decoding fail, those that did run again without
+the overlap of kernels, and then with the tiles of few rows; the steps that follow use what passed.
 """
 
 import argparse
@@ -28,9 +29,12 @@ from tools.results import Results
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 560.0  # of a call
 SHOWN_LINES = 40  # of a step that failed; of others one
-OLDER = {"without overlap": {"LINPIX_OVERLAP": "0"},  # what is tried if tests of decoding fail
-         "in tiles of few rows": {"LINPIX_OVERLAP": "0", "LINPIX_TILES": "few"}}
-SANITIZED = "padding or taken or recorded or reading_leaves"  # tiny shapes, since every access is looked at
+OLDER = {
+    "without overlap": {"LINPIX_OVERLAP": "0"},  # what is tried if tests of decoding fail
+    "in tiles of few rows": {"LINPIX_OVERLAP": "0", "LINPIX_TILES": "few"},
+}
+# tiny shapes, since every access is looked at
+SANITIZED = "padding or taken or recorded or reading_leaves"
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,14 @@ class Check:
         """Of measurements: those with which tests of decoding pass, if they do not without."""
         if self.results.find(step="decoding", ended="well"):
             return {}
-        return next((variables for how, variables in OLDER.items()
-                     if self.results.find(step=f"decoding {how}", ended="well")), {})
+        return next(
+            (
+                variables
+                for how, variables in OLDER.items()
+                if self.results.find(step=f"decoding {how}", ended="well")
+            ),
+            {},
+        )
 
     def run(self, step: Step) -> bool:
         """Whether it ended well, now or in an earlier run; else all of its processes are ended."""
@@ -68,8 +78,14 @@ class Check:
         began = time.monotonic()
         with (self.out / "log.txt").open("a+") as log:
             begin = log.seek(0, os.SEEK_END)
-            process = subprocess.Popen(step.command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
-                                       start_new_session=True, env=os.environ | self.variables | step.variables)
+            process = subprocess.Popen(
+                step.command,
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | self.variables | step.variables,
+            )
             try:
                 status = process.wait(timeout=left)
                 ended = f"exit status {status}" if status else "well"
@@ -77,12 +93,13 @@ class Check:
                 ended = f"ran out of time, {left:.0f} s"
             finally:
                 if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)  # what it started, too: the next step wants the GPU
+                    # what it started, too: the next step wants the GPU
+                    os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             log.seek(begin)
             printed = log.read().splitlines()
         self.results = Results(self.results.path)  # with what the step has added
-        print("\n".join(printed[-SHOWN_LINES if ended != "well" else -1:]), flush=True)
+        print("\n".join(printed[-SHOWN_LINES if ended != "well" else -1 :]), flush=True)
         return self._note(step, ended, time.monotonic() - began, printed)
 
     def _note(self, step: Step, ended: str, seconds: float, printed: list[str]) -> bool:
@@ -95,82 +112,202 @@ class Check:
 
 
 def report(lines: list[dict[str, Any]]) -> str:
-    """A table for each part: a row for each measurement, the columns all that was found. And how each step ended."""
+    """A table for each part: a row for each measurement, the columns all that was found. And how
+    each step ended.
+    """
     parts: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         rows = parts.setdefault(line.get("part", "steps"), [])
         nested = [(name, value) for name, value in line.items() if isinstance(value, dict)]
         plain = {name: value for name, value in line.items() if name not in ("part", *dict(nested))}
         if not any(isinstance(each, dict) for _, value in nested for each in value.values()):
-            rows.append(plain | {f"{key}, {unit}": each for unit, value in nested for key, each in value.items()})
+            rows.append(
+                plain
+                | {f"{key}, {unit}": each for unit, value in nested for key, each in value.items()}
+            )
         for unit, value in nested:
-            rows += [plain | {"rows": key} | {f"{name}, {unit}": one for name, one in each.items()}
-                     for key, each in value.items() if isinstance(each, dict)]
+            rows += [
+                plain | {"rows": key} | {f"{name}, {unit}": one for name, one in each.items()}
+                for key, each in value.items()
+                if isinstance(each, dict)
+            ]
     return "\n".join(f"## {part}\n\n{table(rows)}" for part, rows in parts.items())
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
-              for value in (row.get(name, "") for name in columns)] for row in rows]
+    cells = [
+        [
+            f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
+            for value in (row.get(name, "") for name in columns)
+        ]
+        for row in rows
+    ]
     return "".join(f"| {' | '.join(row)} |\n" for row in (columns, ["---"] * len(columns), *cells))
 
 
 def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step]]:
     """The steps of each call, in the order of what they are worth should time run out.
 
-    work: folder of what nobody wants to see later: pictures to train with, checkpoints, pytest's cache · emulated:
+    work: folder of what nobody wants to see later: pictures to train with, checkpoints, pytest's
+          cache · emulated:
     kernels for a processor: a tiny form of all of it, to try this file without a GPU.
     """
     python = sys.executable
 
     def tests(path: str, *flags: str) -> list[str]:
-        return [python, "-m", "pytest", "-q", "-m", "cuda", "-o", f"cache_dir={work / 'cache'}", path, *flags]
+        return [
+            python,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "cuda",
+            "-o",
+            f"cache_dir={work / 'cache'}",
+            path,
+            *flags,
+        ]
 
     def measured(part: str, **given: str) -> list[str]:
         if emulated:
             given = {"preset": "tiny", "batch": "1,2", "state": "fp32", "emulated": str(emulated)}
-        return [python, "-m", "tools.benchmarks.cuda", part, "--results", str(out / "results.jsonl"),
-                *(word for name, value in given.items() for word in (f"--{name}", value))]
+        return [
+            python,
+            "-m",
+            "tools.benchmarks.cuda",
+            part,
+            "--results",
+            str(out / "results.jsonl"),
+            *(word for name, value in given.items() for word in (f"--{name}", value)),
+        ]
 
     def trains(name: str, preset: str, *flags: str) -> list[str]:
-        """Ten steps, an evaluation, drawn samples and a saved checkpoint, of noise in two classes."""
-        return [python, "-m", "linpix", "train", preset, "--data", str(work / "pictures"), "--out", str(work / name),
-                "--device", "cpu" if emulated else "cuda", "--images", "160", "--batch", "16", "--warmup-images", "32",
-                "--validation", "16", *flags]
+        """Ten steps, an evaluation, drawn samples and a saved checkpoint, of noise in two
+        classes.
+        """
+        return [
+            python,
+            "-m",
+            "linpix",
+            "train",
+            preset,
+            "--data",
+            str(work / "pictures"),
+            "--out",
+            str(work / name),
+            "--device",
+            "cpu" if emulated else "cuda",
+            "--images",
+            "160",
+            "--batch",
+            "16",
+            "--warmup-images",
+            "32",
+            "--validation",
+            "16",
+            *flags,
+        ]
 
     service = [python, "-m", "tools.benchmarks.service", "--results", str(out / "results.jsonl")]
     if emulated:
-        return [[Step("machine", measured("machine"), 120)],
-                [Step("decode", measured("decode"), 120), Step("kernels", measured("kernels"), 120),
-                 Step("products", measured("products"), 120)],
-                [Step("training, eager", trains("eager", "tiny", "--no-compile"), 120),
-                 Step("training", measured("training"), 120),
-                 Step("service", [*service, "--model", str(work / "eager"), "--load", "2x1,2x2", "--seconds",
-                                  "0.5"], 120)]]
+        return [
+            [Step("machine", measured("machine"), 120)],
+            [
+                Step("decode", measured("decode"), 120),
+                Step("kernels", measured("kernels"), 120),
+                Step("products", measured("products"), 120),
+            ],
+            [
+                Step("training, eager", trains("eager", "tiny", "--no-compile"), 120),
+                Step("training", measured("training"), 120),
+                Step(
+                    "service",
+                    [
+                        *service,
+                        "--model",
+                        str(work / "eager"),
+                        "--load",
+                        "2x1,2x2",
+                        "--seconds",
+                        "0.5",
+                    ],
+                    120,
+                ),
+            ],
+        ]
     decoding, rows = tests("tests/model/test_cuda.py"), "1,64,512,1024,4096"
     sanitizer = ["env", "compute-sanitizer", "--error-exitcode=9"]
     return [
-        [Step("build", [python, "setup.py", "-q", "build_ext", "--inplace", "--parallel=2"], 300),
-         Step("look", [python, "-c", "from linpix.model import ops; import sys; sys.exit(ops.why_no_gpu())"], 60),
-         Step("machine", measured("machine"), 60),
-         Step("decoding", decoding, 230),
-         *(Step(f"decoding {how}", [*decoding, "--last-failed"], 100, variables) for how, variables in OLDER.items()),
-         Step("attention over sequences", tests("tests/model/attention/test_linear.py"), 60),
-         Step("decode mnist", measured("decode", preset="mnist", batch=rows), 120),
-         Step("races", [*sanitizer, "--tool=racecheck", *decoding, "-k", SANITIZED], 90),
-         Step("memory", [*sanitizer, *decoding, "-k", SANITIZED], 90)],
-        [Step("kernels", measured("kernels", preset="mnist", batch="64,4096"), 90),
-         Step("decode others", measured("decode", preset="mnist-large,mnist-conditional,cifar10", batch=rows), 240),
-         Step("kernels of mnist-large", measured("kernels", preset="mnist-large", batch="4096", state="fp16"), 60),
-         Step("products of torch", measured("products", batch=rows), 40),
-         Step("the same, as batch-invariant modes set it", measured("products", batch=rows), 40,
-              {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"})],
-        [Step("service", [*service, "--device", "cuda", "--state", "fp16", "--slots", "4096",
-                          "--max-queue", "8192", "--max-n", "1024", "--client-images", "0"], 180),
-         Step("training, eager", trains("eager", "mnist", "--no-compile"), 60),
-         Step("training", measured("training", preset="mnist-large", batch="128,256"), 120),
-         Step("training, compiled", trains("compiled", "mnist"), 150)]]
+        [
+            Step(
+                "build", [python, "setup.py", "-q", "build_ext", "--inplace", "--parallel=2"], 300
+            ),
+            Step(
+                "look",
+                [
+                    python,
+                    "-c",
+                    "from linpix.model import ops; import sys; sys.exit(ops.why_no_gpu())",
+                ],
+                60,
+            ),
+            Step("machine", measured("machine"), 60),
+            Step("decoding", decoding, 230),
+            *(
+                Step(f"decoding {how}", [*decoding, "--last-failed"], 100, variables)
+                for how, variables in OLDER.items()
+            ),
+            Step("attention over sequences", tests("tests/model/attention/test_linear.py"), 60),
+            Step("decode mnist", measured("decode", preset="mnist", batch=rows), 120),
+            Step("races", [*sanitizer, "--tool=racecheck", *decoding, "-k", SANITIZED], 90),
+            Step("memory", [*sanitizer, *decoding, "-k", SANITIZED], 90),
+        ],
+        [
+            Step("kernels", measured("kernels", preset="mnist", batch="64,4096"), 90),
+            Step(
+                "decode others",
+                measured("decode", preset="mnist-large,mnist-conditional,cifar10", batch=rows),
+                240,
+            ),
+            Step(
+                "kernels of mnist-large",
+                measured("kernels", preset="mnist-large", batch="4096", state="fp16"),
+                60,
+            ),
+            Step("products of torch", measured("products", batch=rows), 40),
+            Step(
+                "the same, as batch-invariant modes set it",
+                measured("products", batch=rows),
+                40,
+                {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"},
+            ),
+        ],
+        [
+            Step(
+                "service",
+                [
+                    *service,
+                    "--device",
+                    "cuda",
+                    "--state",
+                    "fp16",
+                    "--slots",
+                    "4096",
+                    "--max-queue",
+                    "8192",
+                    "--max-n",
+                    "1024",
+                    "--client-images",
+                    "0",
+                ],
+                180,
+            ),
+            Step("training, eager", trains("eager", "mnist", "--no-compile"), 60),
+            Step("training", measured("training", preset="mnist-large", batch="128,256"), 120),
+            Step("training, compiled", trains("compiled", "mnist"), 150),
+        ],
+    ]
 
 
 def examine(check: Check, steps: list[Step]) -> None:
@@ -190,17 +327,29 @@ def write_pictures(folder: Path, size: int, count: int = 200) -> None:
     random = np.random.default_rng(0)
     for i in range(count):
         (folder / str(i % 2)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (size, size), np.uint8)).save(folder / str(i % 2) / f"{i}.png")
+        Image.fromarray(random.integers(0, 256, (size, size), np.uint8)).save(
+            folder / str(i % 2) / f"{i}.png"
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "build/gpu-check", help="folder for what is found")
-    parser.add_argument("--call", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 3])
-    parser.add_argument("--emulated", type=Path, help="kernels for a processor, to try this in tiny form")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build/gpu-check", help="folder for what is found"
+    )
+    parser.add_argument(
+        "--call", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 3]
+    )
+    parser.add_argument(
+        "--emulated", type=Path, help="kernels for a processor, to try this in tiny form"
+    )
     given = parser.parse_args()
-    os.environ["PATH"] += os.pathsep + "/usr/local/cuda/bin"  # where the toolkit's programs are, if nobody said so
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # and so is the step that runs
+    # where the toolkit's programs are, if nobody said so
+    os.environ["PATH"] += os.pathsep + "/usr/local/cuda/bin"
+    # and so is the step that runs
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     out, check = given.out.resolve(), Check(given.out.resolve())
     work = out.with_name(out.name + "-work")
     if not (work / "pictures").exists():

@@ -1,12 +1,14 @@
-"""Microseconds of the CUDA kernels of a layer of `mnist` on an H200, by a model of their machine code; not measured.
+"""Microseconds of the CUDA kernels of a layer of `mnist` on an H200, by a model of their machine
+code; not measured.
 
     python -m tools.kernel_times [--rows 4096]      # needs nvcc, cuobjdump and nvdisasm
 
-A scheduler of a multiprocessor issues an instruction a cycle, of those of its warps that are ready. ptxas has encoded
-with each instruction how long its warp then waits, and which of six scoreboards it sets and waits for (bits 105 to 125
-of 128). An instruction keeps its unit busy for some cycles, and its result comes after some more. So many cycles, and
-the time to move the kernel's bytes at the speed of a copy, hide a part of each other: the root of the sum of their
-squares counts, and 2 us for a launch.
+A scheduler of a multiprocessor issues an instruction a cycle, of those of its warps that are ready.
+ptxas has encoded with each instruction how long its warp then waits, and which of six scoreboards
+it sets and waits for (bits 105 to 125 of 128). An instruction keeps its unit busy for some cycles,
+and its result comes after some more. So many cycles, and the time to move the kernel's bytes at the
+speed of a copy, hide a part of each other: the root of the sum of their squares counts, and 2 us
+for a launch.
 """
 
 import argparse
@@ -27,18 +29,51 @@ CLOCK, SCHEDULERS, COPY = 1755e6, 132 * 4, 4.27e12  # Hz; of an H200; bytes a se
 LAUNCH_US = 2.0
 PROGRAMS = "nvcc", "cuobjdump", "nvdisasm", "c++filt"
 CACHE, MEMORY = 400, 800  # cycles of a load from the L2 cache, and from memory
-# cycles for which a unit is busy with an instruction, as one of four schedulers sees it, and until its result is there
-UNITS = {"tensor": (6.6, 33), "load": (4.0, CACHE), "store": (4.0, 10), "copy": (4.0, 10), "shared": (4.0, 30),
-         "special": (8.0, 22), "float": (1.0, 4), "integer": (2.0, 4), "multiply": (2.0, 4), "uniform": (1.0, 20),
-         "control": (1.0, 4)}
-OPERATIONS = {"HMMA": "tensor", "LDG": "load", "STG": "store", "RED": "store", "ATOMG": "store", "LDGSTS": "copy",
-              **dict.fromkeys(("LDS", "STS", "LDSM", "SHFL", "REDUX"), "shared"),
-              **dict.fromkeys(("MUFU", "I2F", "F2I", "FRND", "POPC"), "special"),
-              **dict.fromkeys(("FFMA", "FMUL", "FADD"), "float"),
-              **dict.fromkeys(("IMAD", "HADD2", "HFMA2", "HMUL2", "F2FP", "F2F", "CS2R"), "multiply"),
-              **dict.fromkeys(("LDC", "S2R"), "uniform"),
-              **dict.fromkeys(("BRA", "BSSY", "BSYNC", "BAR", "DEPBAR", "LDGDEPBAR", "EXIT", "CALL", "NOP", "ACQBULK",
-                               "WARPSYNC", "PREEXIT"), "control")}
+# cycles for which a unit is busy with an instruction, as one of four schedulers sees it, and until
+# its result is there
+UNITS = {
+    "tensor": (6.6, 33),
+    "load": (4.0, CACHE),
+    "store": (4.0, 10),
+    "copy": (4.0, 10),
+    "shared": (4.0, 30),
+    "special": (8.0, 22),
+    "float": (1.0, 4),
+    "integer": (2.0, 4),
+    "multiply": (2.0, 4),
+    "uniform": (1.0, 20),
+    "control": (1.0, 4),
+}
+OPERATIONS = {
+    "HMMA": "tensor",
+    "LDG": "load",
+    "STG": "store",
+    "RED": "store",
+    "ATOMG": "store",
+    "LDGSTS": "copy",
+    **dict.fromkeys(("LDS", "STS", "LDSM", "SHFL", "REDUX"), "shared"),
+    **dict.fromkeys(("MUFU", "I2F", "F2I", "FRND", "POPC"), "special"),
+    **dict.fromkeys(("FFMA", "FMUL", "FADD"), "float"),
+    **dict.fromkeys(("IMAD", "HADD2", "HFMA2", "HMUL2", "F2FP", "F2F", "CS2R"), "multiply"),
+    **dict.fromkeys(("LDC", "S2R"), "uniform"),
+    **dict.fromkeys(
+        (
+            "BRA",
+            "BSSY",
+            "BSYNC",
+            "BAR",
+            "DEPBAR",
+            "LDGDEPBAR",
+            "EXIT",
+            "CALL",
+            "NOP",
+            "ACQBULK",
+            "WARPSYNC",
+            "PREEXIT",
+        ),
+        "control",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -46,46 +81,73 @@ class Instruction:
     address: int
     operation: str
     text: str
-    guarded: bool        # it runs under a condition
-    target: int | None   # of a branch
-    stall: int           # cycles until the warp's next instruction
-    sets: int            # the scoreboard of its result; 7: none
-    frees: int           # that of its operands
-    waits: int           # a bit for each scoreboard
+    guarded: bool  # it runs under a condition
+    target: int | None  # of a branch
+    stall: int  # cycles until the warp's next instruction
+    sets: int  # the scoreboard of its result; 7: none
+    frees: int  # that of its operands
+    waits: int  # a bit for each scoreboard
 
 
 @dataclass(frozen=True)
 class Case:
     """A kernel, and how it is run for so many rows."""
 
-    name: str                # as in the table
+    name: str  # as in the table
     source: str
-    kernel: str              # in its name
-    warps: int               # of a block
-    blocks: int              # on a multiprocessor
-    grid: int                # blocks in all
-    moved: float             # bytes that come from memory, and go there
+    kernel: str  # in its name
+    warps: int  # of a block
+    blocks: int  # on a multiprocessor
+    grid: int  # blocks in all
+    moved: float  # bytes that come from memory, and go there
     trips: tuple[int, ...] = ()  # of its loops, in the order of their ends; 1 of others
-    taken: tuple[int, ...] = ()  # branches forward that are taken, by their number among those with a condition
+    # branches forward that are taken, by their number among those with a condition
+    taken: tuple[int, ...] = ()
 
 
 def compiled(source: str) -> dict[str, tuple[list[Instruction], int, int]]:
     """The kernels of a file for sm_90: their machine code, registers, and bytes of spilled ones."""
     with tempfile.TemporaryDirectory() as folder:
         object_ = Path(folder) / "object.o"
-        said = _output("nvcc", "-std=c++17", f"-I{CSRC}", f"-I{Path(torch.__file__).parent / 'include'}", "-DUSE_CUDA",
-                       "-fmad=false", "-Xptxas", "-v", "-gencode=arch=compute_90,code=sm_90", "-c",
-                       str(CSRC / "cuda" / source), "-o", str(object_))
+        said = _output(
+            "nvcc",
+            "-std=c++17",
+            f"-I{CSRC}",
+            f"-I{Path(torch.__file__).parent / 'include'}",
+            "-DUSE_CUDA",
+            "-fmad=false",
+            "-Xptxas",
+            "-v",
+            "-gencode=arch=compute_90,code=sm_90",
+            "-c",
+            str(CSRC / "cuda" / source),
+            "-o",
+            str(object_),
+        )
         code = kernels_of(_output("c++filt", given=_output("cuobjdump", "-sass", str(object_))))
-    found = re.findall(r"function '(\S+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers", said, re.DOTALL)
-    names = [_named(name) for name in _output("c++filt", given="\n".join(name for name, *_ in found)).splitlines()]
-    return {name: (code[name], int(registers), int(spilled))
-            for name, (_, spilled, registers) in zip(names, found, strict=True)}
+    found = re.findall(
+        r"function '(\S+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers", said, re.DOTALL
+    )
+    names = [
+        _named(name)
+        for name in _output("c++filt", given="\n".join(name for name, *_ in found)).splitlines()
+    ]
+    return {
+        name: (code[name], int(registers), int(spilled))
+        for name, (_, spilled, registers) in zip(names, found, strict=True)
+    }
 
 
 def _output(*command: str, given: str = "") -> str:
-    return subprocess.run(command, input=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
-                          timeout=600).stdout
+    return subprocess.run(
+        command,
+        input=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+        timeout=600,
+    ).stdout
 
 
 def _named(name: str) -> str:
@@ -96,24 +158,45 @@ def kernels_of(listing: str) -> dict[str, list[Instruction]]:
     found: dict[str, list[Instruction]] = {}
     for part in listing.split("Function : ")[1:]:
         code = found[_named(part.partition("\n")[0])] = []
-        for address, text, high in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?) ?;.*\n\s+/\* 0x([0-9a-f]{16}) \*/", part):
+        for address, text, high in re.findall(
+            r"/\*([0-9a-f]{4,})\*/\s+(.*?) ?;.*\n\s+/\* 0x([0-9a-f]{16}) \*/", part
+        ):
             bits, words = int(high, 16) >> 41, text.split()
             guarded = words[0].startswith("@")
             target = re.search(r"0x([0-9a-f]+)$", text) if "BRA" in text or "CALL" in text else None
-            code.append(Instruction(int(address, 16), words[guarded], text, guarded or "BRA !" in text,
-                                    int(target[1], 16) if target else None, bits & 15, bits >> 5 & 7, bits >> 8 & 7,
-                                    bits >> 11 & 63))
+            code.append(
+                Instruction(
+                    int(address, 16),
+                    words[guarded],
+                    text,
+                    guarded or "BRA !" in text,
+                    int(target[1], 16) if target else None,
+                    bits & 15,
+                    bits >> 5 & 7,
+                    bits >> 8 & 7,
+                    bits >> 11 & 63,
+                )
+            )
     return found
 
 
 def path_of(code: list[Instruction], case: Case) -> list[Instruction]:
-    """The instructions of a warp. A branch forward is taken if the case says so, if it avoids a call of a slow path, or
-    if what follows it leaves out a loop."""
+    """The instructions of a warp. A branch forward is taken if the case says so, if it avoids a
+    call of a slow path, or if what follows it leaves out a loop."""
     at = {instruction.address: index for index, instruction in enumerate(code)}
-    backward = [i.address for i in code if i.operation == "BRA" and i.guarded and i.target and i.target < i.address]
-    trips, left = dict.fromkeys(backward, 1) | dict(zip(backward, case.trips, strict=False)), dict[int, int]()
+    backward = [
+        i.address
+        for i in code
+        if i.operation == "BRA" and i.guarded and i.target and i.target < i.address
+    ]
+    trips, left = (
+        dict.fromkeys(backward, 1) | dict(zip(backward, case.trips, strict=False)),
+        dict[int, int](),
+    )
     path, index = list[Instruction](), 0
-    numbers = {i.address: n for n, i in enumerate(i for i in code if i.operation == "BRA" and i.guarded)}
+    numbers = {
+        i.address: n for n, i in enumerate(i for i in code if i.operation == "BRA" and i.guarded)
+    }
     while True:
         now = code[index]
         path.append(now)
@@ -131,11 +214,13 @@ def path_of(code: list[Instruction], case: Case) -> list[Instruction]:
             else:
                 del left[now.address]  # it may be entered again
         else:
-            between = code[index:at[now.target]]
+            between = code[index : at[now.target]]
             slow = len(between) < 12 and any(i.operation.startswith("CALL") for i in between)
             last = between[-1] if between else now
             loops = [loop for loop in backward if now.address < loop < (last.target or 0)]
-            leaves = last.operation == "BRA" and not last.guarded and loops and loops[0] > now.target
+            leaves = (
+                last.operation == "BRA" and not last.guarded and loops and loops[0] > now.target
+            )
             if numbers[now.address] in case.taken or slow or leaves:
                 index = at[now.target]
 
@@ -145,15 +230,16 @@ class Warp:
 
     def __init__(self, ready: float) -> None:
         self.ready, self.place = ready, 0
-        self.boards = [0.0] * 8          # when each scoreboard is free; the last two are nobody's
-        self.copies = [0.0]              # when each group of asynchronous copies has come; the last one is still open
+        self.boards = [0.0] * 8  # when each scoreboard is free; the last two are nobody's
+        # when each group of asynchronous copies has come; the last one is still open
+        self.copies = [0.0]
         self.at_barrier = False
 
     def can_issue(self, step: Instruction) -> float:
         """When: after its last instruction, and what this one waits for."""
         times = [self.ready, *(self.boards[b] for b in range(6) if step.waits >> b & 1)]
         if step.operation.startswith("DEPBAR") and (left := re.search(r"SB0, 0x(\d+)", step.text)):
-            times += self.copies[:len(self.copies) - 1 - int(left[1])][-1:]
+            times += self.copies[: len(self.copies) - 1 - int(left[1])][-1:]
         return max(times)
 
 
@@ -163,13 +249,20 @@ def unit_of(step: Instruction) -> str:
 
 
 def cycles(path: list[Instruction], count: int, resident: int) -> float:
-    """Until a scheduler has run so many warps, of which `resident` at a time; these meet at barriers."""
+    """Until a scheduler has run so many warps, of which `resident` at a time; these meet at
+    barriers.
+    """
     follow = next((n for n, step in enumerate(path) if step.operation == "ACQBULK"), 0)
     free, units, waiting = 0.0, dict.fromkeys(UNITS, 0.0), count - resident
     warps = [Warp(0.0) for _ in range(resident)]
     while warps:
-        when, warp = min(((max(w.can_issue(path[w.place]), units[unit_of(path[w.place])]), n)
-                          for n, w in enumerate(warps) if not w.at_barrier))
+        when, warp = min(
+            (
+                (max(w.can_issue(path[w.place]), units[unit_of(path[w.place])]), n)
+                for n, w in enumerate(warps)
+                if not w.at_barrier
+            )
+        )
         chosen = warps[warp]
         step, now = path[chosen.place], max(when, free)
         unit = unit_of(step)
@@ -212,42 +305,111 @@ def microseconds(code: list[Instruction], case: Case) -> float:
 
 
 def cases(rows: int) -> list[Case]:
-    """Of a layer with eight heads of 32, width 256 and 1,024 hidden units; of few rows, only one of the products."""
+    """Of a layer with eight heads of 32, width 256 and 1,024 hidden units; of few rows, only one of
+    the products.
+    """
     large = rows > 1024
-    found = [Case("norm", "product.cu", "NormaliseRows<8>", 4, 8, math.ceil(rows / 4), 0, taken=(7,))]
+    found = [
+        Case("norm", "product.cu", "NormaliseRows<8>", 4, 8, math.ceil(rows / 4), 0, taken=(7,))
+    ]
     if rows <= 64:
-        found = [Case("norm and qkv", "product.cu", "Multiply<bfloat16, (Product)0, 4, 16, 8>", 4, 4,
-                      math.ceil(rows / 16) * 24, 0, trips=(1, 15, 1, 1, 1, 8), taken=(5, 50) if rows <= 4 else (32,))]
-    for name, kind, wide, deep in (("qkv", "0, false", 768, 256), ("up", "1, true", 1024, 256),
-                                   ("out", "2, false", 256, 256), ("down", "2, false", 256, 1024)) if rows > 64 else ():
+        found = [
+            Case(
+                "norm and qkv",
+                "product.cu",
+                "Multiply<bfloat16, (Product)0, 4, 16, 8>",
+                4,
+                4,
+                math.ceil(rows / 16) * 24,
+                0,
+                trips=(1, 15, 1, 1, 1, 8),
+                taken=(5, 50) if rows <= 4 else (32,),
+            )
+        ]
+    for name, kind, wide, deep in (
+        (
+            ("qkv", "0, false", 768, 256),
+            ("up", "1, true", 1024, 256),
+            ("out", "2, false", 256, 256),
+            ("down", "2, false", 256, 1024),
+        )
+        if rows > 64
+        else ()
+    ):
         add = kind[0] == "2"
-        shape = ("2, 4, 4, 2, 4" if add else "4, 4, 2, 4, 3") if large else f"2, {1 if add else 2}, 2, 4, 4"
+        shape = (
+            ("2, 4, 4, 2, 4" if add else "4, 4, 2, 4, 3")
+            if large
+            else f"2, {1 if add else 2}, 2, 4, 4"
+        )
         tile = (128, 64 if add else 128) if large else (64, 32 if add else 64)
-        found.append(Case(name, "product.cu", f"MultiplyMany<(Product){kind}, {shape}>", 8, 2,
-                          math.ceil(rows / tile[0]) * wide // tile[1], 0, trips=(deep // 64,)))
+        found.append(
+            Case(
+                name,
+                "product.cu",
+                f"MultiplyMany<(Product){kind}, {shape}>",
+                8,
+                2,
+                math.ceil(rows / tile[0]) * wide // tile[1],
+                0,
+                trips=(deep // 64,),
+            )
+        )
     heads = rows * 8
-    for name, taken in (("attention, fp16, seven of eight tokens", (0, 8)), ("the eighth", (0, 7, 9))):
+    for name, taken in (
+        ("attention, fp16, seven of eight tokens", (0, 8)),
+        ("the eighth", (0, 7, 9)),
+    ):
         pairs = 128 * (3.5 + 7 / 8)
-        found.append(Case(name, "attention.cu", "Recall<bfloat16, true>", 4, 6, heads // 4,
-                          heads * (2048 * 9 / 8 + 256 + pairs), taken=taken))
-    found.append(Case("attention, fp32", "attention.cu", "Attend<bfloat16, 32>", 4, 5, heads // 4,
-                      heads * (8192 + 256), taken=(5,)))
+        found.append(
+            Case(
+                name,
+                "attention.cu",
+                "Recall<bfloat16, true>",
+                4,
+                6,
+                heads // 4,
+                heads * (2048 * 9 / 8 + 256 + pairs),
+                taken=taken,
+            )
+        )
+    found.append(
+        Case(
+            "attention, fp32",
+            "attention.cu",
+            "Attend<bfloat16, 32>",
+            4,
+            5,
+            heads // 4,
+            heads * (8192 + 256),
+            taken=(5,),
+        )
+    )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=4096)
     given = parser.parse_args()
     if missing := [name for name in PROGRAMS if not shutil.which(name)]:
         sys.exit(f"this needs {' and '.join(missing)} on the PATH")
-    print("| kernel | registers | spilled bytes | warps at once | instructions of a warp | us, by the model |\n"
-          "|---|---|---|---|---|---|")
+    print(
+        "| kernel | registers | spilled bytes | warps at once | instructions of a warp | us, by the"
+        " model |\n|---|---|---|---|---|---|"
+    )
     load = cache(compiled)
     for case in cases(given.rows):
-        code, registers, spilled = next(each for name, each in load(case.source).items() if case.kernel in name)
+        code, registers, spilled = next(
+            each for name, each in load(case.source).items() if case.kernel in name
+        )
         cells = registers, spilled, case.warps * case.blocks, len(path_of(code, case))
-        print(f"| {case.name} | {' | '.join(map(str, cells))} | {microseconds(code, case):.1f} |", flush=True)
+        print(
+            f"| {case.name} | {' | '.join(map(str, cells))} | {microseconds(code, case):.1f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

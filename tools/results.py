@@ -1,4 +1,6 @@
-"""Measurements as lines of a file, each written when it is known, so that a run that is ended early loses none."""
+"""Measurements as lines of a file, each written when it is known, so that a run that is ended early
+loses none.
+"""
 
 import json
 import os

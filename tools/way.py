@@ -1,8 +1,9 @@
-"""The way of a request: `python -m tools.way` lists our functions that run for one image, and for one edit, by file.
+"""The way of a request: `python -m tools.way` lists our functions that run for one image, and for
+one edit, by file.
 
-It serves two shipped models in this process, and records all calls on all threads after two requests of a kind. So what
-runs once, at the start, is not counted; nor are comprehensions and lambdas. `--json` prints one object. It imports
-nothing of ours before calls can be noted.
+It serves two shipped models in this process, and records all calls on all threads after two
+requests of a kind. So what runs once, at the start, is not counted; nor are comprehensions and
+lambdas. `--json` prints one object. It imports nothing of ours before calls can be noted.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ from types import CodeType, FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("server", "linpix", "model")
-START_S, SETTLED_S = 60.0, 0.25  # the longest time to start; from an answer until its connection is forgotten
+# the longest time to start; from an answer until its connection is forgotten
+START_S, SETTLED_S = 60.0, 0.25
 BOUNDARY = "boundary-of-a-form"
 
 calls: set[CodeType] | None = None  # of the request that is recorded
@@ -51,9 +53,16 @@ def ask(port: int, path: str, body: bytes, kind: str) -> bytes:
 
 
 def form(fields: dict[str, bytes]) -> bytes:
-    parts = [b"--%s\r\ncontent-disposition: form-data; name=\"%s\"%s\r\n\r\n%s\r\n" % (
-        BOUNDARY.encode(), name.encode(), b"; filename=\"a.png\"" if value.startswith(b"\x89PNG") else b"", value)
-        for name, value in fields.items()]
+    parts = [
+        b'--%s\r\ncontent-disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+        % (
+            BOUNDARY.encode(),
+            name.encode(),
+            b'; filename="a.png"' if value.startswith(b"\x89PNG") else b"",
+            value,
+        )
+        for name, value in fields.items()
+    ]
     return b"".join(parts) + b"--%s--\r\n" % BOUNDARY.encode()
 
 
@@ -74,8 +83,12 @@ def requests(port: int) -> dict[str, dict[str, list[str]]]:
     image = json.dumps({"model": "mnist-small", "label": 7, "seed": 1}).encode()
     picture = ask(port, "/v1/images/generations", image, "application/json")
     edit = form({"image": picture, "model": b"mnist-small", "keep_rows": b"14", "seed": b"1"})
-    return {"image": recorded(port, "/v1/images/generations", image, "application/json"),
-            "edit": recorded(port, "/v1/images/edits", edit, f"multipart/form-data; boundary={BOUNDARY}")}
+    return {
+        "image": recorded(port, "/v1/images/generations", image, "application/json"),
+        "edit": recorded(
+            port, "/v1/images/edits", edit, f"multipart/form-data; boundary={BOUNDARY}"
+        ),
+    }
 
 
 def client(port: int) -> None:
@@ -83,7 +96,10 @@ def client(port: int) -> None:
     try:
         end = time.monotonic() + START_S
         while time.monotonic() < end:
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            with (
+                contextlib.suppress(ConnectionRefusedError),
+                socket.create_connection(("127.0.0.1", port)),
+            ):
                 break
             time.sleep(0.1)
         show(requests(port))
@@ -98,7 +114,10 @@ def show(ways: dict[str, dict[str, list[str]]]) -> None:
     for request, way in ways.items():
         for room in ROOMS:
             files = {file: names for file, names in way.items() if file.startswith(room)}
-            print(f"{request}: {sum(map(len, files.values()))} functions in {len(files)} files of {room}/")
+            print(
+                f"{request}: {sum(map(len, files.values()))} functions in {len(files)} files of"
+                f" {room}/"
+            )
         for file, names in way.items():
             print(f"  {file} ({len(names)}): {', '.join(names)}")
 
@@ -113,8 +132,23 @@ def serve() -> int:
     from linpix.__main__ import main
 
     # no check of the watchdog falls into a request
-    return main(["serve", "--port", str(port), "--models", "mnist-small", "--checkpoints",
-                 str(ROOT / "checkpoints"), "--engine", "compiled", "--device", "cpu", "--watchdog-timeout", "86400"])
+    return main(
+        [
+            "serve",
+            "--port",
+            str(port),
+            "--models",
+            "mnist-small",
+            "--checkpoints",
+            str(ROOT / "checkpoints"),
+            "--engine",
+            "compiled",
+            "--device",
+            "cpu",
+            "--watchdog-timeout",
+            "86400",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The batches of a run: which images, with which of their pixels known, and which tokens go through the layers. A GPU
-needs them faster than one process makes them, and would have to wait wherever a number of tokens is read from it.
+"""The batches of a run: which images, with which of their pixels known, and which tokens go through
+the layers. A GPU needs them faster than one process makes them, and would have to wait wherever a
+number of tokens is read from it.
 """
 
 import copy
@@ -24,20 +25,26 @@ from .masks import known_of
 from .run import Batch, TrainConfig
 from .workers import Workers, blocked_in_children
 
-FARTHEST = 3    # pixels by which an image is moved in y and in x
+FARTHEST = 3  # pixels by which an image is moved in y and in x
 MAX_MAKERS = 8  # each makes some thousand images a second
 
 
 def makers(device: torch.device, sharing: int) -> int:
-    """How many processes make batches for one that trains on a device. sharing: number of those on this machine."""
+    """How many processes make batches for one that trains on a device. sharing: number of those on
+    this machine.
+    """
     return 0 if device.type == "cpu" else max(0, min(MAX_MAKERS, usable_cores() // sharing - 1))
 
 
 def readings(config: TrainConfig, model: ModelConfig, step: int) -> Tensor | None:
-    """What is known of a step's images in further readings: (batch, readings, T) bool; None: there are none."""
+    """What is known of a step's images in further readings: (batch, readings, T) bool; None: there
+    are none.
+    """
     if not config.readings:
         return None
-    known = known_of(np.random.default_rng((config.seed, 4, step)), model, config.batch * config.readings)
+    known = known_of(
+        np.random.default_rng((config.seed, 4, step)), model, config.batch * config.readings
+    )
     return torch.from_numpy(known).view(config.batch, config.readings, -1)
 
 
@@ -49,7 +56,9 @@ class Batches(torch_data.Dataset[Batch]):
         self._epoch, self._order = -1, np.arange(0)
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Images (batch, T) uint8, start indices (batch,) int64 and, with patches, known (batch, T) bool, else None."""
+        """Images (batch, T) uint8, start indices (batch,) int64 and, with patches, known (batch, T)
+        bool, else None.
+        """
         count, size, seed = len(self.data.images), self.config.batch, self.config.seed
         picked = np.array([self._at(step * size + i, count) for i in range(size)])
         labels = self.data.labels[picked]
@@ -62,64 +71,107 @@ class Batches(torch_data.Dataset[Batch]):
             known = torch.from_numpy(known_of(generator, self.model, size) & conditioned[:, None])
         images = self.data.images[picked]
         generator = np.random.default_rng((seed, 3, step))
-        changed, pictures = generator.random(size) < 0.5, images.reshape(size, self.model.height, self.model.width, -1)
+        changed, pictures = (
+            generator.random(size) < 0.5,
+            images.reshape(size, self.model.height, self.model.width, -1),
+        )
         if self.config.augment == "flip":
-            images = np.where(changed[:, None, None, None], pictures[:, :, ::-1], pictures).reshape(size, -1)
+            images = np.where(changed[:, None, None, None], pictures[:, :, ::-1], pictures).reshape(
+                size, -1
+            )
         if self.config.augment == "shift" and known is not None:
-            changed &= known.numpy().any(1)  # images that are drawn whole stay in the middle, as those that it draws
-            images = np.stack([self._moved(picture, *generator.integers(-FARTHEST, FARTHEST + 1, 2)) if one else picture
-                               for one, picture in zip(changed, pictures, strict=True)]).reshape(size, -1)
-        start = np.where(free, START, START + 1 + labels) if self.model.classes else np.full(size, START)
+            # images that are drawn whole stay in the middle, as those that it draws
+            changed &= known.numpy().any(1)
+            images = np.stack(
+                [
+                    (
+                        self._moved(picture, *generator.integers(-FARTHEST, FARTHEST + 1, 2))
+                        if one
+                        else picture
+                    )
+                    for one, picture in zip(changed, pictures, strict=True)
+                ]
+            ).reshape(size, -1)
+        start = (
+            np.where(free, START, START + 1 + labels)
+            if self.model.classes
+            else np.full(size, START)
+        )
         return torch.from_numpy(images), torch.from_numpy(start), known
 
     def _moved(self, picture: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
-        """A picture, (height, width, channels), moved by whole pixels. Background comes in, or black."""
+        """A picture, (height, width, channels), moved by whole pixels. Background comes in, or
+        black.
+        """
         height, width, _ = picture.shape
-        ground = np.pad(picture, ((FARTHEST, FARTHEST), (FARTHEST, FARTHEST), (0, 0)),
-                        constant_values=self.model.background or 0)
-        return ground[FARTHEST - down:FARTHEST - down + height, FARTHEST - right:FARTHEST - right + width]
+        ground = np.pad(
+            picture,
+            ((FARTHEST, FARTHEST), (FARTHEST, FARTHEST), (0, 0)),
+            constant_values=self.model.background or 0,
+        )
+        return ground[
+            FARTHEST - down : FARTHEST - down + height, FARTHEST - right : FARTHEST - right + width
+        ]
 
     def _at(self, number: int, count: int) -> int:
         epoch, index = divmod(number, count)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, np.random.default_rng((self.config.seed, 0, epoch)).permutation(count)
+            self._epoch, self._order = (
+                epoch,
+                np.random.default_rng((self.config.seed, 0, epoch)).permutation(count),
+            )
         return int(self._order[index])
 
 
 class Part(NamedTuple):
     """Images of which a gradient is computed at once."""
 
-    images: Tensor                     # (B, T) uint8
-    start: Tensor                      # (B,) start indices
+    images: Tensor  # (B, T) uint8
+    start: Tensor  # (B,) start indices
     sequences: Sequences | None = None  # of a model that packs them
-    readings: Sequences | None = None   # of all images, each with other pixels known, from which it learns the class
+    # of all images, each with other pixels known, from which it learns the class
+    readings: Sequences | None = None
 
 
-def part_of(net: Transformer, images: Tensor, start: Tensor, known: Tensor | None = None,
-            again: Tensor | None = None) -> Part:
-    """Shapes as in Part; known: (B, T) bool · again: (B, n, T) bool, what is known in n further readings."""
+def part_of(
+    net: Transformer,
+    images: Tensor,
+    start: Tensor,
+    known: Tensor | None = None,
+    again: Tensor | None = None,
+) -> Part:
+    """Shapes as in Part; known: (B, T) bool · again: (B, n, T) bool, what is known in n further
+    readings.
+    """
     if not net.config.packed:
         return Part(images, start)
     part = Part(images, start, sequences_of(net.inputs, net.patches, images, start, known))
     if again is None:
         return part
     images, start = (each.repeat_interleave(again.shape[1], 0) for each in (images, start))
-    return part._replace(readings=sequences_of(net.inputs, net.patches, images, start, again.flatten(0, 1), end=0))
+    return part._replace(
+        readings=sequences_of(net.inputs, net.patches, images, start, again.flatten(0, 1), end=0)
+    )
 
 
 def moved(given: Any, device: torch.device) -> Any:
-    """Tensors, and what consists of them, on a device. Those in pinned memory are copied while the program goes on."""
+    """Tensors, and what consists of them, on a device. Those in pinned memory are copied while the
+    program goes on.
+    """
     if given is None or isinstance(given, Tensor):
         return None if given is None else given.to(device, non_blocking=True)
     return type(given)(*(moved(each, device) for each in given))
 
 
 class Parts(torch_data.Dataset[list[Part]]):
-    """What one process learns from in each step: a part for each time that it computes a gradient."""
+    """What one process learns from in each step: a part for each time that it computes a
+    gradient.
+    """
 
     def __init__(self, batches: Batches, net: Transformer, workers: Workers) -> None:
         self._batches, self._workers, self._pinned = batches, workers, net.device.type != "cpu"
-        self._net = copy.deepcopy(net).cpu() if self._pinned else net  # only what does not change is read from it
+        # only what does not change is read from it
+        self._net = copy.deepcopy(net).cpu() if self._pinned else net
 
     def __getitem__(self, step: int) -> list[Part]:
         config, workers = self._batches.config, self._workers
@@ -133,8 +185,17 @@ class Parts(torch_data.Dataset[list[Part]]):
         return found
 
     def since(self, step: int, processes: int = 0) -> Iterator[list[Part]]:
-        """All parts from a step on, made ahead by so many processes; 0: by this one, when they are asked for."""
-        loader = torch_data.DataLoader(self, sampler=itertools.count(step), batch_size=None, num_workers=processes,
-                                       multiprocessing_context="fork" if processes else None, pin_memory=self._pinned)
-        with blocked_in_children():  # a signal to all processes stops the training, which then ends these
+        """All parts from a step on, made ahead by so many processes; 0: by this one, when they are
+        asked for.
+        """
+        loader = torch_data.DataLoader(
+            self,
+            sampler=itertools.count(step),
+            batch_size=None,
+            num_workers=processes,
+            multiprocessing_context="fork" if processes else None,
+            pin_memory=self._pinned,
+        )
+        # a signal to all processes stops the training, which then ends these
+        with blocked_in_children():
             return iter(loader)

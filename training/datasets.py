@@ -1,10 +1,11 @@
-"""Data sets: finds out which one a folder holds, checks that it is intact, and downloads it if it is missing.
+"""Data sets: finds out which one a folder holds, checks that it is intact, and downloads it if it
+is missing.
 
     load(Path("data"), "train", PRESETS["mnist"])
 
-MNIST and CIFAR-10 are recognised by their file names and checked by MD5; idx.py reads other data in MNIST's format,
-such as Fashion-MNIST. Anything else is a folder or tar archive of pictures, which folders.py reads. readers.py reads
-the file formats.
+MNIST and CIFAR-10 are recognised by their file names and checked by MD5; idx.py reads other data in
+MNIST's format, such as Fashion-MNIST. Anything else is a folder or tar archive of pictures, which
+folders.py reads. readers.py reads the file formats.
 """
 
 import hashlib
@@ -27,11 +28,14 @@ from .readers import DataError, Shape, Split
 
 _log = logging.getLogger(__name__)
 
-# Base addresses, tried in order. LINPIX_MIRRORS (comma-separated) replaces them, for both data sets.
+# Base addresses, tried in order. LINPIX_MIRRORS (comma-separated) replaces them, for both data
+# sets.
 MIRRORS: dict[str, tuple[str, ...]] = {
-    "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/",
-              "https://storage.googleapis.com/cvdf-datasets/mnist/",
-              "http://yann.lecun.com/exdb/mnist/"),
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        "http://yann.lecun.com/exdb/mnist/",
+    ),
     "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
 }
 
@@ -42,8 +46,8 @@ MNIST_SUMS = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
-# For the original, only the sum of the archive is published. The sums of the batches are those of a lossless copy,
-# rebuilt from PNG, whose records are in another order.
+# For the original, only the sum of the archive is published. The sums of the batches are those of a
+# lossless copy, rebuilt from PNG, whose records are in another order.
 CIFAR10_ARCHIVE = "cifar-10-binary.tar"
 CIFAR10_ARCHIVE_SUM = "c32a1d4ab5d03f1284b67883e8d87530"  # of the .tar.gz, compressed
 CIFAR10_SUMS = {
@@ -56,27 +60,33 @@ CIFAR10_SUMS = {
 }
 
 _COMPRESSIONS = ("", ".gz", ".xz")  # possible endings of a name; the first bytes decide the format
-_TIMEOUT_S = 30.0                   # longest time without data from a mirror
+_TIMEOUT_S = 30.0  # longest time without data from a mirror
 _LARGEST_DOWNLOAD_BYTES = 200_000_000  # CIFAR-10's archive has 170 million bytes
 _Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """One split. Images are in raster order, the channels of a pixel side by side: r, g, b, r, g, b, ..."""
+    """One split. Images are in raster order, the channels of a pixel side by side: r, g, b, r, g,
+    b, ...
+    """
 
-    name: str                  # mnist, cifar10, or the folder's name
+    name: str  # mnist, cifar10, or the folder's name
     images: NDArray[np.uint8]  # (count, T)
-    labels: NDArray[np.int64]  # (count,); -1 if unlabelled, which makes START + 1 + label unconditional
-    classes: tuple[str, ...]   # names, by label; () if unlabelled
+    # (count,); -1 if unlabelled, which makes START + 1 + label unconditional
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]  # names, by label; () if unlabelled
 
 
-def load(folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[str] | None = None) -> Dataset:
-    """Read the data in folder, which must have the model's shape. If folder is missing or empty, download it.
+def load(
+    folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[str] | None = None
+) -> Dataset:
+    """Read the data in folder, which must have the model's shape. If folder is missing or empty,
+    download it.
 
-    folder may be a tar archive, or the parent of mnist/ or cifar10/. Only MNIST and CIFAR-10 can be downloaded; the
-    model's shape chooses between them. Addresses come from mirrors (base addresses), LINPIX_MIRRORS or MIRRORS, the
-    first of these that is given. Raises DataError.
+    folder may be a tar archive, or the parent of mnist/ or cifar10/. Only MNIST and CIFAR-10 can be
+    downloaded; the model's shape chooses between them. Addresses come from mirrors (base
+    addresses), LINPIX_MIRRORS or MIRRORS, the first of these that is given. Raises DataError.
     """
     shape = (config.height, config.width, config.channels)
     if mirrors is None and (listed := os.environ.get("LINPIX_MIRRORS")):
@@ -84,24 +94,38 @@ def load(folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[s
     known, home = _recognise(folder, shape)
     if known is None:
         images, labels, classes = folders.read_pictures(home, split, shape)
-        return Dataset(readers.written(home.resolve().name.partition(".tar")[0]), images, labels, classes)
+        return Dataset(
+            readers.written(home.resolve().name.partition(".tar")[0]), images, labels, classes
+        )
     if known is _MNIST and not _is_mnist(home, split):
         return Dataset(*idx.read(home, split, shape))
     if known.shape != shape:
         data, model = (" x ".join(map(str, sizes)) for sizes in (known.shape, shape))
-        raise DataError(home, f"holds {known.title}, {data} (height x width x channels), but the model is "
-                              f"for {model}", "give data of the model's shape, or a model of the data's shape")
+        raise DataError(
+            home,
+            f"holds {known.title}, {data} (height x width x channels), but the model is "
+            f"for {model}",
+            "give data of the model's shape, or a model of the data's shape",
+        )
     images, labels = known.read(home, split, MIRRORS[known.name] if mirrors is None else mirrors)
     return Dataset(known.name, images, labels, known.classes)
 
 
 def check_classes(data: Dataset, names: tuple[str, ...], model: str) -> None:
-    """Raise DataError if as many classes as a model has have other names: a label is a place in the order of these."""
+    """Raise DataError if as many classes as a model has have other names: a label is a place in the
+    order of these.
+    """
     if len(data.classes) == len(names) and data.classes != names:
-        ours, theirs = (", ".join(name for name in these if name not in those) or "the same in another order"
-                        for these, those in ((names, data.classes), (data.classes, names)))
-        raise DataError(data.name, f"has the classes {theirs}, where {model} has {ours}",
-                        "give the data that the model was trained on, or give the folders the names of its classes")
+        ours, theirs = (
+            ", ".join(name for name in these if name not in those) or "the same in another order"
+            for these, those in ((names, data.classes), (data.classes, names))
+        )
+        raise DataError(
+            data.name,
+            f"has the classes {theirs}, where {model} has {ours}",
+            "give the data that the model was trained on, or give the folders the names of its"
+            " classes",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +136,30 @@ class _Known:
     title: str
     shape: Shape
     classes: tuple[str, ...]
-    homes: tuple[str, ...]         # where its files may be, relative to the folder that was given
-    stems: tuple[str, ...]         # names of its files without compression endings; one is enough
+    homes: tuple[str, ...]  # where its files may be, relative to the folder that was given
+    stems: tuple[str, ...]  # names of its files without compression endings; one is enough
     read: Callable[[Path, Split, Sequence[str]], _Arrays]
 
 
 def _recognise(folder: Path, shape: Shape) -> tuple[_Known | None, Path]:
-    """The data set in folder, or the one to download into it, and its place; None stands for pictures."""
+    """The data set in folder, or the one to download into it, and its place; None stands for
+    pictures.
+    """
     if folder.is_file():
-        batch = _is_batch(next((name for name, _ in readers.tar_members(
-            folder, lambda name: _is_batch(name) or folders.is_picture(name))), ""))
+        batch = _is_batch(
+            next(
+                (
+                    name
+                    for name, _ in readers.tar_members(
+                        folder, lambda name: _is_batch(name) or folders.is_picture(name)
+                    )
+                ),
+                "",
+            )
+        )
         return (_CIFAR10 if batch else None), folder
-    for known in sorted(_KNOWN, key=lambda known: known.shape != shape):  # if both are here, take the one that fits
+    # if both are here, take the one that fits
+    for known in sorted(_KNOWN, key=lambda known: known.shape != shape):
         for home in known.homes:
             if any(_find(folder / home, stem) for stem in known.stems):
                 return known, folder / home
@@ -136,13 +172,18 @@ def _recognise(folder: Path, shape: Shape) -> tuple[_Known | None, Path]:
         if known.shape == shape and ".tar" not in folder.suffixes:
             inside = folder / known.name
             return known, inside if inside.is_dir() else folder
-    raise DataError(folder, "is empty, expected data" if folder.exists() else "does not exist",
-                    "check the path (only MNIST and CIFAR-10 can be downloaded, into a folder, for a model "
-                    "of 28 x 28 x 1 or 32 x 32 x 3)")
+    raise DataError(
+        folder,
+        "is empty, expected data" if folder.exists() else "does not exist",
+        "check the path (only MNIST and CIFAR-10 can be downloaded, into a folder, for a model "
+        "of 28 x 28 x 1 or 32 x 32 x 3)",
+    )
 
 
 def _is_mnist(home: Path, split: Split) -> bool:
-    """Whether files with MNIST's names are MNIST's: one file of images decides, as other data may have its labels."""
+    """Whether files with MNIST's names are MNIST's: one file of images decides, as other data may
+    have its labels.
+    """
     files = idx.found(home)
     there = sorted(files.get("", {}).items(), key=lambda item: item[0][0] != split)
     images = [path for (_, kind), path in there if kind == "images"] or [path for _, path in there]
@@ -159,7 +200,8 @@ def _read_mnist(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
         path = _find(home, stem) or _find(home, stem.replace("-idx", ".idx"))
         path = path or _fetch(f"{stem}.gz", home, mirrors, check)
         raw = readers.contents(path)
-        array = readers.read_idx(raw, path, dimensions)  # before the sum: the error "truncated" says more
+        # before the sum: the error "truncated" says more
+        array = readers.read_idx(raw, path, dimensions)
         _check_sum(raw, path, MNIST_SUMS[stem])
         return array
 
@@ -168,50 +210,88 @@ def _read_mnist(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
 
 
 def _read_cifar10(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
-    stems = [stem for stem in CIFAR10_SUMS if stem.startswith("data" if split == "train" else "test")]
+    stems = [
+        stem for stem in CIFAR10_SUMS if stem.startswith("data" if split == "train" else "test")
+    ]
     loose = {stem: path for stem in stems if (path := _find(home, stem))}
     archive = home if home.is_file() else _find(home, CIFAR10_ARCHIVE)
     if not archive and not any(_find(home, stem) for stem in CIFAR10_SUMS):
-        archive = _fetch(f"{CIFAR10_ARCHIVE}.gz", home, mirrors, lambda file, name: _check_sum(
-            file.read_bytes(), name, CIFAR10_ARCHIVE_SUM))
+        archive = _fetch(
+            f"{CIFAR10_ARCHIVE}.gz",
+            home,
+            mirrors,
+            lambda file, name: _check_sum(file.read_bytes(), name, CIFAR10_ARCHIVE_SUM),
+        )
     original = False
     if archive and len(loose) < len(stems):
-        batches = {PurePosixPath(name).name: raw for name, raw in readers.tar_members(
-            archive, lambda name: PurePosixPath(name).name in stems)}
+        batches = {
+            PurePosixPath(name).name: raw
+            for name, raw in readers.tar_members(
+                archive, lambda name: PurePosixPath(name).name in stems
+            )
+        }
         where = {stem: archive / stem for stem in batches}
         original = _md5(archive.read_bytes()) == CIFAR10_ARCHIVE_SUM
     else:
         batches = {stem: readers.contents(path) for stem, path in loose.items()}
         where = loose
     if missing := [stem for stem in stems if stem not in batches]:
-        raise DataError(archive or home, f"lacks {', '.join(missing)}, which the {split} split needs",
-                        "add the missing files from the source of the others, or give an empty folder to download "
-                        "everything")
+        raise DataError(
+            archive or home,
+            f"lacks {', '.join(missing)}, which the {split} split needs",
+            "add the missing files from the source of the others, or give an empty folder to"
+            " download everything",
+        )
     parts = [readers.read_cifar10(batches[stem], where[stem]) for stem in stems]
     for stem in stems:
         if not original and (got := _md5(batches[stem])) != CIFAR10_SUMS[stem]:
-            _log.warning("%s has well-formed records, but an unknown MD5, %s, so damage cannot be detected; using it "
-                         "anyway", readers.written(str(where[stem])), got)
-    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+            _log.warning(
+                "%s has well-formed records, but an unknown MD5, %s, so damage cannot be detected;"
+                " using it anyway",
+                readers.written(str(where[stem])),
+                got,
+            )
+    return np.concatenate([images for images, _ in parts]), np.concatenate(
+        [labels for _, labels in parts]
+    )
 
 
-_MNIST = _Known("mnist", "MNIST", (28, 28, 1), tuple("0123456789"), (".", "mnist", "MNIST/raw"),
-                (*MNIST_SUMS, *(stem.replace("-idx", ".idx") for stem in MNIST_SUMS)), _read_mnist)
-_CIFAR10 = _Known("cifar10", "CIFAR-10", (32, 32, 3),
-                  ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-                  (".", "cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
-                  (*CIFAR10_SUMS, CIFAR10_ARCHIVE), _read_cifar10)
+_MNIST = _Known(
+    "mnist",
+    "MNIST",
+    (28, 28, 1),
+    tuple("0123456789"),
+    (".", "mnist", "MNIST/raw"),
+    (*MNIST_SUMS, *(stem.replace("-idx", ".idx") for stem in MNIST_SUMS)),
+    _read_mnist,
+)
+_CIFAR10 = _Known(
+    "cifar10",
+    "CIFAR-10",
+    (32, 32, 3),
+    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    (".", "cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
+    (*CIFAR10_SUMS, CIFAR10_ARCHIVE),
+    _read_cifar10,
+)
 _KNOWN = (_MNIST, _CIFAR10)
 
 
 def _find(home: Path, stem: str) -> Path | None:
-    """The file of that name, compressed or not; it may be in a folder of its own name, as Kaggle unpacks it.
+    """The file of that name, compressed or not; it may be in a folder of its own name, as Kaggle
+    unpacks it.
 
     A broken link is found too: reading it raises a clear error.
     """
     paths = (home / (stem + end) for end in _COMPRESSIONS)
-    return next((path for path in (path / path.name if path.is_dir() else path for path in paths)
-                 if os.path.lexists(path)), None)
+    return next(
+        (
+            path
+            for path in (path / path.name if path.is_dir() else path for path in paths)
+            if os.path.lexists(path)
+        ),
+        None,
+    )
 
 
 def _is_batch(name: str) -> bool:
@@ -224,12 +304,18 @@ def _md5(raw: bytes) -> str:
 
 def _check_sum(raw: bytes, name: object, expected: str) -> None:
     if (got := _md5(raw)) != expected:
-        raise DataError(name, f"differs from the published file: expected MD5 {expected}, got {got}",
-                        "delete the file to download it again")
+        raise DataError(
+            name,
+            f"differs from the published file: expected MD5 {expected}, got {got}",
+            "delete the file to download it again",
+        )
 
 
-def _fetch(name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path, object], None]) -> Path:
-    """Download into home from the first mirror whose copy passes check(file, address) without DataError.
+def _fetch(
+    name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path, object], None]
+) -> Path:
+    """Download into home from the first mirror whose copy passes check(file, address) without
+    DataError.
 
     The file appears under its name only when it is complete.
     """
@@ -238,8 +324,11 @@ def _fetch(name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path,
         home.mkdir(parents=True, exist_ok=True)
         partial.touch()
     except OSError as error:
-        raise DataError(home, f"lacks {name} and cannot be written to ({error.strerror})",
-                        "put the file there by hand, or give a folder that can be written to") from None
+        raise DataError(
+            home,
+            f"lacks {name} and cannot be written to ({error.strerror})",
+            "put the file there by hand, or give a folder that can be written to",
+        ) from None
     causes = []
     try:
         for base in mirrors:
@@ -250,7 +339,9 @@ def _fetch(name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path,
             except DataError as error:
                 causes.append(f"{url} {error.problem}")
             except (OSError, http.client.HTTPException, ValueError) as error:
-                causes.append(f"{url} failed ({' '.join(str(error).split()) or type(error).__name__})")
+                causes.append(
+                    f"{url} failed ({' '.join(str(error).split()) or type(error).__name__})"
+                )
             else:
                 for cause in causes:  # if all mirrors fail, the error lists the causes instead
                     print(cause, file=sys.stderr)
@@ -258,26 +349,43 @@ def _fetch(name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path,
                 return home / name
     finally:
         partial.unlink(missing_ok=True)
-    raise DataError(home, f"lacks {name}, and no mirror gave it ({'; '.join(causes) or 'no mirror is set'})",
-                    f"put {name} there by hand, or list other mirrors in LINPIX_MIRRORS")
+    raise DataError(
+        home,
+        f"lacks {name}, and no mirror gave it ({'; '.join(causes) or 'no mirror is set'})",
+        f"put {name} there by hand, or list other mirrors in LINPIX_MIRRORS",
+    )
 
 
 def _download(url: str, target: Path) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "linpix"})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer, target.open("wb") as file:  # nosec B310
+    with (
+        urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer,  # nosec B310
+        target.open("wb") as file,
+    ):
         size, done = int(answer.headers.get("Content-Length") or 0), 0
         live = "\r" if sys.stderr.isatty() else ""
-        print(f"downloading {url} to {target.parent} ({size / 1e6:.1f} MB)", end="" if live else "\n",
-              file=sys.stderr, flush=True)
+        print(
+            f"downloading {url} to {target.parent} ({size / 1e6:.1f} MB)",
+            end="" if live else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
         while chunk := answer.read(1 << 18):
             file.write(chunk)
             done += len(chunk)
             if done > _LARGEST_DOWNLOAD_BYTES:
-                raise DataError(url, f"sent over {_LARGEST_DOWNLOAD_BYTES:,} bytes, more than any data set "
-                                     "file", "try later")
+                raise DataError(
+                    url,
+                    f"sent over {_LARGEST_DOWNLOAD_BYTES:,} bytes, more than any data set file",
+                    "try later",
+                )
             if live:
-                print(f"\rdownloading {url}: {done / 1e6:.1f} of {size / 1e6:.1f} MB ", end="",
-                      file=sys.stderr, flush=True)
+                print(
+                    f"\rdownloading {url}: {done / 1e6:.1f} of {size / 1e6:.1f} MB ",
+                    end="",
+                    file=sys.stderr,
+                    flush=True,
+                )
         if live:
             print(file=sys.stderr)
     if size and done != size:

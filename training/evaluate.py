@@ -1,4 +1,6 @@
-"""Evaluation of a model on images: mean bits/dim, share of right classes, and their 95 % intervals."""
+"""Evaluation of a model on images: mean bits/dim, share of right classes, and their 95 %
+intervals.
+"""
 
 import math
 import time
@@ -22,31 +24,46 @@ from linpix.model.transformer import Transformer
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     bits_per_dim: float  # mean over images
-    interval: float      # half the width of the mean's 95 % interval, if images are independent
+    interval: float  # half the width of the mean's 95 % interval, if images are independent
     images: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    accuracy: float  # share of images whose most probable class is right; classes are equally probable a priori
+    # share of images whose most probable class is right; classes are equally probable a priori
+    accuracy: float
     interval: float  # half the width of its 95 % interval
 
 
-def evaluate(net: Transformer, images: NDArray[np.uint8], *, labels: NDArray[np.int64] | None = None,
-             packed: Packed | None = None, progress: bool = False) -> Evaluation:
+def evaluate(
+    net: Transformer,
+    images: NDArray[np.uint8],
+    *,
+    labels: NDArray[np.int64] | None = None,
+    packed: Packed | None = None,
+    progress: bool = False,
+) -> Evaluation:
     """bits/dim of images (count, T). labels, packed: see bits_of."""
     began = time.perf_counter()
     return _evaluation(bits_of(net, images, labels=labels, packed=packed, progress=progress), began)
 
 
-def evaluate_classes(net: Transformer, images: NDArray[np.uint8], labels: NDArray[np.int64], *,
-                     packed: Packed | None = None, progress: bool = False) -> tuple[Evaluation, Accuracy]:
-    """The result of evaluate without labels, and how often an image is most probable under its label, of (count,)."""
+def evaluate_classes(
+    net: Transformer,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    *,
+    packed: Packed | None = None,
+    progress: bool = False,
+) -> tuple[Evaluation, Accuracy]:
+    """The result of evaluate without labels, and how often an image is most probable under its
+    label, of (count,).
+    """
     began = time.perf_counter()
     starts = START + np.arange(int(net.config.class_first), net.config.classes + 1)
     nats = _nats(net, images, np.tile(starts[:, None], len(images)), packed, progress)
-    under = nats[-net.config.classes:]
+    under = nats[-net.config.classes :]
     found = _evaluation(_bits(net, under if net.config.class_first else nats[:1]), began)
     return found, Accuracy(*_mean((under.argmin(0) == torch.from_numpy(labels)).double()))
 
@@ -61,17 +78,28 @@ def _mean(values: Tensor) -> tuple[float, float]:
     return float(values.mean()), interval
 
 
-def bits_of(net: Transformer, images: NDArray[np.uint8], *, labels: NDArray[np.int64] | None = None,
-            packed: Packed | None = None, progress: bool = False) -> Tensor:
+def bits_of(
+    net: Transformer,
+    images: NDArray[np.uint8],
+    *,
+    labels: NDArray[np.int64] | None = None,
+    packed: Packed | None = None,
+    progress: bool = False,
+) -> Tensor:
     """Bits/dim of each image over all its T sub-pixels: (count, T) uint8 -> (count,) float64.
 
-    A model that draws the class first is evaluated under every class. labels: (count,), only under the class of each
-    image. This gives the bits of image and class together. They are higher, by far less than 0.001 if the class is
-    visible, and take a tenth of the time for ten classes. packed: use the compiled engine with every sub-pixel given,
-    in its precision and step by step as when drawing, instead of the parallel form in float32.
+    A model that draws the class first is evaluated under every class. labels: (count,), only under
+    the class of each image. This gives the bits of image and class together. They are higher, by
+    far less than 0.001 if the class is visible, and take a tenth of the time for ten classes.
+    packed: use the compiled engine with every sub-pixel given, in its precision and step by step as
+    when drawing, instead of the parallel form in float32.
     """
     every = range(START + 1, START + 1 + net.config.classes) if net.config.class_first else [START]
-    starts = np.tile(np.array(every)[:, None], len(images)) if labels is None else START + 1 + labels[None]
+    starts = (
+        np.tile(np.array(every)[:, None], len(images))
+        if labels is None
+        else START + 1 + labels[None]
+    )
     return _bits(net, _nats(net, images, starts, packed, progress))
 
 
@@ -81,14 +109,29 @@ def _bits(net: Transformer, nats: Tensor) -> Tensor:
     return -(prior - nats).logsumexp(0) * bits_per_dim(1.0, net.config)
 
 
-def _nats(net: Transformer, images: NDArray[np.uint8], starts: NDArray[np.int64], packed: Packed | None, progress: bool
-          ) -> Tensor:
-    """Nats of images under starts (n, count), n start indices per image; returns (n, count) float64, on the CPU."""
+def _nats(
+    net: Transformer,
+    images: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    packed: Packed | None,
+    progress: bool,
+) -> Tensor:
+    """Nats of images under starts (n, count), n start indices per image; returns (n, count)
+    float64, on the CPU.
+    """
     parts, batch = [], 16 if packed is None else 64
-    for at in tqdm(range(0, len(images), batch), disable=not progress, desc="evaluate", unit="batch"):
-        part = torch.from_numpy(images[at:at + batch].copy())
-        nats = [_parallel_nats(net, part.to(net.device), start) if packed is None else
-                _stepped_nats(net, packed, part, start) for start in torch.from_numpy(starts[:, at:at + batch].copy())]
+    for at in tqdm(
+        range(0, len(images), batch), disable=not progress, desc="evaluate", unit="batch"
+    ):
+        part = torch.from_numpy(images[at : at + batch].copy())
+        nats = [
+            (
+                _parallel_nats(net, part.to(net.device), start)
+                if packed is None
+                else _stepped_nats(net, packed, part, start)
+            )
+            for start in torch.from_numpy(starts[:, at : at + batch].copy())
+        ]
         parts.append(torch.stack(nats).cpu())
     return torch.cat(parts, 1)
 
@@ -97,7 +140,8 @@ def _nats(net: Transformer, images: NDArray[np.uint8], starts: NDArray[np.int64]
 def _parallel_nats(net: Transformer, images: Tensor, start: Tensor) -> Tensor:
     """Nats of images (B, T) under start (B,), by the parallel form; returns (B,) float64."""
     nats = -log_likelihood(net.config, net(images, start.to(net.device)), images)
-    if net.config.first_marginal:  # no start token: sub-pixel 0 is coded by the training set's marginal
+    # no start token: sub-pixel 0 is coded by the training set's marginal
+    if net.config.first_marginal:
         marginal = torch.tensor(net.config.first_marginal)
         nats[:, 0] = -torch.log(marginal[images[:, 0].long()])
     return nats.double().sum(1)
@@ -109,9 +153,21 @@ def _stepped_nats(net: Transformer, packed: Packed, images: Tensor, start: Tenso
     canvas = torch.cat([images[:1], images])  # slot 0 is for padding
     nothing = torch.zeros(rows, dtype=torch.int64)
     log_probs, finite, *_ = packed.decode(
-        canvas, torch.ones_like(canvas, dtype=torch.bool), state.S, state.z, torch.arange(1, rows + 1), nothing,
-        torch.full_like(nothing, net.config.length), start, nothing, torch.ones(rows), last=state.last,
-        log_probs=True)
+        canvas,
+        torch.ones_like(canvas, dtype=torch.bool),
+        state.S,
+        state.z,
+        torch.arange(1, rows + 1),
+        nothing,
+        torch.full_like(nothing, net.config.length),
+        start,
+        nothing,
+        torch.ones(rows),
+        last=state.last,
+        log_probs=True,
+    )
     if not bool(finite.all()):
-        raise FloatingPointError("the model's parameters are not finite; evaluate another checkpoint")
+        raise FloatingPointError(
+            "the model's parameters are not finite; evaluate another checkpoint"
+        )
     return -log_probs.double().sum(1)

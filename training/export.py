@@ -1,4 +1,6 @@
-"""The contents of a checkpoint folder besides the weights: provenance, model card, sample grids; and the export."""
+"""The contents of a checkpoint folder besides the weights: provenance, model card, sample grids;
+and the export.
+"""
 
 import io
 import sys
@@ -28,32 +30,53 @@ from .evaluate import bits_of
 from .readers import written
 
 _ATTRIBUTION = {
-    "mnist": "MNIST, by Yann LeCun, Corinna Cortes and Christopher J.C. Burges: 60,000 training images",
-    "cifar10": "CIFAR-10, by Alex Krizhevsky, Vinod Nair and Geoffrey Hinton: 50,000 training images",
-    "letters": "letters of 127 font families under the SIL Open Font License (python -m linpix.training.letters): "
-               "60,000 training images; those of the test are of other families",
+    "mnist": (
+        "MNIST, by Yann LeCun, Corinna Cortes and Christopher J.C. Burges: 60,000 training images"
+    ),
+    "cifar10": (
+        "CIFAR-10, by Alex Krizhevsky, Vinod Nair and Geoffrey Hinton: 50,000 training images"
+    ),
+    "letters": (
+        "letters of 127 font families under the SIL Open Font License (python -m"
+        " linpix.training.letters): 60,000 training images; those of the test are of other families"
+    ),
 }
 
 
-# Facts about drawing, by data set: default temperature, useful range, and limits. For checkpoints without facts of
-# their own. See DECISIONS.md.
+# Facts about drawing, by data set: default temperature, useful range, and limits. For checkpoints
+# without facts of their own. See DECISIONS.md.
 DRAWN: dict[str, dict[str, Any]] = {
-    "mnist": {"temperature": 1.0, "temperature_range": [0.3, 1.5],
-              "limits": "It draws one handwritten digit in the middle, and nothing else."},
-    "cifar10": {"temperature": 0.8, "temperature_range": [0.5, 1.05],
-                "limits": "It draws colours and textures, rarely objects."},
-    "letters": {"temperature": 1.0, "temperature_range": [0.3, 1.2],
-                "limits": "It draws one upright letter of the Latin alphabet without accents, and nothing else."},
+    "mnist": {
+        "temperature": 1.0,
+        "temperature_range": [0.3, 1.5],
+        "limits": "It draws one handwritten digit in the middle, and nothing else.",
+    },
+    "cifar10": {
+        "temperature": 0.8,
+        "temperature_range": [0.5, 1.05],
+        "limits": "It draws colours and textures, rarely objects.",
+    },
+    "letters": {
+        "temperature": 1.0,
+        "temperature_range": [0.3, 1.2],
+        "limits": (
+            "It draws one upright letter of the Latin alphabet without accents, and nothing else."
+        ),
+    },
 }
 
 
 def attempts_of(config: ModelConfig) -> dict[str, int]:
-    """Default attempts of a new checkpoint: four if the model draws the class first, and so recognises its images."""
+    """Default attempts of a new checkpoint: four if the model draws the class first, and so
+    recognises its images.
+    """
     return {"attempts": 4} if config.class_first else {}
 
 
 def sample_grid(net: Transformer, count: int, temperature: float = 1.0) -> bytes:
-    """A PNG of `count` samples with seeds 0, 1, ..., ten per line; column c shows class c, or image i class i."""
+    """A PNG of `count` samples with seeds 0, 1, ..., ten per line; column c shows class c, or image
+    i class i.
+    """
     return grid(samples(net, count, temperature), net.config)
 
 
@@ -61,15 +84,26 @@ def samples(net: Transformer, count: int, temperature: float = 1.0) -> NDArray[n
     """The images of sample_grid, (count, T)."""
     classes = net.config.classes
     labels = [index % max(10, classes) % classes if classes else None for index in range(count)]
-    compiled = net.device.type == "cpu" and choose(net.config, precision="fp32").engine == "compiled"
-    return drawn(net, range(count), labels, temperature, pack(net, torch.float32) if compiled else None)
+    compiled = (
+        net.device.type == "cpu" and choose(net.config, precision="fp32").engine == "compiled"
+    )
+    return drawn(
+        net, range(count), labels, temperature, pack(net, torch.float32) if compiled else None
+    )
 
 
-def drawn(net: Transformer, seeds: Sequence[int], labels: Sequence[int | None], temperature: float,
-          packed: Packed | None) -> NDArray[np.uint8]:
+def drawn(
+    net: Transformer,
+    seeds: Sequence[int],
+    labels: Sequence[int | None],
+    temperature: float,
+    packed: Packed | None,
+) -> NDArray[np.uint8]:
     """(B, T), one image for each pair of seed and label. packed: draw with the compiled engine."""
     if packed is None:
-        found: NDArray[np.uint8] = generate(net, list(seeds), labels=list(labels), temperature=temperature).numpy()
+        found: NDArray[np.uint8] = generate(
+            net, list(seeds), labels=list(labels), temperature=temperature
+        ).numpy()
         return found
     rows, state = len(seeds), RecurrentState(net.config, len(seeds))
     canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)  # slot 0 is for padding
@@ -77,11 +111,22 @@ def drawn(net: Transformer, seeds: Sequence[int], labels: Sequence[int | None], 
     start = starts_of(net, torch.zeros(rows, net.config.classes), np.array(seeds), start)
     nothing = torch.zeros(rows, dtype=torch.int64)
     _, finite, *_ = packed.decode(
-        canvas, torch.zeros_like(canvas, dtype=torch.bool), state.S, state.z, torch.arange(1, rows + 1), nothing,
-        torch.full_like(nothing, net.config.length), start, torch.tensor(list(seeds)),
-        torch.full((rows,), temperature), last=state.last)
+        canvas,
+        torch.zeros_like(canvas, dtype=torch.bool),
+        state.S,
+        state.z,
+        torch.arange(1, rows + 1),
+        nothing,
+        torch.full_like(nothing, net.config.length),
+        start,
+        torch.tensor(list(seeds)),
+        torch.full((rows,), temperature),
+        last=state.last,
+    )
     if not bool(finite.all()):
-        raise FloatingPointError("the model's parameters are not finite; evaluate another checkpoint")
+        raise FloatingPointError(
+            "the model's parameters are not finite; evaluate another checkpoint"
+        )
     return canvas[1:].numpy()
 
 
@@ -93,15 +138,24 @@ def grid(images: NDArray[np.uint8], config: ModelConfig) -> bytes:
 
 
 def provenance(data: str, class_names: tuple[str, ...], **facts: Any) -> dict[str, Any]:
-    """A checkpoint's provenance, as stored in config.json. Paths in the command may have bytes that are not UTF-8."""
+    """A checkpoint's provenance, as stored in config.json. Paths in the command may have bytes that
+    are not UTF-8.
+    """
     if "command" in facts:
         facts["command"] = written(facts["command"])
-    return {"data": data, "class_names": list(class_names), "created": int(time.time()),
-            "commit": checkpoint.commit(), **facts}
+    return {
+        "data": data,
+        "class_names": list(class_names),
+        "created": int(time.time()),
+        "commit": checkpoint.commit(),
+        **facts,
+    }
 
 
 def first_marginal(data: Dataset) -> list[float]:
-    """P(sub-pixel 0 = v), v = 0..255, in a training set, for models that do not predict sub-pixel 0."""
+    """P(sub-pixel 0 = v), v = 0..255, in a training set, for models that do not predict sub-pixel
+    0.
+    """
     counts = np.bincount(data.images[:, 0], minlength=256)
     return [float(share) for share in counts / counts.sum()]
 
@@ -109,27 +163,48 @@ def first_marginal(data: Dataset) -> list[float]:
 def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     """The model card, in Markdown."""
     bits = source.get("bits_per_dim") or {}
-    figures = "\n".join(f"| bits/dim, {what.replace('test_', 'first test images: ')} | {value:.4f} |"
-                        for what, value in bits.items())
+    figures = "\n".join(
+        f"| bits/dim, {what.replace('test_', 'first test images: ')} | {value:.4f} |"
+        for what, value in bits.items()
+    )
     context = ", ".join(map(str, config.neighbours)) or "none"
     attention = attention_for(config)
     drawn = "weights" in source and attention.steps_as
     shown = "one class a column" if config.classes <= 10 else "class by class"
     picture = f"\n![Samples, {shown}](samples.png)\n" if drawn else ""
     colours = "grey" if config.channels == 1 else "colour"
-    seen = f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes" if "images" in source \
+    seen = (
+        f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes"
+        if "images" in source
         else "unknown"
+    )
     whom = "earlier ones" if attention.exception else "all earlier ones"
     size = attention.state_bytes / 1024
     memory = f"| memory of one image in flight | {size:.0f} KiB |\n" if size else ""
-    use = [f"{attention.exception}, so its bits/dim is not strictly autoregressive."] if attention.exception else []
+    use = (
+        [f"{attention.exception}, so its bits/dim is not strictly autoregressive."]
+        if attention.exception
+        else []
+    )
     if config.class_first:
-        use.append("Where no class is asked for, it draws one first, and its bits/dim are those of the mixture.")
-    use.append("It draws images like those it was trained on and knows nothing else." if attention.steps_as else
-               "It has no step-by-step form, so it draws no images.")
-    predicted = "by 256 logits" if config.head == "categorical" else f"as a mixture of {config.mixtures} logistics"
+        use.append(
+            "Where no class is asked for, it draws one first, and its bits/dim are those of the"
+            " mixture."
+        )
+    use.append(
+        "It draws images like those it was trained on and knows nothing else."
+        if attention.steps_as
+        else "It has no step-by-step form, so it draws no images."
+    )
+    predicted = (
+        "by 256 logits"
+        if config.head == "categorical"
+        else f"as a mixture of {config.mixtures} logistics"
+    )
     facts = "".join(f"| {name} | {value} |\n" for name, value in attention.facts.items())
-    figures = "\n".join([figures, *(f"| {name} | {value} |" for name, value in drawing_rows(source).items())]).strip()
+    figures = "\n".join(
+        [figures, *(f"| {name} | {value} |" for name, value in drawing_rows(source).items())]
+    ).strip()
     return f"""# {name}
 {picture}
 An autoregressive model of {colours} images of {config.width} x {config.height}: a transformer with {config.attention}
@@ -140,15 +215,15 @@ attention that predicts each {config.tokens} from {whom}, {predicted}.
 | layers, heads, key and value dim | {config.layers}, {config.heads}, {config.key_dim} and {config.value_dim} |
 | d_model, d_ff | {config.d_model}, {config.d_ff} |
 | residuals, norm, activation | {config.residual}, {config.norm}, {config.activation} |
-{facts}| look-ups; neighbours (dy, dx, dc) | {', '.join(config.look_ups)}; {context} |
-| classes | {_cell(', '.join(source['class_names'])) if config.classes else 'none'} |
+{facts}| look-ups; neighbours (dy, dx, dc) | {", ".join(config.look_ups)}; {context} |
+| classes | {_cell(", ".join(source["class_names"])) if config.classes else "none"} |
 {memory}| training images seen | {seen} |
 {figures}
 
-Data: {_ATTRIBUTION.get(source['data'], source['data'])}. Trained by `{source['command']}` (commit {source['commit']},
-seed {source.get('seed', 'unknown')}). {source.get('history', '')}
-{' '.join(use)}
-"""
+Data: {_ATTRIBUTION.get(source["data"], source["data"])}. Trained by `{source["command"]}` (commit {source["commit"]},
+seed {source.get("seed", "unknown")}). {source.get("history", "")}
+{" ".join(use)}
+"""  # noqa: E501
 
 
 def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
@@ -160,15 +235,23 @@ def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
     if (attempts := source.get("attempts")) is not None:  # 1 too: with_rows removes no rows
         look = source.get("real_look")
         pieces = " and it is in one piece" * whole(look, None)
-        pieces += ", unless those of its class often are not" * bool(look and pieces and look.get("divided"))
-        rows["attempts at an image"] = "1" if attempts == 1 else (
-            f"{attempts}, until the model recognises its class{pieces}")
+        pieces += ", unless those of its class often are not" * bool(
+            look and pieces and look.get("divided")
+        )
+        rows["attempts at an image"] = (
+            "1" if attempts == 1 else (f"{attempts}, until the model recognises its class{pieces}")
+        )
     if (share := source.get("class_agreement")) is not None:
-        rows["images of the class asked for"] = f"{share:.3f}, to a CNN trained on the same pictures"
+        rows["images of the class asked for"] = (
+            f"{share:.3f}, to a CNN trained on the same pictures"
+        )
     if "look" in source:
-        for name, row in (("greys", "different greys in an image"), ("full_ink", "pixels of full ink in an image"),
-                          ("pieces", "share of images in more than one piece"),
-                          ("specks", "share of images with specks")):
+        for name, row in (
+            ("greys", "different greys in an image"),
+            ("full_ink", "pixels of full ink in an image"),
+            ("pieces", "share of images in more than one piece"),
+            ("specks", "share of images with specks"),
+        ):
             rows[row] = f"{source['look'][name]:g} (in test images {source['real_look'][name]:g})"
     if source.get("limits"):
         rows["limits"] = _cell(source["limits"])
@@ -181,51 +264,92 @@ def _cell(text: str) -> str:
 
 
 def with_rows(card: str, rows: dict[str, str]) -> str:
-    """The model card with these rows in its table. They replace rows of the same names, or are added at the end."""
+    """The model card with these rows in its table. They replace rows of the same names, or are
+    added at the end.
+    """
     lines = card.splitlines()
     for name, value in rows.items():
-        row, there = f"| {name} | {value} |", [at for at, line in enumerate(lines) if line.startswith(f"| {name} |")]
+        row, there = (
+            f"| {name} | {value} |",
+            [at for at, line in enumerate(lines) if line.startswith(f"| {name} |")],
+        )
         if there:
             lines[there[0]] = row
         else:
-            last = max((at for at, line in enumerate(lines) if line.startswith("|")), default=len(lines) - 1)
+            last = max(
+                (at for at, line in enumerate(lines) if line.startswith("|")),
+                default=len(lines) - 1,
+            )
             lines.insert(last + 1, row)
     return "\n".join(lines) + "\n"
 
 
-def export(run: Path, out: Path, test_data: Callable[[ModelConfig], Dataset], *, fp32: bool = False,
-           unseen: Dataset | None = None, twin_of: str | None = None, progress: bool = False) -> dict[str, Any]:
-    """Write a run's checkpoint for shipping: bf16 unless fp32, with the bits/dim of exactly these weights.
+def export(
+    run: Path,
+    out: Path,
+    test_data: Callable[[ModelConfig], Dataset],
+    *,
+    fp32: bool = False,
+    unseen: Dataset | None = None,
+    twin_of: str | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Write a run's checkpoint for shipping: bf16 unless fp32, with the bits/dim of exactly these
+    weights.
 
-    fp32: not only what checkpoint.rounded keeps in float32 · unseen: images that the run was not trained on, to
-    calibrate the head with; not calibrated without · twin_of: see ModelConfig; None keeps the one of the run.
-    Returns the provenance that was written.
+    fp32: not only what checkpoint.rounded keeps in float32 · unseen: images that the run was not
+    trained on, to calibrate the head with; not calibrated without · twin_of: see ModelConfig; None
+    keeps the one of the run. Returns the provenance that was written.
     """
     found = checkpoint.read(run)
     if twin_of is not None:
         found.net.config = replace(found.net.config, twin_of=twin_of)
     dtype = torch.float32 if fp32 else torch.bfloat16
-    found.net.load_state_dict(checkpoint.rounded(found.net, dtype))  # which copies them into float32
+    # which copies them into float32
+    found.net.load_state_dict(checkpoint.rounded(found.net, dtype))
     config, told = found.net.config, found.provenance
     if unseen is not None:
         calibration = calibrate(found.net, unseen)
-        print(f"{calibration} Their hidden tokens in the layers: {calibration.before:.4f} bits/dim before, "
-              f"{calibration.after:.4f} after", file=sys.stderr)
+        print(
+            f"{calibration} Their hidden tokens in the layers: {calibration.before:.4f} bits/dim"
+            f" before, {calibration.after:.4f} after",
+            file=sys.stderr,
+        )
         told = told | {"history": f"{told.get('history', '')} {calibration}".strip()}
     data = test_data(config)
     print(f"evaluating {len(data.images):,} test images", file=sys.stderr, flush=True)
-    # The compiled engine's figures agree to 1e-6. It is 2.5 times as fast for models that skip background, and 1.7
-    # times for models with tokens of whole pixels.
+    # The compiled engine's figures agree to 1e-6. It is 2.5 times as fast for models that skip
+    # background, and 1.7 times for models with tokens of whole pixels.
     compiled = config.packed and choose(config, precision="fp32").engine == "compiled"
-    bits = bits_of(found.net, data.images, packed=pack(found.net, torch.float32) if compiled else None,
-                   progress=progress)
-    figures = {f"test_{count}": round(float(bits[:count].mean()), 5) for count in sorted({1_000, len(bits)})
-               if count <= len(bits)}
+    bits = bits_of(
+        found.net,
+        data.images,
+        packed=pack(found.net, torch.float32) if compiled else None,
+        progress=progress,
+    )
+    figures = {
+        f"test_{count}": round(float(bits[:count].mean()), 5)
+        for count in sorted({1_000, len(bits)})
+        if count <= len(bits)
+    }
     source = DRAWN.get(told.get("data", ""), {}) | attempts_of(config) | told
-    source |= {"board": found.board, "bits_per_dim": figures, "weights": str(dtype).removeprefix("torch.")}
+    source |= {
+        "board": found.board,
+        "bits_per_dim": figures,
+        "weights": str(dtype).removeprefix("torch."),
+    }
     if found.net.attention.steps_as:
         print("drawing 100 samples", file=sys.stderr, flush=True)
-    checkpoint.save(out, found.net, source, card(out.name, found.net.config, source), dtype,
-                    {"samples.png": sample_grid(found.net, 100, source.get("temperature", 1.0))}
-                    if found.net.attention.steps_as else {})
+    checkpoint.save(
+        out,
+        found.net,
+        source,
+        card(out.name, found.net.config, source),
+        dtype,
+        (
+            {"samples.png": sample_grid(found.net, 100, source.get("temperature", 1.0))}
+            if found.net.attention.steps_as
+            else {}
+        ),
+    )
     return source

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 
-def number(kind: type, least: float, most: float = math.inf, word: str = "") -> Callable[[str], Any]:
+def number(
+    kind: type, least: float, most: float = math.inf, word: str = ""
+) -> Callable[[str], Any]:
     """The type of a flag for a number. word: what may be given instead of one."""
+
     def parse(text: str) -> Any:
         if word and text == word:
             return word
@@ -25,7 +28,9 @@ def number(kind: type, least: float, most: float = math.inf, word: str = "") -> 
         if not least <= value <= most:
             bounds = f"at least {least}" if math.isinf(most) else f"{least} to {most}"
             wanted = ("an integer, " if kind is int else "a number, ") + bounds
-            raise argparse.ArgumentTypeError(f"must be {word and f'{word} or '}{wanted}; got {text!r}")
+            raise argparse.ArgumentTypeError(
+                f"must be {word and f'{word} or '}{wanted}; got {text!r}"
+            )
         return value
 
     return parse
@@ -35,30 +40,45 @@ def model_flags(parser: argparse.ArgumentParser, *, positional: bool = False) ->
     if positional:
         parser.add_argument("model", help="a name under --checkpoints, or a folder")
     else:
-        parser.add_argument("--model", required=True, help="a name under --checkpoints, or a folder")
+        parser.add_argument(
+            "--model", required=True, help="a name under --checkpoints, or a folder"
+        )
     checkpoints_flag(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def checkpoints_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoints", type=Path, default=os.environ.get("LINPIX_CHECKPOINTS") or None,
-                        help="folder of checkpoints (or LINPIX_CHECKPOINTS); default: checkpoints/ in the source tree")
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        default=os.environ.get("LINPIX_CHECKPOINTS") or None,
+        help=(
+            "folder of checkpoints (or LINPIX_CHECKPOINTS); default: checkpoints/ in the source"
+            " tree"
+        ),
+    )
 
 
 def _device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device to compute on")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device to compute on"
+    )
 
 
 def _new_folder(text: str) -> str:
     if Path(text).name in ("", ".."):
-        raise argparse.ArgumentTypeError(f"must be a folder that does not exist yet, such as runs/mine; got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be a folder that does not exist yet, such as runs/mine; got {text!r}"
+        )
     return text
 
 
 def _temperatures(text: str) -> Any:
     bounds = [number(float, 0, 10)(part) for part in text.split(",")]
     if len(bounds) != 2 or bounds[0] > bounds[1]:
-        raise argparse.ArgumentTypeError(f"must be two numbers, the lower first, such as 0.5,1.2; got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be two numbers, the lower first, such as 0.5,1.2; got {text!r}"
+        )
     return bounds
 
 
@@ -67,74 +87,196 @@ def train(parser: argparse.ArgumentParser) -> None:
 
     from .run import TrainConfig
 
-    parser.add_argument("preset", nargs="?", metavar="PRESET", help="architecture: auto, "
-                        f"{', '.join(sorted(PRESETS))}; with --preset, give the folder of pictures here")
-    parser.add_argument("--preset", dest="chosen", choices=["auto", *sorted(PRESETS)], help="architecture, with the "
-                        "folder of pictures as the argument; auto: size, colours and minutes are chosen from the "
-                        "pictures, which may have any size, and training starts with the weights of mnist-conditional "
-                        "(grey) or cifar10-conditional (colour)")
-    parser.add_argument("--data", help="folder of the data set; if it is empty, the data are downloaded")
-    parser.add_argument("--out", type=_new_folder, required=True, help="checkpoint folder to write; FOLDER.training "
-                        "holds the log, and the state to resume from")
+    parser.add_argument(
+        "preset",
+        nargs="?",
+        metavar="PRESET",
+        help=(
+            "architecture: auto, "
+            f"{', '.join(sorted(PRESETS))}; with --preset, give the folder of pictures here"
+        ),
+    )
+    parser.add_argument(
+        "--preset",
+        dest="chosen",
+        choices=["auto", *sorted(PRESETS)],
+        help=(
+            "architecture, with the folder of pictures as the argument; auto: size, colours and"
+            " minutes are chosen from the pictures, which may have any size, and training starts"
+            " with the weights of mnist-conditional (grey) or cifar10-conditional (colour)"
+        ),
+    )
+    parser.add_argument(
+        "--data", help="folder of the data set; if it is empty, the data are downloaded"
+    )
+    parser.add_argument(
+        "--out",
+        type=_new_folder,
+        required=True,
+        help=(
+            "checkpoint folder to write; FOLDER.training "
+            "holds the log, and the state to resume from"
+        ),
+    )
     _device(parser)
-    parser.add_argument("--attention", choices=get_args(AttentionKind), default="linear", help="kind of attention")
-    parser.add_argument("--feature-map", choices=get_args(FeatureMap), default="elu+1", help="feature map of linear "
-                        "attention")
-    parser.add_argument("--lsh-rounds", type=number(int, 1), default=1, help="hashing rounds of lsh attention")
-    parser.add_argument("--layers", type=number(int, 1), help="number of layers; default: the preset's. If "
-                        "the model of --init has fewer layers, the new ones change nothing at first")
-    parser.add_argument("--head", choices=get_args(Head), help="what predicts a value: a mixture of logistics, or "
-                        "(categorical) 256 logits for grey pictures; default: the preset's. With --init, another kind "
-                        "of head begins at random")
-    parser.add_argument("--reversible", action="store_true",
-                        help="reversible residuals with pre-norm: memory use does not grow with the number of layers")
+    parser.add_argument(
+        "--attention", choices=get_args(AttentionKind), default="linear", help="kind of attention"
+    )
+    parser.add_argument(
+        "--feature-map",
+        choices=get_args(FeatureMap),
+        default="elu+1",
+        help="feature map of linear attention",
+    )
+    parser.add_argument(
+        "--lsh-rounds", type=number(int, 1), default=1, help="hashing rounds of lsh attention"
+    )
+    parser.add_argument(
+        "--layers",
+        type=number(int, 1),
+        help=(
+            "number of layers; default: the preset's. If "
+            "the model of --init has fewer layers, the new ones change nothing at first"
+        ),
+    )
+    parser.add_argument(
+        "--head",
+        choices=get_args(Head),
+        help=(
+            "what predicts a value: a mixture of logistics, or (categorical) 256 logits for grey"
+            " pictures; default: the preset's. With --init, another kind of head begins at random"
+        ),
+    )
+    parser.add_argument(
+        "--reversible",
+        action="store_true",
+        help=(
+            "reversible residuals with pre-norm: memory use does not grow with the number of layers"
+        ),
+    )
     parser.add_argument("--twin-of", default="", help="name of the model to compare this one with")
-    parser.add_argument("--init", help="model whose weights training starts from; it may have fewer layers, or a half, "
-                        "a third, ... of the heads, d_model and d_ff alike")
+    parser.add_argument(
+        "--init",
+        help=(
+            "model whose weights training starts from; it may have fewer layers, or a half, "
+            "a third, ... of the heads, d_model and d_ff alike"
+        ),
+    )
     checkpoints_flag(parser)
-    parser.add_argument("--resume", action="store_true", help="continue the run in --out, if there is one")
-    parser.add_argument("--max-minutes", type=number(float, 0), default=math.inf,
-                        help="stop after this many minutes; --resume continues")
-    parser.add_argument("--max-images", type=number(int, 1), default=math.inf,
-                        help="stop after this many images; --resume continues")
-    parser.add_argument("--save-minutes", type=number(float, 0.01), default=2.0, help="minutes between saves")
-    parser.add_argument("--evaluate-minutes", type=number(float, 0.01), default=10.0, help="minutes between "
-                        "evaluations")
-    parser.add_argument("--processes", type=number(int, 1), help="number of processes that share each batch; default: "
-                        "one per thread, as long as each has at least 4 images")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run in --out, if there is one"
+    )
+    parser.add_argument(
+        "--max-minutes",
+        type=number(float, 0),
+        default=math.inf,
+        help="stop after this many minutes; --resume continues",
+    )
+    parser.add_argument(
+        "--max-images",
+        type=number(int, 1),
+        default=math.inf,
+        help="stop after this many images; --resume continues",
+    )
+    parser.add_argument(
+        "--save-minutes", type=number(float, 0.01), default=2.0, help="minutes between saves"
+    )
+    parser.add_argument(
+        "--evaluate-minutes",
+        type=number(float, 0.01),
+        default=10.0,
+        help="minutes between evaluations",
+    )
+    parser.add_argument(
+        "--processes",
+        type=number(int, 1),
+        help=(
+            "number of processes that share each batch; default: "
+            "one per thread, as long as each has at least 4 images"
+        ),
+    )
     for field in dataclasses.fields(TrainConfig):
         kind: dict[str, Any] = {"type": type(field.default)}
         if isinstance(field.default, bool):
             kind = {"action": argparse.BooleanOptionalAction}
         elif isinstance(field.default, tuple):
             kind = {"type": float, "nargs": len(field.default)}
-        parser.add_argument(f"--{field.name.replace('_', '-')}", default=None, **kind,
-                            help=f"{field.metadata['help']} (default: {field.default}, or the value of the resumed "
-                                 f"run)")
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            default=None,
+            **kind,
+            help=(
+                f"{field.metadata['help']} (default: {field.default}, or the value of the resumed "
+                "run)"
+            ),
+        )
 
 
 def evaluate(parser: argparse.ArgumentParser) -> None:
     model_flags(parser, positional=True)
-    parser.add_argument("--data", required=True, help="folder of the data set; if it is empty, the data are downloaded")
+    parser.add_argument(
+        "--data",
+        required=True,
+        help="folder of the data set; if it is empty, the data are downloaded",
+    )
     _device(parser)
     parser.add_argument("--limit", type=number(int, 1), help="use only the first N test images")
-    parser.add_argument("--engine", choices=("auto", "eager", "compiled"), default="eager",
-                        help="eager: torch, all positions in parallel; compiled: the kernels, step by step")
-    parser.add_argument("--precision", choices=("auto", "fp32", "bf16", "int8"), default="auto",
-                        help="precision of the compiled engine's matrix products")
-    parser.add_argument("--labels", choices=("all",), help="also measure how often the most probable class is right, "
-                        "if all classes are equally probable at first; needs one pass per class")
-    parser.add_argument("--classes", type=number(int, 1, 1_000_000), nargs="?", const=1_000, metavar="N",
-                        help="draw N images (default: 1,000) instead, and measure the share that a CNN, trained on "
-                        "the same data, recognises as the requested class")
-    parser.add_argument("--write", action="store_true", help="with --classes: write the share into the checkpoint, and "
-                        "also the values of the next four flags (default: the checkpoint's own values, or values that "
-                        "suit its data)")
-    parser.add_argument("--temperature", type=number(float, 0, 10), help="temperature of requests that give none")
-    parser.add_argument("--temperature-range", type=_temperatures, metavar="LOW,HIGH",
-                        help="range of useful temperatures")
-    parser.add_argument("--attempts", type=number(int, 1, 16), help="how many times an image may be drawn until it is "
-                        "recognised and not torn, for requests that do not say so")
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "eager", "compiled"),
+        default="eager",
+        help="eager: torch, all positions in parallel; compiled: the kernels, step by step",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("auto", "fp32", "bf16", "int8"),
+        default="auto",
+        help="precision of the compiled engine's matrix products",
+    )
+    parser.add_argument(
+        "--labels",
+        choices=("all",),
+        help=(
+            "also measure how often the most probable class is right, "
+            "if all classes are equally probable at first; needs one pass per class"
+        ),
+    )
+    parser.add_argument(
+        "--classes",
+        type=number(int, 1, 1_000_000),
+        nargs="?",
+        const=1_000,
+        metavar="N",
+        help=(
+            "draw N images (default: 1,000) instead, and measure the share that a CNN, trained on "
+            "the same data, recognises as the requested class"
+        ),
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help=(
+            "with --classes: write the share into the checkpoint, and also the values of the next"
+            " four flags (default: the checkpoint's own values, or values that suit its data)"
+        ),
+    )
+    parser.add_argument(
+        "--temperature", type=number(float, 0, 10), help="temperature of requests that give none"
+    )
+    parser.add_argument(
+        "--temperature-range",
+        type=_temperatures,
+        metavar="LOW,HIGH",
+        help="range of useful temperatures",
+    )
+    parser.add_argument(
+        "--attempts",
+        type=number(int, 1, 16),
+        help=(
+            "how many times an image may be drawn until it is "
+            "recognised and not torn, for requests that do not say so"
+        ),
+    )
     parser.add_argument("--limits", help="one sentence about what the model cannot do")
     parser.add_argument("--grid", help="write a grid of samples to this .png file")
 
@@ -143,21 +285,41 @@ def export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", help="folder written by `linpix train`")
     parser.add_argument("--data", required=True, help="folder of the data set used in training")
     parser.add_argument("--out", type=_new_folder, required=True, help="checkpoint folder to write")
-    parser.add_argument("--twin-of", help="name of the model to compare it with; default: the one given in training")
-    parser.add_argument("--fp32", action="store_true", help="keep all weights in float32, not only the head and the "
-                        "norm before it")
-    parser.add_argument("--calibrate", action="store_true", help="correct overconfidence: fit one or two numbers to "
-                        "the images that the training held out, and multiply them into the head; for runs that saw "
-                        "each image many times")
+    parser.add_argument(
+        "--twin-of", help="name of the model to compare it with; default: the one given in training"
+    )
+    parser.add_argument(
+        "--fp32",
+        action="store_true",
+        help="keep all weights in float32, not only the head and the norm before it",
+    )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help=(
+            "correct overconfidence: fit one or two numbers to the images that the training held"
+            " out, and multiply them into the head; for runs that saw each image many times"
+        ),
+    )
 
 
 def import_(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reference", help=".pth file of the checkpoint")
-    parser.add_argument("--heads", type=number(int, 1), required=True, help="number of attention heads, which the file "
-                        "does not store")
-    parser.add_argument("--attention", choices=("linear", "softmax"), default="linear", help="kind of attention that "
-                        "the model was trained with")
-    parser.add_argument("--data", help="folder of the training data; needed for the distribution of sub-pixel 0")
+    parser.add_argument(
+        "--heads",
+        type=number(int, 1),
+        required=True,
+        help="number of attention heads, which the file does not store",
+    )
+    parser.add_argument(
+        "--attention",
+        choices=("linear", "softmax"),
+        default="linear",
+        help="kind of attention that the model was trained with",
+    )
+    parser.add_argument(
+        "--data", help="folder of the training data; needed for the distribution of sub-pixel 0"
+    )
     parser.add_argument("--out", type=_new_folder, required=True, help="checkpoint folder to write")
 
 
@@ -167,12 +329,24 @@ def experiment(parser: argparse.ArgumentParser) -> None:
     names = parser.add_subparsers(dest="experiment", required=True, metavar="NAME")
     for name in get_args(ExperimentName):
         kind, text = study(name), sys.modules[study(name).__module__].__doc__ or ""
-        sub = names.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
-        sub.add_argument("--out", default=f"runs/experiment-{name}", help="folder for tables, plot and summary; "
-                         "FOLDER.training holds the state that the next run continues from")
+        sub = names.add_parser(
+            name, help=text, description=text, formatter_class=parser.formatter_class
+        )
+        sub.add_argument(
+            "--out",
+            default=f"runs/experiment-{name}",
+            help=(
+                "folder for tables, plot and summary; "
+                "FOLDER.training holds the state that the next run continues from"
+            ),
+        )
         _device(sub)
-        sub.add_argument("--max-minutes", type=number(float, 0), default=math.inf,
-                         help="stop after this many minutes; the same command continues")
+        sub.add_argument(
+            "--max-minutes",
+            type=number(float, 0),
+            default=math.inf,
+            help="stop after this many minutes; the same command continues",
+        )
         for field in dataclasses.fields(kind.settings_type):
             action: dict[str, Any] = {"type": type(field.default), "default": field.default}
             text = field.metadata["help"]
@@ -187,7 +361,10 @@ def experiment(parser: argparse.ArgumentParser) -> None:
 COMMANDS = {  # the function that adds its flags, named as the one in commands.py; and what it does
     "train": (train, "train a preset; this writes a checkpoint folder"),
     "evaluate": (evaluate, "measure the bits/dim of a model on the test images"),
-    "export": (export, "evaluate a training run on all test images, and write a checkpoint for distribution"),
+    "export": (
+        export,
+        "evaluate a training run on all test images, and write a checkpoint for distribution",
+    ),
     "import": (import_, "convert a checkpoint of the published reference implementation"),
     "experiment": (experiment, "repeat an experiment of the papers; run again, it continues"),
 }

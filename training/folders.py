@@ -1,4 +1,5 @@
-"""Folders and tar archives of pictures: which files are pictures, which split and class each has, and what is left out.
+"""Folders and tar archives of pictures: which files are pictures, which split and class each has,
+and what is left out.
 
 readers.py reads the pictures.
 """
@@ -19,20 +20,74 @@ from .readers import DataError, Shape, Split, contents, read_picture, tar_member
 
 _log = logging.getLogger(__name__)
 
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".jfif", ".jpe",
-                    ".jif", ".jfi", ".pjpeg", ".pjp", ".apng", ".dib", ".pbm", ".pnm")
-LITTER = ("__MACOSX", "Thumbs.db", "ehthumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+found", "Icon\r")
-_OF_A_RUN = re.compile(r"samples-\d{8}\.png|state\.pt|log\.csv|plan\.json")  # what a training writes in FOLDER.training
-_STARTS = re.compile(rb"\x89PNG|\xff\xd8\xff|BM|GIF8|RIFF....WEBP|II\*\0|MM\0\*|P[1-6]\s", re.DOTALL)
+PICTURE_SUFFIXES = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".pgm",
+    ".ppm",
+    ".jfif",
+    ".jpe",
+    ".jif",
+    ".jfi",
+    ".pjpeg",
+    ".pjp",
+    ".apng",
+    ".dib",
+    ".pbm",
+    ".pnm",
+)
+LITTER = (
+    "__MACOSX",
+    "Thumbs.db",
+    "ehthumbs.db",
+    "desktop.ini",
+    "@eaDir",
+    "$RECYCLE.BIN",
+    "lost+found",
+    "Icon\r",
+)
+# what a training writes in FOLDER.training
+_OF_A_RUN = re.compile(r"samples-\d{8}\.png|state\.pt|log\.csv|plan\.json")
+_STARTS = re.compile(
+    rb"\x89PNG|\xff\xd8\xff|BM|GIF8|RIFF....WEBP|II\*\0|MM\0\*|P[1-6]\s", re.DOTALL
+)
 
-# A word in a folder's name that makes it a split; a folder for validation is for testing only if there is no other.
-_SPLIT = re.compile(r"(?<![^\W\d_])(?:(?P<train>train|training)|(?P<test>tests?|testing)|"
-                    r"(?P<validation>val|valid|validation|dev|eval))"
-                    r"(?=(?:set|data|images|pictures)?(?![^\W\d_]))", re.IGNORECASE)
+# A word in a folder's name that makes it a split; a folder for validation is for testing only if
+# there is no other.
+_SPLIT = re.compile(
+    r"(?<![^\W\d_])(?:(?P<train>train|training)|(?P<test>tests?|testing)|"
+    r"(?P<validation>val|valid|validation|dev|eval))"
+    r"(?=(?:set|data|images|pictures)?(?![^\W\d_]))",
+    re.IGNORECASE,
+)
 _ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
-_ARRAYS = (".csv", ".tsv", ".npz", ".npy", ".parquet", ".arrow", ".feather", ".pkl", ".pickle", ".mat", ".h5", ".hdf5",
-           ".tfrecord", ".pt", ".json", ".jsonl", ".bin")
-_Parts = dict[str, tuple[str, ...]]  # the folders of each picture below the split, and its file name, by its path
+_ARRAYS = (
+    ".csv",
+    ".tsv",
+    ".npz",
+    ".npy",
+    ".parquet",
+    ".arrow",
+    ".feather",
+    ".pkl",
+    ".pickle",
+    ".mat",
+    ".h5",
+    ".hdf5",
+    ".tfrecord",
+    ".pt",
+    ".json",
+    ".jsonl",
+    ".bin",
+)
+# the folders of each picture below the split, and its file name, by its path
+_Parts = dict[str, tuple[str, ...]]
 
 
 def is_litter(name: str) -> bool:
@@ -41,22 +96,31 @@ def is_litter(name: str) -> bool:
 
 
 def is_picture(name: str) -> bool:
-    """Whether a name is that of a picture. A picture without a suffix is recognised by its first bytes."""
+    """Whether a name is that of a picture. A picture without a suffix is recognised by its first
+    bytes.
+    """
     return PurePosixPath(name).suffix.lower() in PICTURE_SUFFIXES and not is_litter(name)
 
 
 def holds_files(folder: Path) -> bool:
-    """Whether there is anything in a folder but folders, litter, and what keeps an empty folder in a repository."""
-    return any(path.is_symlink() or not path.is_dir() for path in folder.rglob("*")
-               if path.name not in (*LITTER, ".DS_Store", ".gitkeep", ".gitignore", ".keep")
-               and not path.name.startswith("._") and path.suffix != ".part")
+    """Whether there is anything in a folder but folders, litter, and what keeps an empty folder in
+    a repository.
+    """
+    return any(
+        path.is_symlink() or not path.is_dir()
+        for path in folder.rglob("*")
+        if path.name not in (*LITTER, ".DS_Store", ".gitkeep", ".gitignore", ".keep")
+        and not path.name.startswith("._")
+        and path.suffix != ".part"
+    )
 
 
 def walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[tuple[Path, str]]:
-    """The files in a folder, in order, each with the reason why it is not a picture, or "". Links are followed.
+    """The files in a folder, in order, each with the reason why it is not a picture, or "". Links
+    are followed.
 
-    Folders that are empty, cannot be read, were written by a training, or link to a folder above them are there too.
-    above: the real folders that this one is in.
+    Folders that are empty, cannot be read, were written by a training, or link to a folder above
+    them are there too. above: the real folders that this one is in.
     """
     try:
         with os.scandir(folder) as entries:
@@ -71,7 +135,9 @@ def walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[tuple[Path, str
     for path in inside:
         if not path.is_dir():
             yield path, _reason(path.name, path)
-        elif _is_written(path) or (path.name + ".training" in names and _is_written(Path(f"{path}.training"))):
+        elif _is_written(path) or (
+            path.name + ".training" in names and _is_written(Path(f"{path}.training"))
+        ):
             yield path, "written by LinPix"
         elif path.resolve() in above:
             yield path, "a link to a folder above it"
@@ -80,7 +146,9 @@ def walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[tuple[Path, str
 
 
 def _is_written(folder: Path) -> bool:
-    """Whether a folder is a checkpoint, or FOLDER.training of a run: its grids of samples are not training pictures."""
+    """Whether a folder is a checkpoint, or FOLDER.training of a run: its grids of samples are not
+    training pictures.
+    """
     if not folder.name.endswith(".training"):
         return (folder / "config.json").is_file() and (folder / "SHA256SUMS").is_file()
     try:
@@ -121,16 +189,21 @@ def _reason(name: str, source: Path | bytes) -> str:
     return "" if _STARTS.match(source) else "neither suffix nor content of a picture"
 
 
-def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
-        NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
-    """One split of a folder or tar archive of pictures: images (count, T), labels (count,), class names.
+def read_pictures(
+    path: Path, split: Split, shape: Shape
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
+    """One split of a folder or tar archive of pictures: images (count, T), labels (count,), class
+    names.
 
-    Pictures are flat, or in one sub-folder per class. Either may be inside folders for the splits. The order is that of
-    the paths. A flat collection has labels of -1 and no class names.
+    Pictures are flat, or in one sub-folder per class. Either may be inside folders for the splits.
+    The order is that of the paths. A flat collection has labels of -1 and no class names.
     """
     if shape[2] not in (1, 3):
-        raise DataError(path, f"is for a model of {shape[2]} channels, but pictures can be read only with 1 or 3",
-                        "use a model of 1 or 3 channels")
+        raise DataError(
+            path,
+            f"is for a model of {shape[2]} channels, but pictures can be read only with 1 or 3",
+            "use a model of 1 or 3 channels",
+        )
     found: dict[str, Path | bytes] = {}
     left: dict[str, list[str]] = {}  # names, by the reason to leave them out
     files: Iterable[tuple[str, Path | bytes, str]]
@@ -145,73 +218,112 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[
             found[name] = source  # broken links too: reading one raises a clear error
     out = reasons(left)
     if not found:
-        raise DataError(path, f"has no pictures ({', '.join(PICTURE_SUFFIXES)}), and no files with the names of MNIST "
-                        "(train-images-idx3-ubyte.gz, ...) or of CIFAR-10's binary version, not the one for Python "
-                        f"(data_batch_1.bin, ...){'; it has ' if out else ''}{out}", cure(left))
+        raise DataError(
+            path,
+            f"has no pictures ({', '.join(PICTURE_SUFFIXES)}), and no files with the names of MNIST"
+            " (train-images-idx3-ubyte.gz, ...) or of CIFAR-10's binary version, not the one for"
+            f" Python (data_batch_1.bin, ...){'; it has ' if out else ''}{out}",
+            cure(left),
+        )
     if out:
         _log.warning("%s: left out %s", written(str(path)), written(out))
     class_of, classes = arrange(found, path, split)
-    tables = [name for names in left.values() for name in names if name.lower().endswith((".csv", ".tsv"))]
+    tables = [
+        name for names in left.values() for name in names if name.lower().endswith((".csv", ".tsv"))
+    ]
     if tables and not classes:
-        _log.warning("%s: pictures have no classes, since %s is not read; for classes, move the pictures into a folder "
-                     "for each", *map(written, (str(path), _listed(tables))))
+        _log.warning(
+            "%s: pictures have no classes, since %s is not read; for classes, move the pictures"
+            " into a folder for each",
+            *map(written, (str(path), _listed(tables))),
+        )
     images = np.empty((len(class_of), math.prod(shape)), np.uint8)
     for row, name in zip(images, class_of, strict=True):
         source, where = found[name], f"{path}/{name}"
         raw = contents(source) if isinstance(source, Path) else unpack(source, where)
         row[:] = read_picture(raw, where, shape)
-    labels = np.array([classes.index(name) if classes else -1 for name in class_of.values()], np.int64)
+    labels = np.array(
+        [classes.index(name) if classes else -1 for name in class_of.values()], np.int64
+    )
     return images, labels, classes
 
 
-def arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The sub-folder of each picture in the split, in order, and the class names (none if all pictures are flat).
+def arrange(
+    names: Iterable[str], where: Path, split: Split
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The sub-folder of each picture in the split, in order, and the class names (none if all
+    pictures are flat).
 
-    Classes are those of both splits, so that a label means the same in each. Without folders for the splits, the last
-    tenth in the order of the MD5 of the paths is for testing. This order is shuffled but the same on every machine, and
-    a picture added later moves few others to the other split.
+    Classes are those of both splits, so that a label means the same in each. Without folders for
+    the splits, the last tenth in the order of the MD5 of the paths is for testing. This order is
+    shuffled but the same on every machine, and a picture added later moves few others to the other
+    split.
     """
     inner: _Parts = {name: PurePosixPath(name).parts for name in names}
     while (splits := _splits(inner)).keys() == {"train"} or (
-            not splits and len({parts[0] for parts in inner.values()}) == 1 and min(map(len, inner.values())) > 2):
+        not splits
+        and len({parts[0] for parts in inner.values()}) == 1
+        and min(map(len, inner.values())) > 2
+    ):
         inner = {name: parts[1:] for name, parts in inner.items()}  # without an outer folder
-    if not splits and min(map(len, inner.values())) > 2:  # each class may have splits, instead of each split classes
+    # each class may have splits, instead of each split classes
+    if not splits and min(map(len, inner.values())) > 2:
         turned = {name: (parts[1], parts[0], *parts[2:]) for name, parts in inner.items()}
         both = _splits(turned)
         if len(both) == 2 and {parts[1] for parts in turned.values()} == {
-                parts[1] for parts in turned.values() if parts[0] == both["train"]}:
+            parts[1] for parts in turned.values() if parts[0] == both["train"]
+        }:
             inner, splits = turned, both
     if splits:
         if others := sorted({parts[0] for parts in inner.values()} - set(splits.values())):
             beside = " and ".join(splits.values())
-            _log.warning("%s: left out %s, beside %s", *map(written, (str(where), _listed(others), beside)))
+            _log.warning(
+                "%s: left out %s, beside %s", *map(written, (str(where), _listed(others), beside))
+            )
         within = {kind: _below(folder, inner) for kind, folder in splits.items()}
         inner, chosen = within.get("train", {}), set(within.get(split, ()))
         if inner and not _alike(inner, within["test"]):
-            _log.warning("%s: left out %s, which has no class of %s", *map(written, (
-                str(where), splits["test"], splits["train"])))
+            _log.warning(
+                "%s: left out %s, which has no class of %s",
+                *map(written, (str(where), splits["test"], splits["train"])),
+            )
             splits = {}
         else:
             if unseen := sorted(_classes(within["test"]) - _classes(inner)) if inner else []:
-                _log.warning("%s: has no pictures in %s for %s", *map(written, (
-                    str(where), splits["train"], _listed(unseen))))
+                _log.warning(
+                    "%s: has no pictures in %s for %s",
+                    *map(written, (str(where), splits["train"], _listed(unseen))),
+                )
             inner = inner | within["test"]
     if not splits:
-        order = sorted(inner, key=lambda name: hashlib.md5(
-            "/".join(inner[name]).encode("utf-8", "surrogateescape"), usedforsecurity=False).digest())
-        tenth = set(order[-max(1, len(order) // 10):])
+        order = sorted(
+            inner,
+            key=lambda name: hashlib.md5(
+                "/".join(inner[name]).encode("utf-8", "surrogateescape"), usedforsecurity=False
+            ).digest(),
+        )
+        tenth = set(order[-max(1, len(order) // 10) :])
         chosen = tenth if split == "test" else set(inner) - tenth
     if not chosen:
-        raise DataError(where, f"has no pictures for the {split} split, out of {len(inner)} in all",
-                        "add pictures, or sort them into train/ and test/")
+        raise DataError(
+            where,
+            f"has no pictures for the {split} split, out of {len(inner)} in all",
+            "add pictures, or sort them into train/ and test/",
+        )
     deeper = sorted({parts[:-1] for parts in inner.values() if len(parts) > 2})
     if len(deeper) > len({folders[0] for folders in deeper}):  # more than one folder in a class
-        _log.warning("%s: all below a folder is one class, so %s are not classes; name the folders of splits train and "
-                     "test", *map(written, (str(where), _listed(["/".join(folders) for folders in deeper]))))
+        _log.warning(
+            "%s: all below a folder is one class, so %s are not classes; name the folders of splits"
+            " train and test",
+            *map(written, (str(where), _listed(["/".join(folders) for folders in deeper]))),
+        )
     flat = sorted(name for name, parts in inner.items() if len(parts) == 1)
     if flat and len(flat) < len(inner):
-        raise DataError(where, f"has pictures next to sub-folders of pictures ({flat[0]})",
-                        "put all pictures in sub-folders, one for each class, or none")
+        raise DataError(
+            where,
+            f"has pictures next to sub-folders of pictures ({flat[0]})",
+            "put all pictures in sub-folders, one for each class, or none",
+        )
     ordered = sorted(chosen, key=lambda name: PurePosixPath(name).parts)
     class_of = {} if flat else {name: _class_name(parts[0], where) for name, parts in inner.items()}
     classes = tuple(sorted(set(class_of.values()), key=_numbers_by_value))
@@ -219,21 +331,26 @@ def arrange(names: Iterable[str], where: Path, split: Split) -> tuple[dict[str, 
 
 
 def _splits(inner: _Parts) -> dict[Split, str]:
-    """The folders of the splits: two whose letters differ only in the word for the split, or one of that word alone.
+    """The folders of the splits: two whose letters differ only in the word for the split, or one of
+    that word alone.
 
-    So train/ and test/ are splits, as are seg_train/ and seg_test/, but a class may be called train. A folder
-    for testing without the classes of train/, as competitions have it, is chosen only if no other fits.
+    So train/ and test/ are splits, as are seg_train/ and seg_test/, but a class may be called
+    train. A folder for testing without the classes of train/, as competitions have it, is chosen
+    only if no other fits.
     """
     folders = sorted({parts[0] for parts in inner.values() if len(parts) > 1})
     alike: dict[str, dict[str, str]] = {}  # by the rest of the name
     for folder in folders:
         spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", folder)  # as in TrainSet
         if word := _SPLIT.search(spaced):
-            rest = re.sub(r"[\W\d_]+", "", spaced[:word.start()] + spaced[word.end():]).casefold()
+            rest = re.sub(r"[\W\d_]+", "", spaced[: word.start()] + spaced[word.end() :]).casefold()
             alike.setdefault(rest, {}).setdefault(str(word.lastgroup), folder)
     for kinds in alike.values():
         if "train" in kinds and len(kinds) > 1:
-            train, tests = kinds.pop("train"), [kinds[kind] for kind in ("test", "validation") if kind in kinds]
+            train, tests = (
+                kinds.pop("train"),
+                [kinds[kind] for kind in ("test", "validation") if kind in kinds],
+            )
             fit = (test for test in tests if _alike(_below(train, inner), _below(test, inner)))
             return {"train": train, "test": next(fit, tests[0])}
     if len(folders) == 1 and len(inner) == sum(len(parts) > 1 for parts in inner.values()):
@@ -248,12 +365,16 @@ def _classes(pictures: _Parts) -> set[str]:
 
 
 def _alike(train: _Parts, test: _Parts) -> bool:
-    """Whether two splits have a class in common, or neither has classes: pictures of others can test nothing."""
+    """Whether two splits have a class in common, or neither has classes: pictures of others can
+    test nothing.
+    """
     return bool(_classes(train) & _classes(test)) or not (_classes(train) or _classes(test))
 
 
 def _below(folder: str, inner: _Parts) -> _Parts:
-    """The pictures in a folder; one that has only a folder of its own name, as in train/train/, is that folder."""
+    """The pictures in a folder; one that has only a folder of its own name, as in train/train/, is
+    that folder.
+    """
     found = {name: parts[1:] for name, parts in inner.items() if parts[0] == folder}
     while all(parts[0] == folder and len(parts) > 1 for parts in found.values()):
         found = {name: parts[1:] for name, parts in found.items()}
@@ -269,9 +390,14 @@ def cure(left: dict[str, list[str]]) -> str:
     """What to do with a folder that has only such files, and no pictures."""
     suffixes = {PurePosixPath(name).suffix.lower() for names in left.values() for name in names}
     if suffixes.intersection(_ARRAYS):  # as Kaggle and Hugging Face have them
-        return ("save each picture in it as a PNG file, in a folder for its class, such as 7/0001.png; in Python, "
-                "PIL.Image.fromarray(pixels.reshape(28, 28).astype('uint8')).save(path) saves one")
-    if suffixes.intersection(_ARCHIVES) and not any("ubyte" in name for names in left.values() for name in names):
+        return (
+            "save each picture in it as a PNG file, in a folder for its class, such as 7/0001.png;"
+            " in Python, PIL.Image.fromarray(pixels.reshape(28, 28).astype('uint8')).save(path)"
+            " saves one"
+        )
+    if suffixes.intersection(_ARCHIVES) and not any(
+        "ubyte" in name for names in left.values() for name in names
+    ):
         return "unpack the archive, and give the folder with its pictures"
     return "give the folder that holds such files or pictures itself"
 
@@ -288,8 +414,11 @@ def _class_name(folder: str, where: Path) -> str:
     try:
         folder.encode()
     except UnicodeEncodeError:
-        raise DataError(where, f"has a class folder whose name is not UTF-8 ({written(folder)})",
-                        "rename the folder") from None
+        raise DataError(
+            where,
+            f"has a class folder whose name is not UTF-8 ({written(folder)})",
+            "rename the folder",
+        ) from None
     return unicodedata.normalize("NFC", folder)
 
 

@@ -1,15 +1,17 @@
 """Growth of a trained network, in depth or in width, that changes nothing at first.
 
-The last matrices of a new layer's attention and feed-forward are zero, so it adds zero to its input; the gradients of
-these matrices are not zero. All other weights are copied from the layer before it. A new pre-norm layer is then the
-identity. A new post-norm layer normalises its input again, so the weights of its norms are fitted on images, channel by
-channel, such that its output equals its input. This needs inputs whose mean and spread hardly change from token to
-token. In the models here, outputs of the first layers are like that and outputs of the last ones are not. So new layers
-are added after layers of the first half.
+The last matrices of a new layer's attention and feed-forward are zero, so it adds zero to its
+input; the gradients of these matrices are not zero. All other weights are copied from the layer
+before it. A new pre-norm layer is then the identity. A new post-norm layer normalises its input
+again, so the weights of its norms are fitted on images, channel by channel, such that its output
+equals its input. This needs inputs whose mean and spread hardly change from token to token. In the
+models here, outputs of the first layers are like that and outputs of the last ones are not. So new
+layers are added after layers of the first half.
 
-A wider network has several copies of every feature, head and hidden unit. A LayerNorm's output does not depend on the
-number of copies, and the weights of an input are divided among its copies ("Net2Net", Chen et al. 2016, section 2.3).
-They are divided at random: copies with equal weights would get equal gradients, and so remain copies.
+A wider network has several copies of every feature, head and hidden unit. A LayerNorm's output does
+not depend on the number of copies, and the weights of an input are divided among its copies
+("Net2Net", Chen et al. 2016, section 2.3). They are divided at random: copies with equal weights
+would get equal gradients, and so remain copies.
 """
 
 import dataclasses
@@ -21,23 +23,33 @@ from torch.nn import functional as F
 
 from linpix.model.transformer import Layer, Transformer
 
-TOLERANCE = 0.1  # largest relative error of a new post-norm layer's output: norm of the error / norm of the input
+# largest relative error of a new post-norm layer's output: norm of the error / norm of the input
+TOLERANCE = 0.1
 
 
 def grown(net: Transformer, layers: int, run: Callable[[Transformer], object]) -> Transformer:
-    """A copy of net with this many layers and the same predictions, up to the fit of post-norm layers.
+    """A copy of net with this many layers and the same predictions, up to the fit of post-norm
+    layers.
 
-    run: applies net to some images; called once if norms must be fitted. Raises ValueError if layers is less than net
-    has, if net is reversible, or if a new layer's output differs from its input by TOLERANCE or more.
+    run: applies net to some images; called once if norms must be fitted. Raises ValueError if
+    layers is less than net has, if net is reversible, or if a new layer's output differs from its
+    input by TOLERANCE or more.
     """
     config = net.config
     if layers < config.layers or config.residual != "plain":
-        raise ValueError(f"weights of {config.layers} {config.residual} layers cannot start a network of {layers} "
-                         "plain layers")
+        raise ValueError(
+            f"weights of {config.layers} {config.residual} layers cannot start a network of"
+            f" {layers} plain layers"
+        )
     deeper = Transformer(dataclasses.replace(config, layers=layers))
     hosts = max(1, config.layers // 2)  # new layers follow these
-    copies = [1 + (layers - config.layers + hosts - 1 - i) // hosts if i < hosts else 1 for i in range(config.layers)]
-    own = {name: value for name, value in net.state_dict().items() if not name.startswith("layers.")}
+    copies = [
+        1 + (layers - config.layers + hosts - 1 - i) // hosts if i < hosts else 1
+        for i in range(config.layers)
+    ]
+    own = {
+        name: value for name, value in net.state_dict().items() if not name.startswith("layers.")
+    }
     deeper.load_state_dict(own, strict=False)
     outputs = _outputs(net, run) if config.norm == "post" and layers > config.layers else []
     at = 0
@@ -56,10 +68,18 @@ def grown(net: Transformer, layers: int, run: Callable[[Transformer], object]) -
 
 @torch.no_grad()
 def widened(net: Transformer, times: int) -> Transformer:
-    """A copy of net with `times` its heads, d_model and d_ff and, up to rounding, the same predictions."""
+    """A copy of net with `times` its heads, d_model and d_ff and, up to rounding, the same
+    predictions.
+    """
     config = net.config
-    wider = Transformer(dataclasses.replace(config, heads=times * config.heads, d_model=times * config.d_model,
-                                            d_ff=times * config.d_ff))
+    wider = Transformer(
+        dataclasses.replace(
+            config,
+            heads=times * config.heads,
+            d_model=times * config.d_model,
+            d_ff=times * config.d_ff,
+        )
+    )
     weights = net.state_dict()
     for name, weight in weights.items():
         module, kind = name.rsplit(".", 1)
@@ -106,17 +126,23 @@ def _empty(layer: Layer) -> None:
 
 @torch.no_grad()
 def _give_back(layer: Layer, x: Tensor, index: int) -> Tensor:
-    """Fit an empty layer's norms, by least squares per channel, to output x for input x; return the actual output."""
+    """Fit an empty layer's norms, by least squares per channel, to output x for input x; return the
+    actual output.
+    """
     given = x
     for norm in (layer.norm1, layer.norm2):
         normal = F.layer_norm(x, x.shape[-1:], eps=norm.eps)
         mean, mean_x = normal.mean(0), x.mean(0)
-        slope = ((normal - mean) * (x - mean_x)).sum(0) / (normal - mean).square().sum(0).clamp(min=1e-12)
+        slope = ((normal - mean) * (x - mean_x)).sum(0) / (normal - mean).square().sum(0).clamp(
+            min=1e-12
+        )
         norm.weight.copy_(slope)
         norm.bias.copy_(mean_x - slope * mean)
         x = F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
     error = float((x - given).norm() / given.norm())
     if not error < TOLERANCE:
-        raise ValueError(f"a new layer after layer {index} would change its input by {error:.0%}; start with a "
-                         "checkpoint that has pre-norm layers, or fewer steps between norms")
+        raise ValueError(
+            f"a new layer after layer {index} would change its input by {error:.0%}; start with a "
+            "checkpoint that has pre-norm layers, or fewer steps between norms"
+        )
     return x

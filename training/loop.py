@@ -1,8 +1,10 @@
-"""The training loop: trains on images and writes a checkpoint folder. A crash loses only the steps since the last save.
+"""The training loop: trains on images and writes a checkpoint folder. A crash loses only the steps
+since the last save.
 
-A run is a function of its settings and its number of steps: batches, labels and the learning rate are computed from
-that number, so a resumed run continues as if it had not stopped. There are two exceptions: with --minutes, the learning
-rate depends on the clock; and the order in which gradients are summed depends on the number of processes.
+A run is a function of its settings and its number of steps: batches, labels and the learning rate
+are computed from that number, so a resumed run continues as if it had not stopped. There are two
+exceptions: with --minutes, the learning rate depends on the clock; and the order in which gradients
+are summed depends on the number of processes.
 """
 
 import contextlib
@@ -40,7 +42,9 @@ from .run import Run, TrainConfig, stop_signals
 from .workers import Workers, together
 
 LOG_S = 60.0  # longest time between lines of the log
-CHECKED = 20  # every so many steps it is seen whether the gradient is a number, for which a GPU must be waited for
+# every so many steps it is seen whether the gradient is a number, for which a GPU must be waited
+# for
+CHECKED = 20
 
 
 def can_compile() -> bool:
@@ -77,19 +81,29 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[[Part], Ten
     def read(sequences: Sequences) -> Tensor:
         with torch.autocast(net.device.type, torch.bfloat16, enabled=bf16):
             features = net.features(sequences)
-        nats = class_loss(net.class_scores(features.index_select(0, sequences.query_place)), sequences)
+        nats = class_loss(
+            net.class_scores(features.index_select(0, sequences.query_place)), sequences
+        )
         return nats / len(sequences.canvas) * bits_per_dim(1.0, net.config)
 
     def class_loss(scores: Tensor, sequences: Sequences) -> Tensor:
         classes = sequences.start[sequences.query_image] - START - 1  # -1 without a label
-        return config.class_weight * F.cross_entropy(scores, classes, reduction="sum", ignore_index=-1)
+        return config.class_weight * F.cross_entropy(
+            scores, classes, reduction="sum", ignore_index=-1
+        )
 
     first = 1 if net.config.first_marginal else 0  # that sub-pixel's distribution is not trained
     if config.compile and not can_compile():
-        print("training without torch.compile, at about two thirds of the speed, because there is no C++ compiler",
-              file=sys.stderr)
+        print(
+            "training without torch.compile, at about two thirds of the speed, because there is no"
+            " C++ compiler",
+            file=sys.stderr,
+        )
     elif config.compile:
-        dense, packed, read = torch.compile(dense), *(torch.compile(each, dynamic=True) for each in (packed, read))
+        dense, packed, read = (
+            torch.compile(dense),
+            *(torch.compile(each, dynamic=True) for each in (packed, read)),
+        )
 
     def loss_of(part: Part) -> Tensor:
         if part.sequences is None:
@@ -100,19 +114,26 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[[Part], Ten
     return loss_of
 
 
-def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[float, bool]]) -> Iterator[
-        tuple[Tensor, Tensor]]:
-    """Take steps until the clock of some process says that a step is the last. Yields each loss and gradient norm.
+def steps(
+    run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[float, bool]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Take steps until the clock of some process says that a step is the last. Yields each loss and
+    gradient norm.
 
-    data: the training images · clock: called in each step; returns run.minutes after the step, and whether the step is
-    the last one. The minutes of the first process count, and a last step in one process is the last in all. Raises
-    FloatingPointError if the gradient is no longer a number.
+    data: the training images · clock: called in each step; returns run.minutes after the step, and
+    whether the step is the last one. The minutes of the first process count, and a last step in one
+    process is the last in all. Raises FloatingPointError if the gradient is no longer a number.
     """
     config = run.config
     coming = Parts(Batches(data, config, run.model), run.net, workers).since(
-        run.step, makers(run.net.device, workers.here))
+        run.step, makers(run.net.device, workers.here)
+    )
     loss_of, weights = loss_function(run.net, config), list(run.net.parameters())
-    deciding, last, parts = workers.count * (workers.rank == 0), False, workers.count * config.accumulate
+    deciding, last, parts = (
+        workers.count * (workers.rank == 0),
+        False,
+        workers.count * config.accumulate,
+    )
     while not last:
         share = config.learning_rate_share(run.images, run.minutes)
         for optimizer in run.optimizers:
@@ -133,12 +154,20 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
         if workers.count > 1:
             for weight in weights:  # some may have no gradient in a part of a batch
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            shared = torch.stack([loss, loss.new_tensor(minutes * deciding), loss.new_tensor(float(last))])
+            shared = torch.stack(
+                [loss, loss.new_tensor(minutes * deciding), loss.new_tensor(float(last))]
+            )
             workers.mean([shared, *(weight.grad for weight in weights if weight.grad is not None)])
             loss, minutes, last = shared[0], float(shared[1]), bool(shared[2] > 0)
-        # each group separately: if clipped together, a spike in the head would suppress the layers' gradients
-        norm = torch.stack([nn.utils.clip_grad_norm_(group["params"], config.clip)
-                            for optimizer in run.optimizers for group in optimizer.param_groups]).norm()
+        # each group separately: if clipped together, a spike in the head would suppress the layers'
+        # gradients
+        norm = torch.stack(
+            [
+                nn.utils.clip_grad_norm_(group["params"], config.clip)
+                for optimizer in run.optimizers
+                for group in optimizer.param_groups
+            ]
+        ).norm()
         if run.step % CHECKED == 0:
             check(run, norm)
         for optimizer in run.optimizers:
@@ -150,10 +179,14 @@ def steps(run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[f
 
 
 def check(run: Run, norm: Tensor) -> None:
-    """Raise FloatingPointError if a gradient's norm, and with it all weights after that step, is not a number."""
+    """Raise FloatingPointError if a gradient's norm, and with it all weights after that step, is
+    not a number.
+    """
     if not bool(torch.isfinite(norm)):
-        raise FloatingPointError(f"the gradient is not a number at step {run.step}, or some steps earlier; resume from "
-                                 "the last save with a lower --learning-rate")
+        raise FloatingPointError(
+            f"the gradient is not a number at step {run.step}, or some steps earlier; resume from "
+            "the last save with a lower --learning-rate"
+        )
 
 
 def _take_part(workers: Workers, state: Path, model: ModelConfig, data: Dataset) -> None:
@@ -161,30 +194,48 @@ def _take_part(workers: Workers, state: Path, model: ModelConfig, data: Dataset)
 
 
 def _follow(run: Run, data: Dataset, workers: Workers, stop: list[int]) -> None:
-    """Take steps together with the first process, until it ends the run or a signal arrives here."""
+    """Take steps together with the first process, until it ends the run or a signal arrives
+    here.
+    """
     for _ in steps(run, data, workers, lambda: (0.0, bool(stop))):
         pass
 
 
 def held_out(wanted: int, data: Dataset) -> int:
-    """How many of a data set's last images are held out of training for validation, if so many are wanted."""
+    """How many of a data set's last images are held out of training for validation, if so many are
+    wanted.
+    """
     return min(wanted, len(data.images) // 10)
 
 
-def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: float = math.inf,
-          max_images: float = math.inf, save_minutes: float = 2.0, evaluate_minutes: float = 10.0,
-          processes: int = 1, launched: Workers | None = None) -> bool:
-    """Train until the schedule, the minutes or the images are over, or SIGTERM or SIGINT asks to stop.
+def train(
+    run: Run,
+    data: Dataset,
+    folder: Path,
+    *,
+    command: str,
+    max_minutes: float = math.inf,
+    max_images: float = math.inf,
+    save_minutes: float = 2.0,
+    evaluate_minutes: float = 10.0,
+    processes: int = 1,
+    launched: Workers | None = None,
+) -> bool:
+    """Train until the schedule, the minutes or the images are over, or SIGTERM or SIGINT asks to
+    stop.
 
-    Each evaluation that is better than all before writes a checkpoint to folder. `folder`.training holds the state to
-    resume from, the log (CSV; as curve.svg and for TensorBoard if these are installed) and a sample grid of each
-    evaluation. processes, launched: see workers; only the first of the processes launched by torchrun writes. Returns
-    whether the schedule is complete. Raises FloatingPointError if the gradient is no longer a number, and
-    ChildProcessError if another process has died.
+    Each evaluation that is better than all before writes a checkpoint to folder. `folder`.training
+    holds the state to resume from, the log (CSV; as curve.svg and for TensorBoard if these are
+    installed) and a sample grid of each evaluation. processes, launched: see workers; only the
+    first of the processes launched by torchrun writes. Returns whether the schedule is complete.
+    Raises FloatingPointError if the gradient is no longer a number, and ChildProcessError if
+    another process has died.
     """
     if run.model.classes and (most := int(data.labels.max(initial=-1))) >= run.model.classes:
-        raise ValueError(f"{data.name} has {most + 1} classes, but this architecture has {run.model.classes}; give "
-                         "data with fewer, or without class folders")
+        raise ValueError(
+            f"{data.name} has {most + 1} classes, but this architecture has {run.model.classes};"
+            " give data with fewer, or without class folders"
+        )
     config, side = run.config, folder.with_name(folder.name + ".training")
     kept = len(data.images) - held_out(config.validation, data)
     validation = data.images[kept:]
@@ -195,14 +246,18 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
     minutes_before, images_before = run.minutes, run.images
 
     def over(images: int, minutes: float) -> bool:
-        return (config.complete(images, minutes) or images >= images_before + max_images
-                or minutes >= minutes_before + max_minutes)
+        return (
+            config.complete(images, minutes)
+            or images >= images_before + max_images
+            or minutes >= minutes_before + max_minutes
+        )
 
     def clock() -> tuple[float, bool]:
         minutes = minutes_before + (time.monotonic() - began) / 60
         return minutes, bool(stop) or over(run.images + config.batch, minutes)
 
-    begins = not over(run.images, run.minutes)  # signals do not count here, as all processes must agree
+    # signals do not count here, as all processes must agree
+    begins = not over(run.images, run.minutes)
     if launched is not None and launched.rank:
         if begins:
             _follow(run, data, launched, stop)
@@ -236,11 +291,28 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         progress.evaluated(found, sheet, images, kept=None if better else run.best)
         if not better:
             return
-        counted = f", whose {run.inherited['images']:,.0f} images are counted above" if run.inherited["images"] else ""
-        start = {"history": f"It began with the weights of {run.began_with}{counted}."} if run.began_with else {}
-        source = provenance(data.name, data.classes, board=board_of(data.images, run.model), **run.history,
-                            **attempts_of(run.model), **start, seed=config.seed, command=command,
-                            settings=dataclasses.asdict(config), bits_per_dim=bits)
+        counted = (
+            f", whose {run.inherited['images']:,.0f} images are counted above"
+            if run.inherited["images"]
+            else ""
+        )
+        start = (
+            {"history": f"It began with the weights of {run.began_with}{counted}."}
+            if run.began_with
+            else {}
+        )
+        source = provenance(
+            data.name,
+            data.classes,
+            board=board_of(data.images, run.model),
+            **run.history,
+            **attempts_of(run.model),
+            **start,
+            seed=config.seed,
+            command=command,
+            settings=dataclasses.asdict(config),
+            bits_per_dim=bits,
+        )
         checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
         if found is not None:
             run.best = found.bits_per_dim
@@ -251,8 +323,11 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
         if begins:
             if processes > 1:
                 keep()  # the others begin from this save
-            with (together(processes, _take_part, side / "state.pt", run.model, data) if launched is None
-                  else contextlib.nullcontext(launched)) as workers:
+            with (
+                together(processes, _take_part, side / "state.pt", run.model, data)
+                if launched is None
+                else contextlib.nullcontext(launched)
+            ) as workers:
                 for loss, norm in steps(run, data, workers, clock):
                     losses.append(loss)
                     progress.step(losses)
@@ -260,7 +335,12 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
                     if len(losses) == 100 or now - logged > LOG_S:
                         train_bits = float(torch.stack(losses).mean())
                         share = config.learning_rate_share(run.images - config.batch, run.minutes)
-                        log.write(run, train=train_bits, norm=float(norm), learning_rate=config.learning_rate * share)
+                        log.write(
+                            run,
+                            train=train_bits,
+                            norm=float(norm),
+                            learning_rate=config.learning_rate * share,
+                        )
                         losses, logged = [], now
                     if now - saved > save_minutes * 60:
                         keep()
@@ -281,7 +361,9 @@ def train(run: Run, data: Dataset, folder: Path, *, command: str, max_minutes: f
 
 
 class Log:
-    """log.csv, with a line per hundred steps, at least one a minute, and one per evaluation; also for TensorBoard."""
+    """log.csv, with a line per hundred steps, at least one a minute, and one per evaluation; also
+    for TensorBoard.
+    """
 
     FIELDS = ("step", "images", "minutes", "train", "norm", "learning_rate", "validation")
 
@@ -291,7 +373,8 @@ class Log:
         self._file = temporary.open("w", newline="")
         self._csv = csv.DictWriter(self._file, self.FIELDS)
         self._csv.writeheader()
-        self._csv.writerows(row for row in rows if int(row["step"]) <= step)  # steps after the save are taken again
+        # steps after the save are taken again
+        self._csv.writerows(row for row in rows if int(row["step"]) <= step)
         self._file.flush()
         temporary.replace(path)  # the open file is now log.csv
         try:

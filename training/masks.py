@@ -1,8 +1,9 @@
-"""Masks such as users make: which pixels of a picture to complete are known, for training and measuring.
+"""Masks such as users make: which pixels of a picture to complete are known, for training and
+measuring.
 
-Kinds: halves cut at any line, hidden rectangles, everything outside a window hidden, strokes of a brush, single pixels
-at any density, and the end of the picture in raster order. A mask covers whole pixels: all channels of a pixel are
-known, or none.
+Kinds: halves cut at any line, hidden rectangles, everything outside a window hidden, strokes of a
+brush, single pixels at any density, and the end of the picture in raster order. A mask covers whole
+pixels: all channels of a pixel are known, or none.
 """
 
 from collections.abc import Callable
@@ -14,14 +15,27 @@ from numpy.typing import NDArray
 from linpix.model.config import ModelConfig
 
 Mask = Literal["half", "hole", "window", "brush", "scattered", "rows"]
-SHARES = {"half": 0.25, "hole": 0.25, "window": 0.07, "brush": 0.18, "scattered": 0.20, "rows": 0.05}
+SHARES = {
+    "half": 0.25,
+    "hole": 0.25,
+    "window": 0.07,
+    "brush": 0.18,
+    "scattered": 0.20,
+    "rows": 0.05,
+}
 
 _Hidden = NDArray[np.bool_]  # (height, width)
 
 
-def known_of(generator: np.random.Generator, config: ModelConfig, count: int, kind: Mask | None = None) -> _Hidden:
-    """Masks of one kind, or of all kinds by SHARES: (count, T) bool, true where a sub-pixel is known."""
-    kinds = [kind] * count if kind else generator.choice(list(SHARES), count, p=list(SHARES.values()))
+def known_of(
+    generator: np.random.Generator, config: ModelConfig, count: int, kind: Mask | None = None
+) -> _Hidden:
+    """Masks of one kind, or of all kinds by SHARES: (count, T) bool, true where a sub-pixel is
+    known.
+    """
+    kinds = (
+        [kind] * count if kind else generator.choice(list(SHARES), count, p=list(SHARES.values()))
+    )
     known = np.stack([~_MAKERS[each](generator, config.height, config.width) for each in kinds])
     return known.reshape(count, -1).repeat(config.channels, 1)
 
@@ -29,7 +43,11 @@ def known_of(generator: np.random.Generator, config: ModelConfig, count: int, ki
 def _half(generator: np.random.Generator, height: int, width: int) -> _Hidden:
     across, far = generator.random(2) < 0.5
     size = height if across else width
-    line = size // 2 if generator.random() < 0.3 else generator.integers(size // 6, size - size // 6 + 1)
+    line = (
+        size // 2
+        if generator.random() < 0.3
+        else generator.integers(size // 6, size - size // 6 + 1)
+    )
     beyond = (np.arange(size) < line) == far
     return np.broadcast_to(beyond[:, None] if across else beyond, (height, width)).copy()
 
@@ -37,11 +55,13 @@ def _half(generator: np.random.Generator, height: int, width: int) -> _Hidden:
 def _hole(generator: np.random.Generator, height: int, width: int) -> _Hidden:
     hidden = np.zeros((height, width), np.bool_)
     if generator.random() < 0.2:  # the centre
-        hidden[height // 4:height - height // 4, width // 4:width - width // 4] = True
+        hidden[height // 4 : height - height // 4, width // 4 : width - width // 4] = True
         return hidden
     y, x = (generator.integers(0, max(1, size * 5 // 7)) for size in (height, width))
-    tall, wide = (generator.integers(max(1, size // 5), max(2, size * 2 // 3 + 1)) for size in (height, width))
-    hidden[y:y + tall, x:x + wide] = True
+    tall, wide = (
+        generator.integers(max(1, size // 5), max(2, size * 2 // 3 + 1)) for size in (height, width)
+    )
+    hidden[y : y + tall, x : x + wide] = True
     return hidden
 
 
@@ -54,9 +74,15 @@ def _brush(generator: np.random.Generator, height: int, width: int) -> _Hidden:
     hidden = np.zeros((height, width), np.bool_)
     for _ in range(generator.integers(1, 5)):
         half = generator.integers(1, 1 + max(1, width * 3 // 14)) / 2
-        y, x, direction = generator.random() * height, generator.random() * width, generator.random() * 2 * np.pi
+        y, x, direction = (
+            generator.random() * height,
+            generator.random() * width,
+            generator.random() * 2 * np.pi,
+        )
         for _ in range(generator.integers(width // 5, width * 3 // 2 + 1)):
-            hidden[max(0, int(y - half)):int(y + half) + 1, max(0, int(x - half)):int(x + half) + 1] = True
+            hidden[
+                max(0, int(y - half)) : int(y + half) + 1, max(0, int(x - half)) : int(x + half) + 1
+            ] = True
             direction += generator.normal() * 0.4
             y = np.clip(y + np.sin(direction), 0, height - 1)
             x = np.clip(x + np.cos(direction), 0, width - 1)
@@ -70,10 +96,16 @@ def _scattered(generator: np.random.Generator, height: int, width: int) -> _Hidd
 
 def _rows(generator: np.random.Generator, height: int, width: int) -> _Hidden:
     hidden = np.zeros(height * width, np.bool_)
-    hidden[generator.integers(min(width, height * width - 1), height * width):] = True
+    hidden[generator.integers(min(width, height * width - 1), height * width) :] = True
     return hidden.reshape(height, width)
 
 
 _MAKERS: dict[str, Callable[[np.random.Generator, int, int], _Hidden]] = {
-    "half": _half, "hole": _hole, "window": _window, "brush": _brush, "scattered": _scattered, "rows": _rows}
+    "half": _half,
+    "hole": _hole,
+    "window": _window,
+    "brush": _brush,
+    "scattered": _scattered,
+    "rows": _rows,
+}
 assert set(_MAKERS) == set(SHARES) == set(get_args(Mask))

@@ -1,4 +1,6 @@
-"""bfloat16 in training, only where its products are fast; and the optimiser Muon, which consists of products."""
+"""bfloat16 in training, only where its products are fast; and the optimiser Muon, which consists of
+products.
+"""
 
 import math
 from typing import Any
@@ -8,13 +10,15 @@ from torch import Tensor
 
 
 def has_bf16_products(device: torch.device) -> bool:
-    """Whether torch has a fast product of bfloat16 matrices there; on other processors it adds number by number."""
+    """Whether torch has a fast product of bfloat16 matrices there; on other processors it adds
+    number by number.
+    """
     return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon, with all matrices of one shape in one product, since launching products is most of its time on a
-    GPU; and with products in float32 where those in bfloat16 are slow.
+    """torch's Muon, with all matrices of one shape in one product, since launching products is most
+    of its time on a GPU; and with products in float32 where those in bfloat16 are slow.
     """
 
     @torch.no_grad()
@@ -35,11 +39,17 @@ class Muon(torch.optim.Muon):
                 at = [index for index, matrix in enumerate(matrices) if matrix.shape == shape]
                 directions = orthogonalised(torch.stack([steps[index] for index in at]), group)
                 size = group["lr"] * 0.2 * math.sqrt(max(shape))
-                torch._foreach_add_([matrices[index] for index in at], list(directions.to(steps[0].dtype)), alpha=-size)
+                torch._foreach_add_(
+                    [matrices[index] for index in at],
+                    list(directions.to(steps[0].dtype)),
+                    alpha=-size,
+                )
 
 
 def orthogonalised(matrices: Tensor, group: dict[str, Any]) -> Tensor:
-    """(n, rows, columns) -> the same singular vectors with singular values near 1, by Newton and Schulz's iteration."""
+    """(n, rows, columns) -> the same singular vectors with singular values near 1, by Newton and
+    Schulz's iteration.
+    """
     x = matrices.bfloat16() if has_bf16_products(matrices.device) else matrices
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x

@@ -1,8 +1,10 @@
-"""Readers of file formats: IDX, CIFAR-10's records, pictures, tar archives; each plain, gzip or xz by its first bytes.
+"""Readers of file formats: IDX, CIFAR-10's records, pictures, tar archives; each plain, gzip or xz
+by its first bytes.
 
-Names may be wrong and downloads may break, so every reader checks its input. Its error says in one line which file is
-wrong, why, and what to do. Nothing is extracted to disk, decompressed sizes are limited, and pipes and devices are
-refused. folders.py sorts pictures into splits and classes; datasets.py knows which data a folder holds.
+Names may be wrong and downloads may break, so every reader checks its input. Its error says in one
+line which file is wrong, why, and what to do. Nothing is extracted to disk, decompressed sizes are
+limited, and pipes and devices are refused. folders.py sorts pictures into splits and classes;
+datasets.py knows which data a folder holds.
 """
 
 import gzip
@@ -28,22 +30,30 @@ Shape = tuple[int, int, int]  # height, width, channels
 
 CIFAR10_RECORD = 1 + 3 * 32 * 32
 
-# Limit of a file's decompressed bytes: MAX_TIMES its compressed ones, but at least FREE_BYTES. MNIST's largest file has
-# 47 MB, and if its images were all black, it would compress to a thousandth. Pictures and their archives hardly shrink.
+# Limit of a file's decompressed bytes: MAX_TIMES its compressed ones, but at least FREE_BYTES.
+# MNIST's largest file has 47 MB, and if its images were all black, it would compress to a
+# thousandth. Pictures and their archives hardly shrink.
 FREE_BYTES, MAX_TIMES = 64 * 2**20, 50
 _FREE_PICTURE_BYTES = 2**20  # for text, profiles etc., beyond 16 bytes per sub-pixel
-PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # some of Pillow's other formats run programs
+# some of Pillow's other formats run programs
+PICTURE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 
 warnings.filterwarnings("ignore", module=r"PIL\.")  # an odd picture is read, or raises DataError
 
-_COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open}
-_SLIPS = (ValueError, LookupError, ArithmeticError, RecursionError)  # errors of tarfile for unexpected headers
+_COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ\0": lzma.open,
+}
+# errors of tarfile for unexpected headers
+_SLIPS = (ValueError, LookupError, ArithmeticError, RecursionError)
 _FETCH_AGAIN = "delete it and download it again"
 _PAGE_STARTS = (b"<!doctype", b"<html", b"<head", b"<?xml")
 
 
 class DataError(ValueError):
-    """Data that cannot be used. The message names the file or folder, the problem and the remedy."""
+    """Data that cannot be used. The message names the file or folder, the problem and the
+    remedy.
+    """
 
     def __init__(self, where: object, problem: str, remedy: str) -> None:
         self.problem = problem
@@ -51,7 +61,9 @@ class DataError(ValueError):
 
 
 def written(name: str) -> str:
-    """A name in which each byte that is not UTF-8 is written as in \\xe9, so that files and answers can have it."""
+    """A name in which each byte that is not UTF-8 is written as in \\xe9, so that files and answers
+    can have it.
+    """
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
@@ -62,18 +74,23 @@ def contents(path: Path) -> bytes:
 
 
 def unpack(raw: bytes, name: object) -> bytes:
-    """Like contents, for bytes already read. name is for messages, here and in all readers below."""
+    """Like contents, for bytes already read. name is for messages, here and in all readers
+    below.
+    """
     with _decompressed(io.BytesIO(raw), name) as stream:
         return stream.read()
 
 
-def tar_members(path: Path, wanted: Callable[[str], bool],
-                others: dict[str, str] | None = None) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of the wanted regular files in a tar archive, in its order, each read when it is asked for.
+def tar_members(
+    path: Path, wanted: Callable[[str], bool], others: dict[str, str] | None = None
+) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of the wanted regular files in a tar archive, in its order, each read when it
+    is asked for.
 
-    Links, devices, sparse files, absolute names and names with '..' are skipped, and added to others with the reason.
+    Links, devices, sparse files, absolute names and names with '..' are skipped, and added to
+    others with the reason.
     """
-    with (_open(path) as file, _decompressed(file, path) as stream, _archive(stream) as archive):
+    with _open(path) as file, _decompressed(file, path) as stream, _archive(stream) as archive:
         while (member := _next(archive)) is not None:
             name = PurePosixPath(member.name)
             plain = member.isreg() and not member.issparse()  # a sparse file may claim any size
@@ -84,7 +101,8 @@ def tar_members(path: Path, wanted: Callable[[str], bool],
                 body = archive.extractfile(member)
                 assert body is not None
                 yield str(name), body.read()
-        if stream.last.strip(b"\0"):  # tarfile takes an unreadable header, except the first, for the end
+        # tarfile takes an unreadable header, except the first, for the end
+        if stream.last.strip(b"\0"):
             raise tarfile.ReadError(f"the header at byte {archive.offset:,} is damaged")
 
 
@@ -110,79 +128,126 @@ def _next(archive: Any) -> tarfile.TarInfo | None:
 
 
 def read_idx(raw: bytes, name: object, dimensions: int) -> NDArray[np.uint8]:
-    """The array in an IDX file of unsigned bytes: images (count, height, width) for 3 dimensions, labels for 1."""
+    """The array in an IDX file of unsigned bytes: images (count, height, width) for 3 dimensions,
+    labels for 1.
+    """
     noun = "images" if dimensions == 3 else "labels"
     magic = bytes((0, 0, 8, dimensions))
     if raw[:4] != magic:
-        raise DataError(name, f"begins with {raw[:4].hex(' ') or 'nothing'}, expected {magic.hex(' ')} "
-                              f"(IDX, {noun})",
-                        "check that the file is what its name says, else " + _FETCH_AGAIN)
+        raise DataError(
+            name,
+            f"begins with {raw[:4].hex(' ') or 'nothing'}, expected {magic.hex(' ')} (IDX, {noun})",
+            "check that the file is what its name says, else " + _FETCH_AGAIN,
+        )
     start = 4 + 4 * dimensions
     if len(raw) < start:
-        raise DataError(name, f"is truncated: expected a header of {start} bytes, got {len(raw)}",
-                        _FETCH_AGAIN)
+        raise DataError(
+            name, f"is truncated: expected a header of {start} bytes, got {len(raw)}", _FETCH_AGAIN
+        )
     shape = struct.unpack(f">{dimensions}I", raw[4:start])
     expected, got = math.prod(shape), len(raw) - start
     if not expected:
         raise DataError(name, f"has no data: its header gives the shape {shape}", _FETCH_AGAIN)
     if got < expected:
-        raise DataError(name, f"is truncated: expected {shape[0]:,} {noun} according to its header, got "
-                              f"{got // math.prod(shape[1:]):,}", _FETCH_AGAIN)
+        raise DataError(
+            name,
+            f"is truncated: expected {shape[0]:,} {noun} according to its header, got "
+            f"{got // math.prod(shape[1:]):,}",
+            _FETCH_AGAIN,
+        )
     if got > expected:
-        raise DataError(name, f"has {got - expected:,} bytes too many: expected {shape[0]:,} {noun} according to its "
-                              "header, and nothing after them", _FETCH_AGAIN)
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()  # torch needs a writable array
+        raise DataError(
+            name,
+            f"has {got - expected:,} bytes too many: expected {shape[0]:,} {noun} according to its "
+            "header, and nothing after them",
+            _FETCH_AGAIN,
+        )
+    # torch needs a writable array
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()
 
 
 def read_cifar10(raw: bytes, name: object) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images (count, 3072), converted from planes to r, g, b, r, g, b, ..., and labels (count,)."""
     if not raw or len(raw) % CIFAR10_RECORD:
-        raise DataError(name, f"has {len(raw):,} bytes, expected a multiple of {CIFAR10_RECORD:,} "
-                              "(CIFAR-10's binary version)", _FETCH_AGAIN)
+        raise DataError(
+            name,
+            f"has {len(raw):,} bytes, expected a multiple of {CIFAR10_RECORD:,} "
+            "(CIFAR-10's binary version)",
+            _FETCH_AGAIN,
+        )
     records = np.frombuffer(raw, np.uint8).reshape(-1, CIFAR10_RECORD)
     labels = records[:, 0].astype(np.int64)
     if (wrong := np.flatnonzero(labels > 9)).size:
-        raise DataError(name, f"gives image {wrong[0]:,} the label {labels[wrong[0]]}, expected 0..9",
-                        _FETCH_AGAIN)
-    return records[:, 1:].reshape(-1, 3, 32 * 32).transpose(0, 2, 1).reshape(-1, 3 * 32 * 32), labels
+        raise DataError(
+            name,
+            f"gives image {wrong[0]:,} the label {labels[wrong[0]]}, expected 0..9",
+            _FETCH_AGAIN,
+        )
+    return (
+        records[:, 1:].reshape(-1, 3, 32 * 32).transpose(0, 2, 1).reshape(-1, 3 * 32 * 32),
+        labels,
+    )
 
 
 def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
-    """The sub-pixels (T,) of one picture, turned upright, which must have exactly the height and width in shape."""
+    """The sub-pixels (T,) of one picture, turned upright, which must have exactly the height and
+    width in shape.
+    """
     height, width, channels = shape
     cure = f"resize it first, as in: magick IN -auto-orient -resize '{width}x{height}!' OUT"
     if len(raw) > (most := 16 * math.prod(shape) + _FREE_PICTURE_BYTES):
-        raise DataError(name, f"has {len(raw):,} bytes, expected at most {most:,} for a picture of {width} x {height} "
-                              "(width x height) as the model", cure)
+        raise DataError(
+            name,
+            f"has {len(raw):,} bytes, expected at most {most:,} for a picture of {width} x {height}"
+            " (width x height) as the model",
+            cure,
+        )
     try:
         with Image.open(io.BytesIO(raw), formats=PICTURE_FORMATS) as image:
-            fits = image.size in ((width, height), (height, width))  # in the header: a huge picture is never decoded
+            # in the header: a huge picture is never decoded
+            fits = image.size in ((width, height), (height, width))
             upright = _upright(image) if fits else image
             if upright.size != (width, height):
-                raise DataError(name, f"is {upright.width} x {upright.height} (width x height), expected "
-                                      f"{width} x {height} as the model", cure)
+                raise DataError(
+                    name,
+                    f"is {upright.width} x {upright.height} (width x height), expected "
+                    f"{width} x {height} as the model",
+                    cure,
+                )
             if image.mode.startswith(("I", "F")):  # Pillow would clip, not scale
-                raise DataError(name, f"has more than 8 bits a sample (mode {image.mode})", "save it with 8")
+                raise DataError(
+                    name, f"has more than 8 bits a sample (mode {image.mode})", "save it with 8"
+                )
             if getattr(image, "is_animated", False):
-                raise DataError(name, "is animated or has several pages", "save each as a picture of its own")
+                raise DataError(
+                    name, "is animated or has several pages", "save each as a picture of its own"
+                )
             alpha = upright.convert("RGBA").getchannel("A") if image.has_transparency_data else None
             if alpha and alpha.getextrema() != (255, 255):  # hidden colours are arbitrary
-                raise DataError(name, "is partly transparent", "put it on a background first, as in: "
-                                "magick IN -background white -flatten OUT")
+                raise DataError(
+                    name,
+                    "is partly transparent",
+                    "put it on a background first, as in: magick IN -background white -flatten OUT",
+                )
             return np.array(upright.convert("L" if channels == 1 else "RGB")).reshape(-1)
     except DataError:
         raise
     except Exception as error:  # Pillow's decoders raise many types on broken files
         known = not isinstance(error, UnidentifiedImageError)
         reason = " ".join(str(error).split()) if known else "its format is not recognised"
-        raise DataError(name, f"is not a readable picture ({reason})", "remove or replace it") from error
+        raise DataError(
+            name, f"is not a readable picture ({reason})", "remove or replace it"
+        ) from error
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The picture as its EXIF data says that it is held; as it lies where these data are damaged."""
+    """The picture as its EXIF data says that it is held; as it lies where these data are
+    damaged.
+    """
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # as many types as Pillow's decoders; a damaged picture raises again where it is decoded
+    # as many types as Pillow's decoders; a damaged picture raises again where it is decoded
+    except Exception:
         return image
 
 
@@ -193,27 +258,41 @@ def _open(path: Path) -> IO[bytes]:
         return path.open("rb")
     except OSError as error:
         if path.is_symlink() and "annex/objects" in os.readlink(path).replace("\\", "/"):
-            raise DataError(path, "is a git-annex link, not the data", "run git annex get") from None
+            raise DataError(
+                path, "is a git-annex link, not the data", "run git annex get"
+            ) from None
         if path.is_symlink() and not path.exists():
-            raise DataError(path, f"is a link to {os.readlink(path)}, where no file is",
-                            "remove the link, or bring back what it links to") from None
-        raise DataError(path, f"cannot be read ({error.strerror})",
-                        "check the path and its permissions") from None
+            raise DataError(
+                path,
+                f"is a link to {os.readlink(path)}, where no file is",
+                "remove the link, or bring back what it links to",
+            ) from None
+        raise DataError(
+            path, f"cannot be read ({error.strerror})", "check the path and its permissions"
+        ) from None
 
 
 class _Unpacked:
-    """A stream of a file's content, from front to back, to its end or, if it is compressed, to `max_bytes` bytes.
+    """A stream of a file's content, from front to back, to its end or, if it is compressed, to
+    `max_bytes` bytes.
 
-    It can seek back by at most one byte, which tarfile reads before a header to check that the file is long enough.
+    It can seek back by at most one byte, which tarfile reads before a header to check that the file
+    is long enough.
     """
 
     def __init__(self, stream: Any, name: object, max_bytes: int, *, inflates: bool) -> None:
-        self._stream, self._name, self._max_bytes, self._inflates = stream, name, max_bytes, inflates
+        self._stream, self._name, self._max_bytes, self._inflates = (
+            stream,
+            name,
+            max_bytes,
+            inflates,
+        )
         self._at = 0
         self.last = b""  # the bytes of the last read
 
     def read(self, size: int = -1) -> bytes:
-        left = max(0, self._max_bytes - self._at) + self._inflates  # a limit for any size that a header claims
+        # a limit for any size that a header claims
+        left = max(0, self._max_bytes - self._at) + self._inflates
         self.last = self._stream.read(left if size < 0 else min(size, left))
         self._at += len(self.last)
         self._check(self._at)
@@ -234,21 +313,28 @@ class _Unpacked:
 
     def _check(self, at: int) -> None:
         if self._inflates and at > self._max_bytes:
-            raise DataError(self._name, f"unpacks to more than {self._max_bytes:,} bytes, so it may be a decompression "
-                                        "bomb",
-                            "check where it comes from; if you trust it, unpack it yourself")
+            raise DataError(
+                self._name,
+                f"unpacks to more than {self._max_bytes:,} bytes, so it may be a decompression "
+                "bomb",
+                "check where it comes from; if you trust it, unpack it yourself",
+            )
 
 
 @contextmanager
 def _decompressed(file: IO[bytes], name: object) -> Iterator[_Unpacked]:
-    """A stream of the file's content, decompressed. Every error in reading it becomes a DataError."""
+    """A stream of the file's content, decompressed. Every error in reading it becomes a
+    DataError.
+    """
     try:
         packed = file.seek(0, io.SEEK_END)
         file.seek(0)
         head = file.read(512)
         file.seek(0)
         _refuse_what_is_no_data(head, name)
-        decompress = next((opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None)
+        decompress = next(
+            (opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None
+        )
         if decompress is None:
             yield _Unpacked(file, name, packed, inflates=False)
             return
@@ -256,31 +342,46 @@ def _decompressed(file: IO[bytes], name: object) -> Iterator[_Unpacked]:
             _refuse_what_is_no_data(stream.peek(512), name)
             yield _Unpacked(stream, name, max(FREE_BYTES, MAX_TIMES * packed), inflates=True)
     except EOFError:
-        raise DataError(name, "is truncated: it ends in the middle of its compressed data",
-                        _FETCH_AGAIN) from None
+        raise DataError(
+            name, "is truncated: it ends in the middle of its compressed data", _FETCH_AGAIN
+        ) from None
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise DataError(name, f"is damaged or truncated ({error})", _FETCH_AGAIN) from error
     except tarfile.TarError as error:
-        raise DataError(name, f"is not a tar archive, or is damaged ({error})",
-                        "give a folder, or a tar archive (plain, gzip or xz), or " + _FETCH_AGAIN) from error
+        raise DataError(
+            name,
+            f"is not a tar archive, or is damaged ({error})",
+            "give a folder, or a tar archive (plain, gzip or xz), or " + _FETCH_AGAIN,
+        ) from error
     except MemoryError:  # an xz header may ask for a dictionary of 4 GiB
-        raise DataError(name, "needs more memory to unpack than this machine "
-                              "has", "unpack it yourself, with xz") from None
+        raise DataError(
+            name, "needs more memory to unpack than this machine has", "unpack it yourself, with xz"
+        ) from None
     except OSError as error:
-        raise DataError(name, f"cannot be read ({error.strerror or error})",
-                        "check the path and its permissions") from error
+        raise DataError(
+            name,
+            f"cannot be read ({error.strerror or error})",
+            "check the path and its permissions",
+        ) from error
 
 
 def _refuse_what_is_no_data(head: bytes, name: object) -> None:
-    """Raise DataError if a file is empty, or begins like a pointer or a web page that stands in for data."""
+    """Raise DataError if a file is empty, or begins like a pointer or a web page that stands in for
+    data.
+    """
     if not head:
         raise DataError(name, "is empty, expected data", _FETCH_AGAIN)
     if head.startswith((b"PK\x03\x04", b"7z\xbc\xaf", b"Rar!")):
-        raise DataError(name, "is a ZIP, 7z or RAR archive, which is not read", "unpack it, and give the folder")
+        raise DataError(
+            name, "is a ZIP, 7z or RAR archive, which is not read", "unpack it, and give the folder"
+        )
     if head.startswith(b"version https://git-lfs"):
         raise DataError(name, "is a Git LFS pointer, not the data", "run git lfs pull")
     if head.startswith(b"/annex/objects/"):
         raise DataError(name, "is a git-annex pointer, not the data", "run git annex get")
     if head.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(_PAGE_STARTS):
-        raise DataError(name, "is an HTML or XML page, such as servers send with an error, not the data",
-                        _FETCH_AGAIN)
+        raise DataError(
+            name,
+            "is an HTML or XML page, such as servers send with an error, not the data",
+            _FETCH_AGAIN,
+        )

@@ -33,8 +33,9 @@ Batch = tuple[Tensor, Tensor, Tensor | None]  # images (B, T), start indices (B,
 def stop_signals(*, twice_ends: bool = True) -> list[int]:
     """A list to which each SIGTERM or SIGINT is appended, so a first one makes it non-empty.
 
-    twice_ends: whether a second signal of the same kind has its default effect. It is False under torchrun, where one
-    Ctrl-C arrives both from the terminal and from torchrun, which kills processes that still run after 30 s.
+    twice_ends: whether a second signal of the same kind has its default effect. It is False under
+    torchrun, where one Ctrl-C arrives both from the terminal and from torchrun, which kills
+    processes that still run after 30 s.
     """
     received: list[int] = []
 
@@ -55,41 +56,87 @@ def setting(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """All settings that determine the course of a run. Limits of one sitting are arguments of train."""
+    """All settings that determine the course of a run. Limits of one sitting are arguments of
+    train.
+    """
 
-    images: int = setting(400_000, "length of the schedule in images; the learning rate reaches its final value there")
-    minutes: float = setting(0.0, "length of the schedule in minutes, if this is reached before --images; 0: only "
-                                  "--images counts")
+    images: int = setting(
+        400_000, "length of the schedule in images; the learning rate reaches its final value there"
+    )
+    minutes: float = setting(
+        0.0,
+        "length of the schedule in minutes, if this is reached before --images; 0: only "
+        "--images counts",
+    )
     batch: int = setting(16, "images per step")
-    accumulate: int = setting(1, "number of parts in which a process computes the gradient of its images; more parts "
-                                 "need less memory and give the same gradients")
-    optimizer: Optimizer = setting("muon", "adamw, radam or muon (Muon for the layers' matrices, AdamW for the rest)")
+    accumulate: int = setting(
+        1,
+        "number of parts in which a process computes the gradient of its images; more parts "
+        "need less memory and give the same gradients",
+    )
+    optimizer: Optimizer = setting(
+        "muon", "adamw, radam or muon (Muon for the layers' matrices, AdamW for the rest)"
+    )
     learning_rate: float = setting(1.5e-3, "peak learning rate")
-    head_share: float = setting(0.1, "learning rate of the head and its norm, relative to the others; 1 for a "
-                                     "categorical head unless given")
-    final_learning_rate: float = setting(0.02, "final learning rate, relative to the peak (cosine decay)")
+    head_share: float = setting(
+        0.1,
+        "learning rate of the head and its norm, relative to the others; 1 for a "
+        "categorical head unless given",
+    )
+    final_learning_rate: float = setting(
+        0.02, "final learning rate, relative to the peak (cosine decay)"
+    )
     warmup_images: int = setting(8_000, "number of images during the linear rise to the peak")
-    weight_decay: float = setting(0.05, "weight decay of the layers' matrices; other parameters have none")
+    weight_decay: float = setting(
+        0.05, "weight decay of the layers' matrices; other parameters have none"
+    )
     betas: tuple[float, float] = setting((0.9, 0.95), "decay rates of Adam's two averages")
-    clip: float = setting(1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest")
-    dropout: float = setting(0.0, "share of each sub-layer's outputs, and of the embedded inputs, that are left out at "
-                                  "random; for runs that see each image more than some 15 times")
-    augment: Augmentation = setting("none", "none; or flip: half of the images are mirrored, for pictures whose mirror "
-                                            "image is as likely, such as photographs, but not digits or letters; or "
-                                            "shift: half of those with known pixels are moved by up to 3 pixels each "
-                                            "way, so that a model completes what people draw beside the middle")
-    ema: float = setting(0.998, "decay per step of the averaged weights, which are exported; lower in the first steps")
-    unconditional: float = setting(0.5, "share of the images that train without their class; not used by a model that "
-                                   "draws the class first")
-    conditional: float = setting(0.67, "share of the images with known pixels, for a model with patches")
-    class_weight: float = setting(10.0, "weight of the class loss, for a model that predicts classes from known "
-                                        "pixels; relative to the likelihood in nats")
-    readings: int = setting(0, "how often each image of a step is read again, each time with other pixels known, to "
-                               "learn its class alone; for a model that predicts classes from known pixels")
+    clip: float = setting(
+        1.0, "largest gradient norm of a group: the layers' matrices, the head, the rest"
+    )
+    dropout: float = setting(
+        0.0,
+        "share of each sub-layer's outputs, and of the embedded inputs, that are left out at "
+        "random; for runs that see each image more than some 15 times",
+    )
+    augment: Augmentation = setting(
+        "none",
+        "none; or flip: half of the images are mirrored, for pictures whose mirror "
+        "image is as likely, such as photographs, but not digits or letters; or "
+        "shift: half of those with known pixels are moved by up to 3 pixels each "
+        "way, so that a model completes what people draw beside the middle",
+    )
+    ema: float = setting(
+        0.998,
+        "decay per step of the averaged weights, which are exported; lower in the first steps",
+    )
+    unconditional: float = setting(
+        0.5,
+        "share of the images that train without their class; not used by a model that "
+        "draws the class first",
+    )
+    conditional: float = setting(
+        0.67, "share of the images with known pixels, for a model with patches"
+    )
+    class_weight: float = setting(
+        10.0,
+        "weight of the class loss, for a model that predicts classes from known "
+        "pixels; relative to the likelihood in nats",
+    )
+    readings: int = setting(
+        0,
+        "how often each image of a step is read again, each time with other pixels known, to "
+        "learn its class alone; for a model that predicts classes from known pixels",
+    )
     seed: int = setting(0, "seed of initial weights, order of images and omitted labels")
-    validation: int = setting(1_000, "number of training images held out for validation; at most a tenth")
-    feed_forward_chunks: int = setting(1, "number of parts in which positions pass the feed-forward layers; more parts "
-                                          "need less memory and give the same gradients")
+    validation: int = setting(
+        1_000, "number of training images held out for validation; at most a tenth"
+    )
+    feed_forward_chunks: int = setting(
+        1,
+        "number of parts in which positions pass the feed-forward layers; more parts "
+        "need less memory and give the same gradients",
+    )
     bf16: bool = setting(True, "use bf16 autocast where the processor supports it")
     compile: bool = setting(True, "use torch.compile where there is a C++ compiler")
 
@@ -98,9 +145,19 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.batch % self.accumulate:
-            raise ValueError(f"batch must be a multiple of accumulate, got {self.batch} images and {self.accumulate} "
-                             "parts")
-        for name in ("minutes", "warmup_images", "weight_decay", "validation", "class_weight", "readings", "seed"):
+            raise ValueError(
+                f"batch must be a multiple of accumulate, got {self.batch} images and"
+                f" {self.accumulate} parts"
+            )
+        for name in (
+            "minutes",
+            "warmup_images",
+            "weight_decay",
+            "validation",
+            "class_weight",
+            "readings",
+            "seed",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("learning_rate", "clip"):
@@ -113,59 +170,88 @@ class TrainConfig:
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         for name, kind in (("optimizer", Optimizer), ("augment", Augmentation)):
             if (value := getattr(self, name)) not in get_args(kind):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
+                raise ValueError(
+                    f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}"
+                )
 
     def complete(self, images: int, minutes: float) -> bool:
         """Whether the schedule is over after this many images and minutes."""
         return images >= self.images or 0 < self.minutes <= minutes
 
     def learning_rate_share(self, images: int, minutes: float) -> float:
-        """Share of the peak learning rate after this many images and minutes: linear warm-up, cosine decay."""
+        """Share of the peak learning rate after this many images and minutes: linear warm-up,
+        cosine decay.
+        """
         if images < self.warmup_images:
             return (images + self.batch) / (self.warmup_images + self.batch)
         done = (images - self.warmup_images) / max(1, self.images - self.warmup_images)
         done = min(1.0, max(done, minutes / self.minutes if self.minutes else 0.0))
-        return self.final_learning_rate + (1 - self.final_learning_rate) * 0.5 * (1 + math.cos(math.pi * done))
+        return self.final_learning_rate + (1 - self.final_learning_rate) * 0.5 * (
+            1 + math.cos(math.pi * done)
+        )
 
 
 def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """Optimisers for config: weight decay for the layers' matrices only; muon takes these matrices, AdamW the rest.
+    """Optimisers for config: weight decay for the layers' matrices only; muon takes these matrices,
+    AdamW the rest.
 
-    The heads and the norm before them have their own learning rate. Where scales are small, the loss is so sharp in
-    their weights that at the layers' rate they oscillate, with gradients a hundred times larger than all others.
+    The heads and the norm before them have their own learning rate. Where scales are small, the
+    loss is so sharp in their weights that at the layers' rate they oscillate, with gradients a
+    hundred times larger than all others.
     """
     matrices = [p for layer in net.layers for p in layer.parameters() if p.dim() == 2]
-    heads = (net.norm, net.head, net.class_head, net.background.head if net.background is not None else None)
+    heads = (
+        net.norm,
+        net.head,
+        net.class_head,
+        net.background.head if net.background is not None else None,
+    )
     head = [p for module in heads if module is not None for p in module.parameters()]
     chosen = {id(p) for p in matrices + head}
     rest = [p for p in net.parameters() if id(p) not in chosen]
     lr, betas = config.learning_rate, config.betas
     decayed = {"params": matrices, "weight_decay": config.weight_decay, "share": 1.0}
-    others = [{"params": rest, "weight_decay": 0.0, "share": 1.0},
-              {"params": head, "weight_decay": 0.0, "share": config.head_share}]
+    others = [
+        {"params": rest, "weight_decay": 0.0, "share": 1.0},
+        {"params": head, "weight_decay": 0.0, "share": config.head_share},
+    ]
     if config.optimizer == "radam":
-        return [torch.optim.RAdam([decayed, *others], lr=lr, betas=betas, decoupled_weight_decay=True)]
+        return [
+            torch.optim.RAdam([decayed, *others], lr=lr, betas=betas, decoupled_weight_decay=True)
+        ]
     if config.optimizer == "adamw":
         return [torch.optim.AdamW([decayed, *others], lr=lr, betas=betas, fused=True)]
-    return [Muon([decayed], lr=lr, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)]
+    return [
+        Muon([decayed], lr=lr, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=lr, betas=betas, fused=True),
+    ]
 
 
 def run_layers(net: Transformer, images: Tensor, start: Tensor, known: Tensor | None) -> object:
     """Pass all tokens of a batch through the layers."""
-    return net.predict(net.sequences(images, start, known)) if net.config.packed else net(images, start)
+    return (
+        net.predict(net.sequences(images, start, known))
+        if net.config.packed
+        else net(images, start)
+    )
 
 
 class Run:
-    """Weights, averaged weights, optimiser state and counters, which a save stores and a resume restores."""
+    """Weights, averaged weights, optimiser state and counters, which a save stores and a resume
+    restores.
+    """
 
     def __init__(self, model: ModelConfig, config: TrainConfig) -> None:
         if config.augment == "shift" and not model.patch:
-            raise ValueError("--augment shift moves images with known pixels, which only models with patches read; "
-                             "train one, such as mnist-conditional, or leave --augment out")
+            raise ValueError(
+                "--augment shift moves images with known pixels, which only models with patches"
+                " read; train one, such as mnist-conditional, or leave --augment out"
+            )
         torch.manual_seed(config.seed)
         self.model, self.config = model, config
-        self.net = Transformer(model, feed_forward_chunks=config.feed_forward_chunks, dropout=config.dropout)
+        self.net = Transformer(
+            model, feed_forward_chunks=config.feed_forward_chunks, dropout=config.dropout
+        )
         # with averaged weights: it is evaluated, drawn from and shipped
         self.exported = copy.deepcopy(self.net).requires_grad_(False)
         self.optimizers = optimizers(self.net, config)
@@ -181,11 +267,14 @@ class Run:
     def average(self) -> None:
         """Let the averaged weights follow, at the end of a step.
 
-        They follow faster in the first steps, or else random initial weights would dominate the average of a short
-        run for long. Not torch's AveragedModel, which waits for the GPU in each step, to read its counter from it.
+        They follow faster in the first steps, or else random initial weights would dominate the
+        average of a short run for long. Not torch's AveragedModel, which waits for the GPU in each
+        step, to read its counter from it.
         """
         decay = min(self.config.ema, (1 + self.step) / (10 + self.step)) if self.step else 0.0
-        get_ema_multi_avg_fn(decay)(list(self.exported.parameters()), list(self.net.parameters()), self.step)
+        get_ema_multi_avg_fn(decay)(
+            list(self.exported.parameters()), list(self.net.parameters()), self.step
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -195,16 +284,23 @@ class Run:
             found.update(weight.detach().cpu().numpy().tobytes())
         return found.hexdigest()
 
-    def start_from(self, other: Checkpoint, batch: Batch | None = None, *, invert: bool = False) -> None:
-        """Begin with the weights of a checkpoint; its images, steps and minutes count towards `history`.
+    def start_from(
+        self, other: Checkpoint, batch: Batch | None = None, *, invert: bool = False
+    ) -> None:
+        """Begin with the weights of a checkpoint; its images, steps and minutes count towards
+        `history`.
 
-        Its architecture must be the same, except for classes, a mixture where a categorical head begins anew, fewer
-        layers, and heads, d_model and d_ff that are all the same fraction of those here, such as half. batch: (images,
-        start, known or None), on which the norms of new layers are fitted (see grow); without it no layers are added ·
-        invert: convert the weights to draw in negative. Raises ValueError if the architectures differ.
+        Its architecture must be the same, except for classes, a mixture where a categorical head
+        begins anew, fewer layers, and heads, d_model and d_ff that are all the same fraction of
+        those here, such as half. batch: (images, start, known or None), on which the norms of new
+        layers are fitted (see grow); without it no layers are added · invert: convert the weights
+        to draw in negative. Raises ValueError if the architectures differ.
         """
         net = other.net
-        times = {getattr(self.model, name) / getattr(net.config, name) for name in ("heads", "d_model", "d_ff")}
+        times = {
+            getattr(self.model, name) / getattr(net.config, name)
+            for name in ("heads", "d_model", "d_ff")
+        }
         if len(times) == 1 and (factor := times.pop()) > 1 and factor.is_integer():
             net = widened(net, int(factor))
         if batch is not None and net.config.layers < self.model.layers:
@@ -214,11 +310,20 @@ class Run:
             net = grown(net, self.model.layers, lambda net: run_layers(net, images, start, known))
         there = negative(net.config) if invert else net.config
         if found := differences(there, self.model):
-            fitting = [name for name, preset in PRESETS.items()
-                       if not differences(there, replace(preset, layers=there.layers))]
-            cure = f"; its weights fit the preset {fitting[0]} with --layers {there.layers}" if fitting else ""
-            raise ValueError(f"--init needs a checkpoint of the same architecture, but {other.name} differs in "
-                             f"{'; '.join(found)}{cure}")
+            fitting = [
+                name
+                for name, preset in PRESETS.items()
+                if not differences(there, replace(preset, layers=there.layers))
+            ]
+            cure = (
+                f"; its weights fit the preset {fitting[0]} with --layers {there.layers}"
+                if fitting
+                else ""
+            )
+            raise ValueError(
+                f"--init needs a checkpoint of the same architecture, but {other.name} differs in "
+                f"{'; '.join(found)}{cure}"
+            )
         old = inverted(net.state_dict(), net.config) if invert else net.state_dict()
         weights = inherited(old, there, self.net.state_dict(), self.model)
         self.net.load_state_dict(weights)
@@ -233,26 +338,44 @@ class Run:
         return {name: own[name] + self.inherited[name] for name in own}
 
     def save(self, path: Path) -> None:
-        state = {"version": STATE_VERSION, "model": json.dumps(self.model.to_json()),
-                 "config": json.dumps(asdict(self.config)), "step": self.step, "minutes": self.minutes,
-                 "best": self.best, "inherited": self.inherited, "began_with": self.began_with,
-                 "net": self.net.state_dict(), "averaged": self.exported.state_dict(),
-                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+        state = {
+            "version": STATE_VERSION,
+            "model": json.dumps(self.model.to_json()),
+            "config": json.dumps(asdict(self.config)),
+            "step": self.step,
+            "minutes": self.minutes,
+            "best": self.best,
+            "inherited": self.inherited,
+            "began_with": self.began_with,
+            "net": self.net.state_dict(),
+            "averaged": self.exported.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
         temporary = path.with_name(path.name + ".new")
         torch.save(state, temporary)
         os.replace(temporary, path)
 
     @classmethod
-    def resumed(cls, path: Path, model: ModelConfig, changes: dict[str, Any], *, layers: int | None = None,
-                head: Head | None = None) -> "Run":
-        """Continue from a save with its settings, except for changes. Raises ValueError if that is not possible.
+    def resumed(
+        cls,
+        path: Path,
+        model: ModelConfig,
+        changes: dict[str, Any],
+        *,
+        layers: int | None = None,
+        head: Head | None = None,
+    ) -> "Run":
+        """Continue from a save with its settings, except for changes. Raises ValueError if that is
+        not possible.
 
-        model: must equal the saved one, except for its background, which was chosen by looking at the pictures, and its
-        layers and head · layers, head: the requested ones, which must be the saved ones; None for no request.
+        model: must equal the saved one, except for its background, which was chosen by looking at
+        the pictures, and its layers and head · layers, head: the requested ones, which must be the
+        saved ones; None for no request.
         """
         try:
             state = torch.load(path, weights_only=True, map_location="cpu")
-            saved = asdict(TrainConfig()) | json.loads(state["config"])  # older saves lack later settings
+            # older saves lack later settings
+            saved = asdict(TrainConfig()) | json.loads(state["config"])
             was = ModelConfig.from_json(json.loads(state["model"]))
             if None not in (model.background, was.background):
                 model = replace(model, background=was.background)
@@ -261,26 +384,45 @@ class Run:
                 model = replace(model, head=was.head)
             same = state["version"] == STATE_VERSION and was == model
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
-            raise ValueError(f"{path} is damaged ({type(error).__name__}); restore it, or start again with another "
-                             "--out and --init") from error
+            raise ValueError(
+                f"{path} is damaged ({type(error).__name__}); restore it, or start again with"
+                " another --out and --init"
+            ) from error
         if not same:
-            raise ValueError(f"{path} was saved by a run of another architecture; give this run another --out")
+            raise ValueError(
+                f"{path} was saved by a run of another architecture; give this run another --out"
+            )
         saved["betas"] = tuple(saved["betas"])
-        for name in ("optimizer", "batch", "seed", "validation", "augment"):  # of the images seen, and of the state
+        # of the images seen, and of the state
+        for name in ("optimizer", "batch", "seed", "validation", "augment"):
             if changes.get(name, saved[name]) != saved[name]:
-                raise ValueError(f"{path} was saved with --{name} {saved[name]}; resume with the same value, got "
-                                 f"{changes[name]}")
+                raise ValueError(
+                    f"{path} was saved with --{name} {saved[name]}; resume with the same value, got"
+                    f" {changes[name]}"
+                )
         run = cls(model, TrainConfig(**saved | changes))
         run.net.load_state_dict(state["net"])
-        run.exported.load_state_dict({name.removeprefix("module."): weight  # as earlier releases saved them
-                                      for name, weight in state["averaged"].items() if name != "n_averaged"})
+        # as earlier releases saved them
+        run.exported.load_state_dict(
+            {
+                name.removeprefix("module."): weight
+                for name, weight in state["averaged"].items()
+                if name != "n_averaged"
+            }
+        )
         for optimizer, kept in zip(run.optimizers, state["optimizers"], strict=True):
-            settings = [{name: value for name, value in group.items() if name != "params"}
-                        for group in optimizer.param_groups]
+            settings = [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in optimizer.param_groups
+            ]
             optimizer.load_state_dict(kept)  # this restores the old settings too
             for group, new in zip(optimizer.param_groups, settings, strict=True):
                 group.update(new)
-        run.step, run.minutes, run.best = state["step"], state["minutes"], state.get("best", math.inf)
+        run.step, run.minutes, run.best = (
+            state["step"],
+            state["minutes"],
+            state.get("best", math.inf),
+        )
         run.inherited |= state.get("inherited", {})
         run.began_with = state.get("began_with", "")
         return run

@@ -15,20 +15,30 @@ from linpix.model.config import ModelConfig
 from linpix.model.generate import tile
 
 Picture = NDArray[np.uint8]
-UNDRAWN = 48                     # grey of what is not drawn yet; black would pass for the background of a digit
+UNDRAWN = 48  # grey of what is not drawn yet; black would pass for the background of a digit
 MAX_FRAMES = 60
-PLAYED_MS, SLOWEST_MS, HELD_MS = 2400, 120, 2000  # all frames but the last; longest of these; the last
-WIDEST = 560                     # an animation is enlarged up to this width, in pixels
-LARGEST_SIDE, LARGEST_FRAME = 16_383, 2**22  # pixels; WebP's limit, and 60 such frames have some hundred MB
+# all frames but the last; longest of these; the last
+PLAYED_MS, SLOWEST_MS, HELD_MS = 2400, 120, 2000
+WIDEST = 560  # an animation is enlarged up to this width, in pixels
+# pixels; WebP's limit, and 60 such frames have some hundred MB
+LARGEST_SIDE, LARGEST_FRAME = 16_383, 2**22
 
 
 # --- the grid ---
 
-def grid(images: NDArray[np.uint8], config: ModelConfig, *, rows: NDArray[np.int64] | None = None,
-         known: NDArray[np.bool_] | None = None, columns: int = 0) -> Picture:
+
+def grid(
+    images: NDArray[np.uint8],
+    config: ModelConfig,
+    *,
+    rows: NDArray[np.int64] | None = None,
+    known: NDArray[np.bool_] | None = None,
+    columns: int = 0,
+) -> Picture:
     """Images (count, T) side by side.
 
-    rows: (count,) finished image rows; unless known (T,), pixels after them are grey · columns: 0: see columns_for.
+    rows: (count,) finished image rows; unless known (T,), pixels after them are grey · columns: 0:
+          see columns_for.
     """
     if rows is not None:
         drawn = np.arange(config.subpixels) < rows[:, None] * (config.width * config.channels)
@@ -37,15 +47,20 @@ def grid(images: NDArray[np.uint8], config: ModelConfig, *, rows: NDArray[np.int
 
 
 def columns_for(count: int) -> int:
-    """Columns of a grid: all images, if at most 6; else 6 to 10, whichever leaves the fewest places empty."""
-    return min(range(min(6, count), min(10, count) + 1), key=lambda columns: (-count % columns, -columns))
+    """Columns of a grid: all images, if at most 6; else 6 to 10, whichever leaves the fewest places
+    empty.
+    """
+    return min(
+        range(min(6, count), min(10, count) + 1), key=lambda columns: (-count % columns, -columns)
+    )
 
 
 class Film:
     """How many rows of each image are finished, and at which moments a frame is taken.
 
-    The first frame is taken before anything is drawn, the last when everything is; between them are at most frames - 2,
-    evenly spread over the rows to draw. Only whole image rows count, so frames do not depend on the length of quanta.
+    The first frame is taken before anything is drawn, the last when everything is; between them are
+    at most frames - 2, evenly spread over the rows to draw. Only whole image rows count, so frames
+    do not depend on the length of quanta.
     """
 
     def __init__(self, count: int, begun: int, height: int, frames: int = MAX_FRAMES) -> None:
@@ -55,9 +70,12 @@ class Film:
         self._total, self._intervals, self._last = max(1, count * (height - begun)), frames - 1, 0
 
     def advance(self, progress: Iterable[tuple[int, int]]) -> None:
-        """progress: pairs of an image's index and the number of its rows that are finished by now."""
+        """progress: pairs of an image's index and the number of its rows that are finished by
+        now.
+        """
         for index, finished in progress:
-            self.rows[index] = max(finished, self.rows[index])  # an image that is drawn again has fewer finished rows
+            # an image that is drawn again has fewer finished rows
+            self.rows[index] = max(finished, self.rows[index])
         interval = int((self.rows - self.moments[0]).sum()) * self._intervals // self._total
         if interval > self._last:
             self._last = interval
@@ -65,6 +83,7 @@ class Film:
 
 
 # --- the animation ---
+
 
 def sheet_size(count: int, config: ModelConfig) -> tuple[int, int]:
     """Width and height, in pixels, of the grid of `count` images."""
@@ -80,9 +99,11 @@ def enlargement(count: int, config: ModelConfig, factor: int | None) -> int:
     width, height = sheet_size(count, config)
     factor = factor or max(1, min(WIDEST // width, LARGEST_SIDE // height))
     if max(width, height) * factor > LARGEST_SIDE or width * height * factor**2 > LARGEST_FRAME:
-        raise ValueError(f"--count {count}: a frame of the animation would have {width * factor} x {height * factor} "
-                         f"pixels; at most {LARGEST_FRAME} are allowed, {LARGEST_SIDE} a side; draw fewer images"
-                         + (", or give a smaller --scale" if factor > 1 else ""))
+        raise ValueError(
+            f"--count {count}: a frame of the animation would have {width * factor} x"
+            f" {height * factor} pixels; at most {LARGEST_FRAME} are allowed, {LARGEST_SIDE} a"
+            " side; draw fewer images" + (", or give a smaller --scale" if factor > 1 else "")
+        )
     return factor
 
 
@@ -93,17 +114,31 @@ def durations(frames: int) -> list[int]:
 
 
 def animate(frames: Sequence[Picture], kind: Literal["GIF", "WEBP"], factor: int) -> bytes:
-    """An animation that repeats, and pauses on its last frame. Exact, except a GIF of more than 256 colours."""
+    """An animation that repeats, and pauses on its last frame. Exact, except a GIF of more than 256
+    colours.
+    """
     pictures = [Image.fromarray(frame) for frame in frames]
     if kind == "GIF" and pictures[0].mode == "RGB":
-        # One palette for all frames, from the first and the last, which have all colours that are shown: with one per
-        # frame, finished pixels would change colour. No dithering: its dots flicker, and are visible when enlarged.
+        # One palette for all frames, from the first and the last, which have all colours that are
+        # shown: with one per frame, finished pixels would change colour. No dithering: its dots
+        # flicker, and are visible when enlarged.
         seen = Image.fromarray(np.concatenate([frames[0], frames[-1]]))
         palette = seen.quantize(256, Image.Quantize.MEDIANCUT, kmeans=2)
-        pictures = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
-    pictures = [picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
-                for picture in pictures]
+        pictures = [
+            picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures
+        ]
+    pictures = [
+        picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+        for picture in pictures
+    ]
     out = io.BytesIO()
-    pictures[0].save(out, kind, save_all=True, append_images=pictures[1:], duration=durations(len(frames)), loop=0,
-                     **({"lossless": True} if kind == "WEBP" else {"optimize": False}))
+    pictures[0].save(
+        out,
+        kind,
+        save_all=True,
+        append_images=pictures[1:],
+        duration=durations(len(frames)),
+        loop=0,
+        **({"lossless": True} if kind == "WEBP" else {"optimize": False}),
+    )
     return out.getvalue()

@@ -1,7 +1,9 @@
-"""Bulk work: `linpix sample --shards` draws images into tars or folders, and continues when it is repeated.
+"""Bulk work: `linpix sample --shards` draws images into tars or folders, and continues when it is
+repeated.
 
-A shard appears under its name whole or not at all, so a killed command loses only its unfinished shards, and the same
-command draws exactly those. The folder's linpix.json has the settings that decide the bytes.
+A shard appears under its name whole or not at all, so a killed command loses only its unfinished
+shards, and the same command draws exactly those. The folder's linpix.json has the settings that
+decide the bytes.
 """
 
 import contextlib
@@ -35,47 +37,85 @@ ShardFormat = Literal["tar", "png"]  # WebDataset's tars, or folders of the same
 Add: TypeAlias = Callable[[str, bytes], object]  # a file to a shard
 
 
-def draw_shards(folder: Path, job: Job, engine: Engine, *, shards: int, shard_format: ShardFormat, scale: int,
-                seed_given: bool) -> dict[str, Any]:
-    """Draw the shards that folder lacks; returns how many images that were, and the facts of all shards.
+def draw_shards(
+    folder: Path,
+    job: Job,
+    engine: Engine,
+    *,
+    shards: int,
+    shard_format: ShardFormat,
+    scale: int,
+    seed_given: bool,
+) -> dict[str, Any]:
+    """Draw the shards that folder lacks; returns how many images that were, and the facts of all
+    shards.
 
-    seed_given: else the seed is that of the folder's first call. Raises ValueError if the folder was begun with other
-    settings, or is in use.
+    seed_given: else the seed is that of the folder's first call. Raises ValueError if the folder
+    was begun with other settings, or is in use.
     """
-    count, digits = job.count, max(5, len(str(shards - 1)))  # of fixed width, for names like shard-{00000..00099}
+    # of fixed width, for names like shard-{00000..00099}
+    count, digits = job.count, max(5, len(str(shards - 1)))
     with _locked(folder):
-        job = replace(job, seed=_settle(folder, job, engine, seed_given, {
-            "count": count, "shards": shards, "shard_format": shard_format, "scale": scale}))
-        images = {folder / f"shard-{shard:0{digits}}{'.tar' if shard_format == 'tar' else ''}":
-                  range(shard * count // shards, (shard + 1) * count // shards) for shard in range(shards)}
+        job = replace(
+            job,
+            seed=_settle(
+                folder,
+                job,
+                engine,
+                seed_given,
+                {"count": count, "shards": shards, "shard_format": shard_format, "scale": scale},
+            ),
+        )
+        images = {
+            folder / f"shard-{shard:0{digits}}{'.tar' if shard_format == 'tar' else ''}": range(
+                shard * count // shards, (shard + 1) * count // shards
+            )
+            for shard in range(shards)
+        }
         missing = {path: numbers for path, numbers in images.items() if not path.exists()}
         todo, began = sum(map(len, missing.values())), time.perf_counter()
-        with tqdm(total=count, initial=count - todo, disable=not sys.stderr.isatty(), unit=" images",
-                  bar_format="{l_bar}{bar}| {n:.0f}/{total:.0f} images [{elapsed}<{remaining}, {rate_noinv_fmt}]"
-                  ) as bar:
+        with tqdm(
+            total=count,
+            initial=count - todo,
+            disable=not sys.stderr.isatty(),
+            unit=" images",
+            bar_format=(
+                "{l_bar}{bar}| {n:.0f}/{total:.0f} images [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+            ),
+        ) as bar:
             drawn = _drawn(engine, job, [*missing.values()], bar)
             for path, numbers in missing.items():
                 with _writing(path, shard_format) as add:
                     for number in numbers:
                         _write(number, next(drawn), job, engine, scale, add)
-        return {"drawn": todo, "seconds": time.perf_counter() - began, "seed": job.seed,
-                "files": [str(path) for path in images]}
+        return {
+            "drawn": todo,
+            "seconds": time.perf_counter() - began,
+            "seed": job.seed,
+            "files": [str(path) for path in images],
+        }
 
 
 def _drawn(engine: Engine, job: Job, shards: Sequence[range], bar: "tqdm[Any]") -> Iterator[Image]:
     """The images of some shards in their order, drawn without a pause between shards.
 
-    In the compiled engine, an image does not depend on the others in its batch. In the eager engine it may, in the last
-    bits, so there the batches must be the same after an interruption: it gets a part only when the last one is done.
+    In the compiled engine, an image does not depend on the others in its batch. In the eager engine
+    it may, in the last bits, so there the batches must be the same after an interruption: it gets a
+    part only when the last one is done.
     """
     slots, eager = engine.decoder.slots, engine.decoder.kind.startswith("eager")
-    if eager and job.attempts > 1:  # the clock decides when an image is drawn again, and so what is in a batch
+    # the clock decides when an image is drawn again, and so what is in a batch
+    if eager and job.attempts > 1:
         slots = 1
-    parts = deque(shard[first:first + slots] for shard in shards for first in range(0, len(shard), slots))
+    parts = deque(
+        shard[first : first + slots] for shard in shards for first in range(0, len(shard), slots)
+    )
     finished: dict[int, Image] = {}  # by number
     for number in (number for shard in shards for number in shard):
         while number not in finished:
-            while parts and (not engine.busy if eager else len(engine.scheduler.interactive) < slots):
+            while parts and (
+                not engine.busy if eager else len(engine.scheduler.interactive) < slots
+            ):
                 part = parts.popleft()
                 asked = replace(job, seed=job.seed + part[0], count=len(part))
                 engine.scheduler.submit(images_of(asked, str(part[0])))
@@ -89,10 +129,17 @@ def _write(number: int, image: Image, job: Job, engine: Engine, scale: int, add:
     """Add the PNG and JSON of an image to its shard."""
     decoder, label = engine.decoder, image.label
     names = decoder.checkpoint.class_names
-    facts = {"seed": job.seed + number, "label": label,
-             "class": None if label is None or label >= len(names) else names[label],
-             "temperature": job.temperature, "attempts": job.attempts, "model": decoder.checkpoint.name,
-             "digest": decoder.checkpoint.digest, "engine": decoder.kind, "precision": decoder.precision}
+    facts = {
+        "seed": job.seed + number,
+        "label": label,
+        "class": None if label is None or label >= len(names) else names[label],
+        "temperature": job.temperature,
+        "attempts": job.attempts,
+        "model": decoder.checkpoint.name,
+        "digest": decoder.checkpoint.digest,
+        "engine": decoder.kind,
+        "precision": decoder.precision,
+    }
     assert image.canvas is not None
     key = f"{number:09}"  # no dot: in WebDataset, a sample's files differ after the first dot
     add(f"{key}.png", encode.png(image.canvas, decoder.config, scale))
@@ -100,6 +147,7 @@ def _write(number: int, image: Image, job: Job, engine: Engine, scale: int, add:
 
 
 # --- settings of a folder ---
+
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
@@ -110,27 +158,42 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"--out {folder}: another process is drawing into this folder; wait until it ends, or "
-                             "give another folder") from None
+            raise ValueError(
+                f"--out {folder}: another process is drawing into this folder; wait until it ends,"
+                " or give another folder"
+            ) from None
         yield
     finally:
         os.close(descriptor)
 
 
-def _settle(folder: Path, job: Job, engine: Engine, seed_given: bool, settings: dict[str, object]) -> int:
-    """Write a new folder's settings, or check those of an old one; returns the seed of image 0. Raises ValueError.
+def _settle(
+    folder: Path, job: Job, engine: Engine, seed_given: bool, settings: dict[str, object]
+) -> int:
+    """Write a new folder's settings, or check those of an old one; returns the seed of image 0.
+    Raises ValueError.
 
-    They are all that decides a shard's bytes: also the versions of what draws and of what writes PNG.
+    They are all that decides a shard's bytes: also the versions of what draws and of what writes
+    PNG.
     """
     file, decoder = folder / SETTINGS, engine.decoder
-    settings |= {"temperature": job.temperature, "attempts": job.attempts, "label": job.label, **decoder.facts,
-                 "kernel": ops.kernel(), "torch": torch.__version__, "pillow": importlib.metadata.version("pillow")}
+    settings |= {
+        "temperature": job.temperature,
+        "attempts": job.attempts,
+        "label": job.label,
+        **decoder.facts,
+        "kernel": ops.kernel(),
+        "torch": torch.__version__,
+        "pillow": importlib.metadata.version("pillow"),
+    }
     if decoder.kind.startswith("eager"):
         settings |= {"batch": decoder.slots, "threads": torch.get_num_threads()}
     if not file.exists():
         if next(folder.glob("shard-*"), None):
-            raise ValueError(f"--out {folder} has shards, but the file {SETTINGS} that describes them is missing; "
-                             "restore it, or give another folder")
+            raise ValueError(
+                f"--out {folder} has shards, but the file {SETTINGS} that describes them is"
+                " missing; restore it, or give another folder"
+            )
         temporary = file.with_name(file.name + ".new")
         temporary.write_text(json.dumps({"seed": job.seed} | settings, indent=1) + "\n")
         _published(temporary, file)
@@ -141,18 +204,25 @@ def _settle(folder: Path, job: Job, engine: Engine, seed_given: bool, settings: 
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{file} is damaged; restore it, or give another --out") from None
     wanted = {"seed": job.seed if seed_given else first} | settings
-    if differing := [f"{name} {begun.get(name)!r}, now {value!r}" for name, value in wanted.items()
-                     if begun.get(name) != value]:
-        raise ValueError(f"--out {folder} was started with other settings: {'; '.join(differing)}; use the settings of "
-                         "the first call, or give another folder")
+    if differing := [
+        f"{name} {begun.get(name)!r}, now {value!r}"
+        for name, value in wanted.items()
+        if begun.get(name) != value
+    ]:
+        raise ValueError(
+            f"--out {folder} was started with other settings: {'; '.join(differing)}; use the"
+            " settings of the first call, or give another folder"
+        )
     return first
 
 
 # --- files ---
 
+
 @contextlib.contextmanager
 def _writing(path: Path, shard_format: ShardFormat) -> Iterator[Add]:
-    """Write a shard under a temporary name; it is renamed when all files are added, and removed after an error.
+    """Write a shard under a temporary name; it is renamed when all files are added, and removed
+    after an error.
 
     The bytes of a tar depend on names and contents alone: its files have no time and no owner.
     """
@@ -185,7 +255,8 @@ def _remove(path: Path) -> None:
 
 
 def _published(temporary: Path, path: Path) -> None:
-    """Rename a complete shard or file once its bytes are on the disk: else a failing machine could truncate it.
+    """Rename a complete shard or file once its bytes are on the disk: else a failing machine could
+    truncate it.
 
     The files in a folder are not synced: there may be thousands.
     """

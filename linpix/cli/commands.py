@@ -37,15 +37,18 @@ from .output import Output, check_output, kind_of, scale_of
 
 
 def serve(given: argparse.Namespace) -> None:
-    flags: dict[str, Any] = {name: value for name in Settings.model_fields
-                             if (value := getattr(given, name)) is not None}
+    flags: dict[str, Any] = {
+        name: value for name in Settings.model_fields if (value := getattr(given, name)) is not None
+    }
     try:
         settings = Settings(**flags)
     except ValidationError as invalid:
         first = invalid.errors()[0]
         name = str(first["loc"][0])
-        raise ValueError(f"--{name.replace('_', '-')} (LINPIX_{name.upper()}): "
-                         f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r:.80}") from invalid
+        raise ValueError(
+            f"--{name.replace('_', '-')} (LINPIX_{name.upper()}): "
+            f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r:.80}"
+        ) from invalid
     if settings.replicas:
         from linpix.server.cluster import local  # its dependencies are an extra
 
@@ -59,40 +62,77 @@ def sample(given: argparse.Namespace) -> None:
         _sample_shards(given)
         return
     if given.shard_format:
-        raise ValueError(f"--shard-format {given.shard_format} needs --shards, the number of shards")
+        raise ValueError(
+            f"--shard-format {given.shard_format} needs --shards, the number of shards"
+        )
     _produce(given, *_opened(given))
 
 
 def _sample_shards(given: argparse.Namespace) -> None:
     if kind_of(given.out) or given.candidates or given.preview == "always":
-        raise ValueError("--shards writes every drawn image into a folder: leave out --candidates and --preview "
-                         "always, and give a folder as --out")
+        raise ValueError(
+            "--shards writes every drawn image into a folder: leave out --candidates and --preview "
+            "always, and give a folder as --out"
+        )
     if given.scale == "auto":
-        raise ValueError("--scale auto is for grids on a screen; with --shards, give a number or leave it out")
+        raise ValueError(
+            "--scale auto is for grids on a screen; with --shards, give a number or leave it out"
+        )
     if given.shards > given.count:
-        raise ValueError(f"--shards {given.shards}: each shard needs at least one image, and --count is "
-                         f"{given.count}; give fewer shards")
+        raise ValueError(
+            f"--shards {given.shards}: each shard needs at least one image, and --count is "
+            f"{given.count}; give fewer shards"
+        )
     given.preview = "never"
     engine, job, _ = _opened(given)
-    drawn = bulk.draw_shards(Path(given.out), job, engine, shards=given.shards, scale=given.scale or 1,
-                             shard_format=given.shard_format or "tar", seed_given=given.seed is not None)
+    drawn = bulk.draw_shards(
+        Path(given.out),
+        job,
+        engine,
+        shards=given.shards,
+        scale=given.scale or 1,
+        shard_format=given.shard_format or "tar",
+        seed_given=given.seed is not None,
+    )
     count, seconds, decoder = drawn["drawn"], drawn["seconds"], engine.decoder
     speed = count / seconds if count else None
-    result = {"images": given.count, "images_per_second": speed, **decoder.facts, "shards": given.shards, **drawn}
-    how = f" in {seconds:.2f} s ({speed:.2f} images/s, {decoder.kind} engine, {decoder.precision})" if speed else ""
-    _say(given, result, f"{given.out} has {given.count} images in {given.shards} shards, seeds from {drawn['seed']}; "
-                        f"{count} of them were drawn now{how}")
+    result = {
+        "images": given.count,
+        "images_per_second": speed,
+        **decoder.facts,
+        "shards": given.shards,
+        **drawn,
+    }
+    how = (
+        f" in {seconds:.2f} s ({speed:.2f} images/s, {decoder.kind} engine, {decoder.precision})"
+        if speed
+        else ""
+    )
+    _say(
+        given,
+        result,
+        f"{given.out} has {given.count} images in {given.shards} shards, seeds from"
+        f" {drawn['seed']}; {count} of them were drawn now{how}",
+    )
 
 
 def complete(given: argparse.Namespace) -> None:
     picture = Path(given.image).read_bytes()  # before the model: a wrong path is reported at once
     mask = Path(given.mask).read_bytes() if given.mask else None
     if given.lay_back and (kind_of(given.out) or given.scale):
-        raise ValueError("--lay-back writes one PNG per image at the size of the picture: give a folder as --out, and "
-                         "leave out --scale")
+        raise ValueError(
+            "--lay-back writes one PNG per image at the size of the picture: give a folder as"
+            " --out, and leave out --scale"
+        )
     engine, job, output = _opened(given)
-    upload = uploads.read(picture, output.config, mask=mask, keep_rows=given.keep_rows, preparation=given.prepare,
-                          lay_back=given.lay_back)
+    upload = uploads.read(
+        picture,
+        output.config,
+        mask=mask,
+        keep_rows=given.keep_rows,
+        preparation=given.prepare,
+        lay_back=given.lay_back,
+    )
     warn("complete", uploads.warnings_of(upload, engine.decoder.checkpoint))
     facts = {name: upload.facts[name] for name in ("conditioning", "known")} | {"crop": upload.crop}
     job = dataclasses.replace(job, canvas=upload.canvas, known=upload.known)
@@ -102,29 +142,53 @@ def complete(given: argparse.Namespace) -> None:
 
 
 def _opened(given: argparse.Namespace) -> tuple[Engine, Job, Output]:
-    """An engine, what it draws, and where that goes. What cannot be drawn, written or shown is refused here."""
+    """An engine, what it draws, and where that goes. What cannot be drawn, written or shown is
+    refused here.
+    """
     kind, quiet = check_output(given.out), given.json and given.preview == "auto"
     given.colours = preview.colours_of(sys.stderr, "never" if quiet else given.preview, os.environ)
     checkpoint = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
     config = checkpoint.net.config
     scale = scale_of(kind, given.count, config, given.scale, screen=sys.stdout.isatty())
-    job = new_job(checkpoint, given.count, label=class_of(given.label, checkpoint), seed=given.seed,
-                  temperature=given.temperature, candidates=given.candidates, attempts=given.attempts)
+    job = new_job(
+        checkpoint,
+        given.count,
+        label=class_of(given.label, checkpoint),
+        seed=given.seed,
+        temperature=given.temperature,
+        candidates=given.candidates,
+        attempts=given.attempts,
+    )
     warn(given.command, checkpoint.temperature_warnings(job.temperature))
-    decoder = new_decoder(checkpoint, min(job.count, given.batch), given.engine, given.precision,
-                          device=given.device, state=given.state)
+    decoder = new_decoder(
+        checkpoint,
+        min(job.count, given.batch),
+        given.engine,
+        given.precision,
+        device=given.device,
+        state=given.state,
+    )
     return Engine(decoder), job, Output(given.out, kind, scale, config)
 
 
-def _produce(given: argparse.Namespace, engine: Engine, job: Job, output: Output, **facts: object) -> None:
+def _produce(
+    given: argparse.Namespace, engine: Engine, job: Job, output: Output, **facts: object
+) -> None:
     """Draw all images, choose those to return if there are candidates, write them, and report."""
     decoder, config = engine.decoder, output.config
-    job, animated = dataclasses.replace(job, stream=True), output.kind in ("GIF", "WEBP")  # a preview needs a stream
-    with preview.Progress(job, config, sys.stderr, colours=given.colours,
-                          frames=animation.MAX_FRAMES if animated else 1) as progress:
+    # a preview needs a stream
+    job, animated = dataclasses.replace(job, stream=True), output.kind in ("GIF", "WEBP")
+    with preview.Progress(
+        job,
+        config,
+        sys.stderr,
+        colours=given.colours,
+        frames=animation.MAX_FRAMES if animated else 1,
+    ) as progress:
 
         def done(image: Image) -> None:
-            if not output.kind and not job.candidates:  # at once: an interruption loses only unfinished images
+            # at once: an interruption loses only unfinished images
+            if not output.kind and not job.candidates:
                 output.write_one(image.index, image)
             progress.done(image)
 
@@ -135,8 +199,11 @@ def _produce(given: argparse.Namespace, engine: Engine, job: Job, output: Output
         facts["attempts"] = [one.attempts for one in checked]
     text = output.path
     if output.kind:
-        frames = output.write_all(pixels_of(kept), [rows[[image.index for image in kept]]
-                                                    for rows in progress.film.moments], job.known)
+        frames = output.write_all(
+            pixels_of(kept),
+            [rows[[image.index for image in kept]] for rows in progress.film.moments],
+            job.known,
+        )
         if animated:
             facts["frames"], text = frames, f"{text} ({frames} frames)"
     if job.candidates:
@@ -145,23 +212,43 @@ def _produce(given: argparse.Namespace, engine: Engine, job: Job, output: Output
             output.write_one(place, image)
     seeds = [job.seed + image.index for image in kept]
     files = list(dict.fromkeys(output.file(place, seed) for place, seed in enumerate(seeds)))
-    result = {"images": len(kept), "seconds": seconds, "images_per_second": len(kept) / seconds, "drawn": job.count,
-              **decoder.facts, "seeds": seeds, "files": files, **facts}
+    result = {
+        "images": len(kept),
+        "seconds": seconds,
+        "images_per_second": len(kept) / seconds,
+        "drawn": job.count,
+        **decoder.facts,
+        "seeds": seeds,
+        "files": files,
+        **facts,
+    }
     what = f"the best {len(kept)} of them " if job.candidates else ""
     drawn = "1 image" if job.count == 1 else f"{job.count} images"
-    _say(given, result, f"{drawn} in {seconds:.2f} s ({job.count / seconds:.2f} images/s, "
-         f"{decoder.kind} engine, {decoder.precision}), seeds from {job.seed}, {what}written to {text}")
+    _say(
+        given,
+        result,
+        f"{drawn} in {seconds:.2f} s ({job.count / seconds:.2f} images/s, {decoder.kind} engine,"
+        f" {decoder.precision}), seeds from {job.seed}, {what}written to {text}",
+    )
 
 
 def compare(given: argparse.Namespace) -> None:
-    backends = BACKENDS if given.all or not given.backends else tuple(",".join(given.backends).split(","))
-    plan = ComparisonPlan(backends=backends, batches=tuple(given.batch or (1, 16, 64)), budget_s=given.budget)
+    backends = (
+        BACKENDS if given.all or not given.backends else tuple(",".join(given.backends).split(","))
+    )
+    plan = ComparisonPlan(
+        backends=backends, batches=tuple(given.batch or (1, 16, 64)), budget_s=given.budget
+    )
     folder = checkpoints.find(given.model, given.checkpoints)
     if given.out:
         Path(given.out).mkdir(parents=True, exist_ok=True)
     checkpoint = checkpoints.read(folder)
-    comparison = Comparison(checkpoint, find_twins(checkpoint, checkpoint.folder.parent), plan,
-                            command=given.command_line)
+    comparison = Comparison(
+        checkpoint,
+        find_twins(checkpoint, checkpoint.folder.parent),
+        plan,
+        command=given.command_line,
+    )
     with tqdm(total=100, unit="%", disable=not sys.stderr.isatty()) as bar:
         for _ in comparison.run():
             bar.update(round(100 * comparison.progress) - bar.n)
@@ -175,19 +262,42 @@ def doctor(given: argparse.Namespace) -> None:
     pool = GpuPool(Transformer(PRESETS["mnist"]), ON_GPU["slots"]) if ops.gpu else None
     if pool:
         pool.record(ON_GPU["slots"])
-    facts = {"engine": "compiled" if ops.compiled else "eager", "kernel": ops.kernel(), "why": ops.why(),
-             "precision": "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32",
-             "feature_maps": "elu+1 in the compiled kernels, relu, polynomial and random in the eager engine",
-             "residuals": "plain in the compiled kernels, reversible in the eager engine",
-             "device": torch.cuda.get_device_name() if ops.gpu else "cpu", "no_gpu": ops.why_no_gpu() or None,
-             "gpu_kernels": pool.kernels if pool else None,  # that are the fastest for the preset mnist
-             "instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(),
-             "int8_products": "with --precision int8, using VNNI" if ops.kernel() in ops.VNNI_KERNELS else
-                              "with --precision int8, without VNNI, so little faster" if ops.compiled else "none",
-             "bf16_matrix_products": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
-             "python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}
-    _say(given, facts, "\n".join(f"{name.replace('_', ' '):21} {value}" for name, value in facts.items()
-                                 if value is not None))
+    facts = {
+        "engine": "compiled" if ops.compiled else "eager",
+        "kernel": ops.kernel(),
+        "why": ops.why(),
+        "precision": "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32",
+        "feature_maps": (
+            "elu+1 in the compiled kernels, relu, polynomial and random in the eager engine"
+        ),
+        "residuals": "plain in the compiled kernels, reversible in the eager engine",
+        "device": torch.cuda.get_device_name() if ops.gpu else "cpu",
+        "no_gpu": ops.why_no_gpu() or None,
+        # that are the fastest for the preset mnist
+        "gpu_kernels": pool.kernels if pool else None,
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "int8_products": (
+            "with --precision int8, using VNNI"
+            if ops.kernel() in ops.VNNI_KERNELS
+            else "with --precision int8, without VNNI, so little faster"
+            if ops.compiled
+            else "none"
+        ),
+        "bf16_matrix_products": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+    }
+    _say(
+        given,
+        facts,
+        "\n".join(
+            f"{name.replace('_', ' '):21} {value}"
+            for name, value in facts.items()
+            if value is not None
+        ),
+    )
 
 
 def _say(given: argparse.Namespace, result: dict[str, Any], text: str) -> None:

@@ -27,13 +27,16 @@ from linpix.server.pictures.uploads import Preparation
 from .pictures import Images, read_given
 
 
-def produce(engine: Engine, job: Job,
-            done: Callable[[Image], object] = lambda image: None,
-            advanced: Callable[[Report], object] = lambda report: None) -> tuple[list[Image], float]:
+def produce(
+    engine: Engine,
+    job: Job,
+    done: Callable[[Image], object] = lambda image: None,
+    advanced: Callable[[Report], object] = lambda report: None,
+) -> tuple[list[Image], float]:
     """Draw a job's images, as many at a time as there are slots.
 
-    Returns them, or the best of candidates, and the seconds of decoding, prefills included. done is called with each
-    image that is finished, and then advanced with the quantum's report.
+    Returns them, or the best of candidates, and the seconds of decoding, prefills included. done is
+    called with each image that is finished, and then advanced with the quantum's report.
     """
     engine.scheduler.submit(images_of(job, "all"))
     images: dict[int, Image] = {}
@@ -59,15 +62,18 @@ def pixels_of(images: Iterable[Image]) -> NDArray[np.uint8]:
 
 
 def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
-    """Run one quantum, and draw images again that need it; returns its report, and the images that do not.
+    """Run one quantum, and draw images again that need it; returns its report, and the images that
+    do not.
 
     Raises the error that ended an image in it; for FloatingPointError, with what to do.
     """
     report = engine.run_quantum()
     for error in report.failed.values():
         if isinstance(error, FloatingPointError):
-            raise FloatingPointError(f"{engine.name} produced NaN or infinite values; try --engine eager or "
-                                     "--precision fp32, and if that does not help, restore the checkpoint") from error
+            raise FloatingPointError(
+                f"{engine.name} produced NaN or infinite values; try --engine eager or "
+                "--precision fp32, and if that does not help, restore the checkpoint"
+            ) from error
         raise error
     following = {image: again(image) for image in report.finished}
     engine.scheduler.submit([image for image in following.values() if image is not None])
@@ -81,30 +87,54 @@ def warn(command: str, sentences: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """For calls from a program with settings of its own: float32, no autocast, and torch's random numbers stay."""
+    """For calls from a program with settings of its own: float32, no autocast, and torch's random
+    numbers stay.
+    """
     limit_threads()
     theirs = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        elsewhere = torch.get_default_device().type != "cpu"  # a mode of torch costs time in each operator
-        with (torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False),
-              torch.autocast("cuda", enabled=False), torch.device("cpu") if elsewhere else contextlib.nullcontext()):
+        # a mode of torch costs time in each operator
+        elsewhere = torch.get_default_device().type != "cpu"
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+            torch.device("cpu") if elsewhere else contextlib.nullcontext(),
+        ):
             yield
     finally:
         torch.set_default_dtype(theirs)
 
 
 @undisturbed()
-def draw(model: str | Path, count: int, given: tuple[object, object] | None, prepare: Preparation = "none", *,
-         label: int | str | None, batch: int, checkpoints: str | Path | None, progress: bool | None, **options: Any
-         ) -> Images:
-    """`linpix.sample`, `linpix.complete`. given: an image to complete, and what of it is known · options: new_job's."""
-    options = {name: int(value) if isinstance(value, numbers.Integral) else value  # numpy's have no bit_length
-               for name, value in {"count": count, "batch": batch, **options}.items()}
+def draw(
+    model: str | Path,
+    count: int,
+    given: tuple[object, object] | None,
+    prepare: Preparation = "none",
+    *,
+    label: int | str | None,
+    batch: int,
+    checkpoints: str | Path | None,
+    progress: bool | None,
+    **options: Any,
+) -> Images:
+    """`linpix.sample`, `linpix.complete`. given: an image to complete, and what of it is known ·
+    options: new_job's.
+    """
+    # numpy's have no bit_length
+    options = {
+        name: int(value) if isinstance(value, numbers.Integral) else value
+        for name, value in {"count": count, "batch": batch, **options}.items()
+    }
     for name, value in options.items():
         kind = numbers.Real if name == "temperature" else numbers.Integral
-        if value is not None and not isinstance(value, kind) and name != "attempts":  # which new_job checks
-            raise ValueError(f"{name} must be {'a' if kind is numbers.Real else 'a whole'} number, got {value!r}")
+        # which new_job checks
+        if value is not None and not isinstance(value, kind) and name != "attempts":
+            raise ValueError(
+                f"{name} must be {'a' if kind is numbers.Real else 'a whole'} number, got {value!r}"
+            )
         if name in ("count", "batch") and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     count, batch = options.pop("count"), options.pop("batch")
@@ -118,12 +148,21 @@ def draw(model: str | Path, count: int, given: tuple[object, object] | None, pre
         job = replace(job, canvas=upload.canvas, known=upload.known)
         for warning in uploads.warnings_of(upload, checkpoint):
             warnings.warn(warning, stacklevel=4)
-    with tqdm(total=job.count, unit="image", disable=None if progress is None else not progress,
-              file=sys.stderr) as bar:
-        images, _ = produce(Engine(new_decoder(checkpoint, min(job.count, batch))), job, lambda image: bar.update())
+    with tqdm(
+        total=job.count,
+        unit="image",
+        disable=None if progress is None else not progress,
+        file=sys.stderr,
+    ) as bar:
+        images, _ = produce(
+            Engine(new_decoder(checkpoint, min(job.count, batch))), job, lambda image: bar.update()
+        )
     checked = [image.recognised for image in images]
     classes = [job.label if one is None else one.label for one in checked]
-    return Images(pixels_of(images).reshape(count, *config.image_shape), config,
-                  [job.seed + image.index for image in images],
-                  [None if number is None else checkpoint.class_names[number] for number in classes],
-                  [None if one is None else round(one.confidence, 4) for one in checked])
+    return Images(
+        pixels_of(images).reshape(count, *config.image_shape),
+        config,
+        [job.seed + image.index for image in images],
+        [None if number is None else checkpoint.class_names[number] for number in classes],
+        [None if one is None else round(one.confidence, 4) for one in checked],
+    )

@@ -14,7 +14,10 @@ from linpix.server.web.keys import KEY_NAME, bucket_of, open_private, parse
 def key(given: argparse.Namespace) -> None:
     """`linpix key`: make a key, and its line for the file of --api-keys."""
     if not KEY_NAME.fullmatch(given.name):
-        raise ValueError(f"a name must have 1 to 64 letters, digits, dots, dashes and underscores, got {given.name!r}")
+        raise ValueError(
+            "a name must have 1 to 64 letters, digits, dots, dashes and underscores, got"
+            f" {given.name!r}"
+        )
     secret = f"lpx_{secrets.token_urlsafe(32)}"
     line = f"{given.name} sha256:{hashlib.sha256(secret.encode()).hexdigest()}"
     if given.rate:
@@ -26,16 +29,29 @@ def key(given: argparse.Namespace) -> None:
         print(json.dumps({"name": given.name, "key": secret, "line": line, "file": given.file}))
         return
     print(secret)
-    print("this is the key; it is shown only once" + (f", and its line was added to {given.file}" if given.file else
-          ", followed by its line for the file of --api-keys:"), file=sys.stderr)
+    print(
+        "this is the key; it is shown only once"
+        + (
+            f", and its line was added to {given.file}"
+            if given.file
+            else ", followed by its line for the file of --api-keys:"
+        ),
+        file=sys.stderr,
+    )
     if not given.file:
         print(line)
 
 
 def append(path: Path, line: str) -> None:
-    """Add a line to a file of keys; a new file is its owner's alone. Raises OSError or ValueError."""
-    with open(open_private(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+", encoding="utf-8",
-              errors="replace") as file:
+    """Add a line to a file of keys; a new file is its owner's alone. Raises OSError or
+    ValueError.
+    """
+    with open(
+        open_private(path, os.O_RDWR | os.O_CREAT | os.O_APPEND),
+        "r+",
+        encoding="utf-8",
+        errors="replace",
+    ) as file:
         text = file.read()
         whole = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n"
         parse(whole, path)  # before writing: the file may be invalid, or already have this name

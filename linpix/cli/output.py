@@ -1,4 +1,6 @@
-"""What sample and complete write: a folder with a PNG for each image, a grid of images, or an animation of it."""
+"""What sample and complete write: a folder with a PNG for each image, a grid of images, or an
+animation of it.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,31 +28,49 @@ def kind_of(out: str) -> Kind | None:
 
 
 def check_output(out: str) -> Kind | None:
-    """The kind of --out; a folder is made. Raises ValueError before the work, not after it, if it cannot be written."""
+    """The kind of --out; a folder is made. Raises ValueError before the work, not after it, if it
+    cannot be written.
+    """
     path, kind = Path(out), kind_of(out)
     possible = "NAME.png for a grid, NAME.gif or NAME.webp for an animation of it"
     if kind:
         if path.is_dir() or not path.parent.is_dir():
-            raise ValueError(f"--out {out}: {'is a folder' if path.is_dir() else 'its folder does not exist'}; give a "
-                             f"new folder for one PNG per image, or {possible} in an existing folder")
+            raise ValueError(
+                f"--out {out}: {'is a folder' if path.is_dir() else 'its folder does not exist'};"
+                f" give a new folder for one PNG per image, or {possible} in an existing folder"
+            )
         Image.init()
         if kind not in Image.SAVE_ALL:
-            raise ValueError(f"--out {out}: this Pillow was built without {kind}; give NAME.gif, or install another "
-                             "Pillow")
+            raise ValueError(
+                f"--out {out}: this Pillow was built without {kind}; give NAME.gif, or install"
+                " another Pillow"
+            )
     elif path.is_file() or out in ("", "-"):  # "-" often means standard output
-        raise ValueError(f"--out {out!r} is {'a file' if path.is_file() else 'not a path'}; give a folder for one PNG "
-                         f"per image, or {possible}")
+        raise ValueError(
+            f"--out {out!r} is {'a file' if path.is_file() else 'not a path'}; give a folder for"
+            f" one PNG per image, or {possible}"
+        )
     elif path.suffix[1:2].isalpha() and not path.is_dir() and not out.endswith("/"):
-        raise ValueError(f"--out {out}: the format {path.suffix} is not supported; give {possible}, or a folder, "
-                         f"{out}/, for one PNG per image")
+        raise ValueError(
+            f"--out {out}: the format {path.suffix} is not supported; give {possible}, or a folder,"
+            f" {out}/, for one PNG per image"
+        )
     else:
         path.mkdir(parents=True, exist_ok=True)
     return kind
 
 
-def scale_of(kind: Kind | None, count: int, config: ModelConfig, wanted: int | Literal["auto"] | None, *, screen: bool
-             ) -> int:
-    """By which factor to enlarge the images of --out. wanted: --scale · screen: a grid is probably looked at."""
+def scale_of(
+    kind: Kind | None,
+    count: int,
+    config: ModelConfig,
+    wanted: int | Literal["auto"] | None,
+    *,
+    screen: bool,
+) -> int:
+    """By which factor to enlarge the images of --out. wanted: --scale · screen: a grid is probably
+    looked at.
+    """
     if kind in ("GIF", "WEBP"):
         return animation.enlargement(count, config, None if wanted == "auto" else wanted)
     if wanted == "auto" or (kind == "PNG" and wanted is None and screen):
@@ -61,10 +81,10 @@ def scale_of(kind: Kind | None, count: int, config: ModelConfig, wanted: int | L
 @dataclass(frozen=True, slots=True)
 class Output:
     path: str
-    kind: Kind | None                # of one file; None: a folder
+    kind: Kind | None  # of one file; None: a folder
     scale: int
     config: ModelConfig
-    overlay: Overlay | None = None   # in which a completion is laid back
+    overlay: Overlay | None = None  # in which a completion is laid back
 
     def file(self, place: int, seed: int) -> str:
         """The file of one image: all are in one, unless the output is a folder."""
@@ -73,22 +93,41 @@ class Output:
     def write_one(self, place: int, image: Drawn) -> None:
         """Write an image that is done into the folder."""
         assert image.canvas is not None
-        _write(self.file(place, image.job.seed + image.index),
-               encode.png(image.canvas, self.config, self.scale) if self.overlay is None else
-               self.overlay.encoded(image.canvas.reshape(self.config.height, self.config.width, -1)))
+        _write(
+            self.file(place, image.job.seed + image.index),
+            (
+                encode.png(image.canvas, self.config, self.scale)
+                if self.overlay is None
+                else self.overlay.encoded(
+                    image.canvas.reshape(self.config.height, self.config.width, -1)
+                )
+            ),
+        )
 
-    def write_all(self, images: NDArray[np.uint8], moments: Iterable[NDArray[np.intp]], known: NDArray[np.bool_] | None
-                  ) -> int:
-        """Write a grid of images, or an animation of it; returns its number of frames, 1 for a grid.
+    def write_all(
+        self,
+        images: NDArray[np.uint8],
+        moments: Iterable[NDArray[np.intp]],
+        known: NDArray[np.bool_] | None,
+    ) -> int:
+        """Write a grid of images, or an animation of it; returns its number of frames, 1 for a
+        grid.
 
-        moments: finished image rows of each image, one array a frame · known: (T,) of a picture that was completed.
+        moments: finished image rows of each image, one array a frame · known: (T,) of a picture
+                 that was completed.
         """
         if self.kind == "GIF" or self.kind == "WEBP":
-            frames = [animation.grid(images, self.config, rows=rows, known=known) for rows in moments]
+            frames = [
+                animation.grid(images, self.config, rows=rows, known=known) for rows in moments
+            ]
             _write(self.path, animation.animate(frames, self.kind, self.scale))
             return len(frames)
         alone = len(images) == 1  # and then without a frame: to be completed or scored
-        sheet = images[0].reshape(self.config.image_shape) if alone else animation.grid(images, self.config)
+        sheet = (
+            images[0].reshape(self.config.image_shape)
+            if alone
+            else animation.grid(images, self.config)
+        )
         sheet = sheet.repeat(self.scale, axis=0).repeat(self.scale, axis=1)
         _write(self.path, encode.encoded(sheet.reshape(*sheet.shape[:2], -1)))
         return 1

@@ -1,4 +1,6 @@
-"""Pictures in Python: in, as a path, a PIL image or an array; out, as one array with the facts of its images."""
+"""Pictures in Python: in, as a path, a PIL image or an array; out, as one array with the facts of
+its images.
+"""
 
 import io
 import math
@@ -19,12 +21,15 @@ from . import animation
 
 
 class Images(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Drawn images: a numpy array, uint8 (count, height, width), or (count, height, width, 3) in colour.
+    """Drawn images: a numpy array, uint8 (count, height, width), or (count, height, width, 3) in
+    colour.
 
     seeds:       of each image; the same seed draws the same image again, here and on a server
     labels:      the name of each image's class; None where it has none, or none is known
-    confidences: how probable this class is to the model, which has read the image; None where it has not
-    In a notebook they are shown as pictures. Arrays that are made of them, such as images[0], have no such lists.
+    confidences: how probable this class is to the model, which has read the image; None where it
+        has not
+    In a notebook they are shown as pictures. Arrays that are made of them, such as images[0], have
+    no such lists.
     """
 
     seeds: Sequence[int] = ()
@@ -32,8 +37,14 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
     confidences: Sequence[float | None] = ()
     _model: ModelConfig | None = None
 
-    def __new__(cls, images: NDArray[np.uint8], model: ModelConfig, seeds: Sequence[int], labels: Sequence[str | None],
-                confidences: Sequence[float | None]) -> "Images":
+    def __new__(
+        cls,
+        images: NDArray[np.uint8],
+        model: ModelConfig,
+        seeds: Sequence[int],
+        labels: Sequence[str | None],
+        confidences: Sequence[float | None],
+    ) -> "Images":
         made = images.view(cls)
         made._model, made.seeds, made.labels, made.confidences = model, seeds, labels, confidences
         return made
@@ -43,24 +54,43 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
 
     def __reduce__(self) -> Any:  # for other processes
         plain = np.asarray(self)
-        return (Images, (plain, self._model, self.seeds, self.labels, self.confidences)) if self.seeds else \
-            plain.__reduce__()
+        return (
+            (Images, (plain, self._model, self.seeds, self.labels, self.confidences))
+            if self.seeds
+            else plain.__reduce__()
+        )
 
     def grid(self, columns: int | None = None, scale: int | None = None) -> Image.Image:
-        """A PIL image of all images side by side, of `columns` and enlarged `scale` times; None: to fit a screen."""
-        if self._model is None or self.dtype != np.uint8 or not self.size or self._model.image_shape not in (
-                self.shape, self.shape[1:]):
-            raise ValueError(f"grid needs images as they were drawn, got {self.dtype} of shape {self.shape}")
-        sheet = animation.grid(np.asarray(self).reshape(-1, self._model.subpixels), self._model, columns=columns or 0)
+        """A PIL image of all images side by side, of `columns` and enlarged `scale` times; None: to
+        fit a screen.
+        """
+        if (
+            self._model is None
+            or self.dtype != np.uint8
+            or not self.size
+            or self._model.image_shape not in (self.shape, self.shape[1:])
+        ):
+            raise ValueError(
+                f"grid needs images as they were drawn, got {self.dtype} of shape {self.shape}"
+            )
+        sheet = animation.grid(
+            np.asarray(self).reshape(-1, self._model.subpixels), self._model, columns=columns or 0
+        )
         scale = scale or max(1, animation.WIDEST // sheet.shape[1])
         return Image.fromarray(sheet.repeat(scale, 0).repeat(scale, 1))
 
     def __repr__(self) -> str:
         if self._model is None or not self.seeds:
             return repr(np.asarray(self))
-        classes = ", ".join(label or "none" for label in self.labels[:10]) + (", ..." if len(self) > 10 else "")
-        return (f"<{len(self)} image{'s' * (len(self) > 1)} of {self._model.width} x {self._model.height}, seeds from "
-                f"{self.seeds[0]}" + (f", classes {classes}" if any(self.labels) else "") + ">")
+        classes = ", ".join(label or "none" for label in self.labels[:10]) + (
+            ", ..." if len(self) > 10 else ""
+        )
+        return (
+            f"<{len(self)} image{'s' * (len(self) > 1)} of {self._model.width} x"
+            f" {self._model.height}, seeds from {self.seeds[0]}"
+            + (f", classes {classes}" if any(self.labels) else "")
+            + ">"
+        )
 
     def __str__(self) -> str:
         return repr(self) if self.seeds else str(np.asarray(self))
@@ -76,7 +106,9 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 def read_given(image: object, known: object, config: ModelConfig, **options: Any) -> uploads.Upload:
-    """Read a picture as an upload is read. image, known: as in linpix.complete · options: of uploads.read."""
+    """Read a picture as an upload is read. image, known: as in linpix.complete · options: of
+    uploads.read.
+    """
     picture = _picture_of(image)
     mask, rows = None, None
     if isinstance(known, (int, np.integer)) and not isinstance(known, bool):
@@ -87,9 +119,13 @@ def read_given(image: object, known: object, config: ModelConfig, **options: Any
         kept, sizes = np.asarray(known), [(config.height, config.width)]
         if isinstance(picture, Image.Image) and picture.size[::-1] != sizes[0]:
             sizes.insert(0, picture.size[::-1])
-        if kept.dtype != np.bool_ or (kept.shape not in sizes if isinstance(picture, Image.Image) else kept.ndim != 2):
-            raise ValueError(f"known must be bool of shape {' or '.join(map(str, sizes))}, true for pixels to keep, or "
-                             f"a number of rows, got {kept.dtype} of shape {kept.shape}")
+        if kept.dtype != np.bool_ or (
+            kept.shape not in sizes if isinstance(picture, Image.Image) else kept.ndim != 2
+        ):
+            raise ValueError(
+                f"known must be bool of shape {' or '.join(map(str, sizes))}, true for pixels to"
+                f" keep, or a number of rows, got {kept.dtype} of shape {kept.shape}"
+            )
         alpha = np.where(kept, 255, 0).astype(np.uint8)
         mask = _encoded(Image.fromarray(np.dstack([alpha, alpha])))
     try:
@@ -106,14 +142,27 @@ def _picture_of(given: object) -> Image.Image | Path:
         given = ImageOps.exif_transpose(given)
         if given.mode == "I":
             return given.convert("I;16")
-        return given if given.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else given.convert(
-            "RGBA" if given.has_transparency_data else "RGB")
+        return (
+            given
+            if given.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+            else given.convert("RGBA" if given.has_transparency_data else "RGB")
+        )
     values = np.asarray(given)
-    if values.dtype != np.uint8 or values.ndim not in (2, 3) or not values.size or values.shape[2:] not in (
-            (), (1,), (3,), (4,)):
-        cure = "; if its values are from 0 to 1, give (255 * image).astype('uint8')" if values.dtype.kind == "f" else ""
-        raise ValueError("image must be a path, a PIL image, or an array that is uint8 of shape (height, width) or "
-                         f"(height, width, 3), got {values.dtype} of shape {values.shape}{cure}")
+    if (
+        values.dtype != np.uint8
+        or values.ndim not in (2, 3)
+        or not values.size
+        or values.shape[2:] not in ((), (1,), (3,), (4,))
+    ):
+        cure = (
+            "; if its values are from 0 to 1, give (255 * image).astype('uint8')"
+            if values.dtype.kind == "f"
+            else ""
+        )
+        raise ValueError(
+            "image must be a path, a PIL image, or an array that is uint8 of shape (height, width)"
+            f" or (height, width, 3), got {values.dtype} of shape {values.shape}{cure}"
+        )
     return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
 
 
@@ -122,7 +171,9 @@ def _encoded(picture: Image.Image | Path) -> bytes:
         return picture.read_bytes()
     if picture.width * picture.height > LARGEST_UPLOAD:  # models need far less
         picture = picture.convert("RGBA" if picture.has_transparency_data else "RGB")
-        picture = picture.reduce(math.ceil(math.sqrt(picture.width * picture.height / LARGEST_UPLOAD)))
+        picture = picture.reduce(
+            math.ceil(math.sqrt(picture.width * picture.height / LARGEST_UPLOAD))
+        )
     out = io.BytesIO()
     picture.save(out, "PNG", compress_level=1)
     return out.getvalue()

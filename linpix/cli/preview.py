@@ -21,20 +21,26 @@ from linpix.server.engine.job import Job
 
 from .animation import Film, Picture, grid
 
-REDRAWN_S = 0.1                  # least time between pictures on a terminal
+REDRAWN_S = 0.1  # least time between pictures on a terminal
 TRUE_COLOURS = 2**24
 HALF_BLOCK = "\N{UPPER HALF BLOCK}"
 
 # The palette of terminals with 256 colours: a cube of 6 x 6 x 6 from number 16 on, then 24 greys.
 _LEVELS = (0, 95, 135, 175, 215, 255)
-_PALETTE = np.array([(r, g, b) for r in _LEVELS for g in _LEVELS for b in _LEVELS]
-                    + [(grey, grey, grey) for grey in range(8, 239, 10)], np.int64)
+_PALETTE = np.array(
+    [(r, g, b) for r in _LEVELS for g in _LEVELS for b in _LEVELS]
+    + [(grey, grey, grey) for grey in range(8, 239, 10)],
+    np.int64,
+)
 
 
 # --- the terminal ---
 
+
 def half_blocks(picture: Picture, colours: int) -> list[str]:
-    """Lines of a terminal, each showing two rows of pixels. colours: TRUE_COLOURS, or 256 to take the nearest."""
+    """Lines of a terminal, each showing two rows of pixels. colours: TRUE_COLOURS, or 256 to take
+    the nearest.
+    """
     pixels = np.broadcast_to(picture.reshape(*picture.shape[:2], -1), (*picture.shape[:2], 3))
     if colours == TRUE_COLOURS:
         codes = [[f"2;{r};{g};{b}" for r, g, b in row] for row in pixels.tolist()]
@@ -44,27 +50,39 @@ def half_blocks(picture: Picture, colours: int) -> list[str]:
     lines, below = [], [[f"48;{code}" for code in row] for row in codes[1::2]]
     for uppers, lowers in zip_longest(codes[::2], below, fillvalue=["49"] * pixels.shape[1]):
         paints = [f"\x1b[38;{upper};{lower}m" for upper, lower in zip(uppers, lowers, strict=True)]
-        lines.append("".join(paint + HALF_BLOCK * len([*run]) for paint, run in groupby(paints)) + "\x1b[0m")
+        lines.append(
+            "".join(paint + HALF_BLOCK * len([*run]) for paint, run in groupby(paints)) + "\x1b[0m"
+        )
     return lines
 
 
-def colours_of(stream: TextIO, wanted: Literal["auto", "always", "never"], environment: Mapping[str, str]) -> int:
+def colours_of(
+    stream: TextIO, wanted: Literal["auto", "always", "never"], environment: Mapping[str, str]
+) -> int:
     """How many colours to show on a stream: TRUE_COLOURS, 256, or 0 for no preview there."""
     try:
         HALF_BLOCK.encode(stream.encoding)
     except UnicodeEncodeError:
         if wanted == "always":
-            raise ValueError(f"--preview always: the encoding {stream.encoding} of standard error has no "
-                             f"{HALF_BLOCK!a}; set PYTHONIOENCODING=utf-8") from None
+            raise ValueError(
+                f"--preview always: the encoding {stream.encoding} of standard error has no "
+                f"{HALF_BLOCK!a}; set PYTHONIOENCODING=utf-8"
+            ) from None
         return 0
-    can = stream.isatty() and environment.get("TERM", "dumb") != "dumb" and not environment.get("NO_COLOR")
+    can = (
+        stream.isatty()
+        and environment.get("TERM", "dumb") != "dumb"
+        and not environment.get("NO_COLOR")
+    )
     if wanted == "never" or (wanted == "auto" and not can):
         return 0
     return TRUE_COLOURS if environment.get("COLORTERM", "") in ("truecolor", "24bit") else 256
 
 
 def terminal_size(stream: TextIO) -> os.terminal_size:
-    """Columns and lines of a stream's terminal; if it does not say, of COLUMNS and LINES, else 80 and 24."""
+    """Columns and lines of a stream's terminal; if it does not say, of COLUMNS and LINES, else 80
+    and 24.
+    """
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
@@ -73,30 +91,45 @@ def terminal_size(stream: TextIO) -> os.terminal_size:
 
 
 class Progress:
-    """The progress of images while they are drawn: a bar on a terminal, a preview above it where it is wanted, and the
-    film.
+    """The progress of images while they are drawn: a bar on a terminal, a preview above it where it
+    is wanted, and the film.
 
-    The preview has the first images, as many as fit, and is redrawn in place. A context manager; inside it, call done
-    for each finished image, then advanced for each quantum.
+    The preview has the first images, as many as fit, and is redrawn in place. A context manager;
+    inside it, call done for each finished image, then advanced for each quantum.
     """
 
-    def __init__(self, job: Job, config: ModelConfig, stream: TextIO, *, colours: int, frames: int) -> None:
+    def __init__(
+        self, job: Job, config: ModelConfig, stream: TextIO, *, colours: int, frames: int
+    ) -> None:
         """colours: as colours_of says · frames: of the film, at most."""
         self._config, self._known, self._stream, self._colours = config, job.known, stream, colours
-        self.film = Film(job.count, job.prefix * config.height // config.subpixels, config.height, frames)
+        self.film = Film(
+            job.count, job.prefix * config.height // config.subpixels, config.height, frames
+        )
         size = terminal_size(stream)
         width, height = max(1, size.columns - 1), max(2, 2 * (size.lines - 2))  # in pixels
         self._columns = max(1, min(job.count, (width - 1) // (config.width + 1)))
         down = max(1, min(-(-job.count // self._columns), (height - 1) // (config.height + 1)))
-        self._reduction = max(1, -(-(self._columns * (config.width + 1) + 1) // width),
-                              -(-(down * (config.height + 1) + 1) // height))
-        self._canvas = np.zeros((min(job.count, self._columns * down) if colours else 0, config.subpixels), np.uint8)
+        self._reduction = max(
+            1,
+            -(-(self._columns * (config.width + 1) + 1) // width),
+            -(-(down * (config.height + 1) + 1) // height),
+        )
+        self._canvas = np.zeros(
+            (min(job.count, self._columns * down) if colours else 0, config.subpixels), np.uint8
+        )
         if job.canvas is not None:
             self._canvas[:] = job.canvas
         self._live = stream.isatty()
-        self._finished, self._drawn_at, self._lines = 0, 0.0, 0  # lines: of the preview, once it was drawn
-        self._bar = tqdm(total=job.count * config.height, file=stream, disable=not self._live,
-                         desc=f"0/{job.count} images", bar_format="{l_bar}{bar}| [{elapsed}<{remaining}]")
+        # lines: of the preview, once it was drawn
+        self._finished, self._drawn_at, self._lines = 0, 0.0, 0
+        self._bar = tqdm(
+            total=job.count * config.height,
+            file=stream,
+            disable=not self._live,
+            desc=f"0/{job.count} images",
+            bar_format="{l_bar}{bar}| [{elapsed}<{remaining}]",
+        )
 
     def __enter__(self) -> "Progress":
         if self._live:
@@ -112,7 +145,9 @@ class Progress:
         self._finished += 1
         if image.index < len(self._canvas) and image.canvas is not None:
             self._canvas[image.index] = image.canvas
-        self._bar.set_description_str(f"{self._finished}/{len(self.film.rows)} images", refresh=False)
+        self._bar.set_description_str(
+            f"{self._finished}/{len(self.film.rows)} images", refresh=False
+        )
 
     def advanced(self, report: Report) -> None:
         self.film.advance((image.index, rows[-1]) for image, rows, _ in report.rows)
@@ -121,14 +156,20 @@ class Progress:
                 self._canvas[image.index] = canvas
         if self._live and time.perf_counter() - self._drawn_at >= REDRAWN_S:
             self._draw()
-        self._bar.update(int(self.film.rows.sum()) - self._bar.n)  # less, if an image is drawn again
+        # less, if an image is drawn again
+        self._bar.update(int(self.film.rows.sum()) - self._bar.n)
 
     def _draw(self) -> None:
         """Draw the preview over the last one; the line below it is for the bar."""
         if not self._colours:
             return
-        sheet = grid(self._canvas, self._config, rows=self.film.rows[:len(self._canvas)], known=self._known,
-                     columns=self._columns)
+        sheet = grid(
+            self._canvas,
+            self._config,
+            rows=self.film.rows[: len(self._canvas)],
+            known=self._known,
+            columns=self._columns,
+        )
         if self._reduction > 1:
             sheet = np.asarray(Image.fromarray(sheet).reduce(self._reduction))
         lines = half_blocks(sheet, self._colours)

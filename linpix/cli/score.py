@@ -1,4 +1,6 @@
-"""How probable a picture is: `linpix score` and the same in Python, by the same functions as the service."""
+"""How probable a picture is: `linpix score` and the same in Python, by the same functions as the
+service.
+"""
 
 import argparse
 import json
@@ -24,25 +26,42 @@ from .pictures import read_given
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:
-    """How probable an image is. In a notebook it is shown as its map: bright where a pixel was not expected."""
+    """How probable an image is. In a notebook it is shown as its map: bright where a pixel was not
+    expected.
+    """
 
-    bits_per_dim: float            # of the sub-pixels counted: all, or the hidden ones
-    log_likelihood: float          # of these, in nats
-    map: NDArray[np.float64]       # bits, (height, width) or (height, width, 3); NaN where known
-    posterior: dict[str, float]    # of each class, the most probable first; empty unless asked for
+    bits_per_dim: float  # of the sub-pixels counted: all, or the hidden ones
+    log_likelihood: float  # of these, in nats
+    map: NDArray[np.float64]  # bits, (height, width) or (height, width, 3); NaN where known
+    posterior: dict[str, float]  # of each class, the most probable first; empty unless asked for
     _config: ModelConfig
 
     def __repr__(self) -> str:
-        classes = "".join(f", {name} with {share:.3g}" for name, share in [*self.posterior.items()][:1])
-        return f"<{self.bits_per_dim:.4f} bits/dim, log-likelihood {self.log_likelihood:.2f} nats{classes}>"
+        classes = "".join(
+            f", {name} with {share:.3g}" for name, share in [*self.posterior.items()][:1]
+        )
+        return (
+            f"<{self.bits_per_dim:.4f} bits/dim, log-likelihood {self.log_likelihood:.2f}"
+            f" nats{classes}>"
+        )
 
     def _repr_png_(self) -> bytes:
-        return map_png(self.map.reshape(-1), self._config, frame_of(max(1, 280 // self._config.width), self._config))
+        return map_png(
+            self.map.reshape(-1),
+            self._config,
+            frame_of(max(1, 280 // self._config.width), self._config),
+        )
 
 
 @undisturbed()
-def score(model: str | Path, image: object, known: object, label: int | str | None, posterior: bool,
-          folder: str | Path | None) -> Score:
+def score(
+    model: str | Path,
+    image: object,
+    known: object,
+    label: int | str | None,
+    posterior: bool,
+    folder: str | Path | None,
+) -> Score:
     """`linpix.score`."""
     checkpoint = read(find(model, None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
@@ -50,24 +69,44 @@ def score(model: str | Path, image: object, known: object, label: int | str | No
     for warning in uploads.warnings_of(found):
         warnings.warn(warning, stacklevel=4)
     bits, facts = _scored(checkpoint, found, number, "posterior" if posterior else "")
-    return Score(facts["bits_per_dim"], facts["log_likelihood"], bits.reshape(config.image_shape),
-                 {entry["label"]: entry["posterior"] for entry in facts["labels"] or []}, config)
+    return Score(
+        facts["bits_per_dim"],
+        facts["log_likelihood"],
+        bits.reshape(config.image_shape),
+        {entry["label"]: entry["posterior"] for entry in facts["labels"] or []},
+        config,
+    )
 
 
-def _scored(checkpoint: Checkpoint, picture: uploads.Upload, label: int | None, every: str
-            ) -> tuple[NDArray[np.float64], dict[str, Any]]:
-    """As `likelihood`. every: the option that asks for all classes, if it is given. Raises ValueError."""
+def _scored(
+    checkpoint: Checkpoint, picture: uploads.Upload, label: int | None, every: str
+) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    """As `likelihood`. every: the option that asks for all classes, if it is given. Raises
+    ValueError.
+    """
     if every and not checkpoint.class_names:
-        raise ValueError(f"{every} needs a model with classes, and {checkpoint.name} has none; leave it out")
+        raise ValueError(
+            f"{every} needs a model with classes, and {checkpoint.name} has none; leave it out"
+        )
     labels = labels_of(checkpoint, picture, label, every=bool(every))
     scoring = Scoring(checkpoint.net, picture.canvas, picture.known, labels).complete()
-    return likelihood(checkpoint, picture.known, scoring.log_probs.cpu().numpy(), scoring.priors, label,
-                      every=bool(every))
+    return likelihood(
+        checkpoint,
+        picture.known,
+        scoring.log_probs.cpu().numpy(),
+        scoring.priors,
+        label,
+        every=bool(every),
+    )
 
 
 def run(given: argparse.Namespace) -> None:
-    if given.out and (Path(given.out).suffix.lower() != ".png" or not Path(given.out).parent.is_dir()):
-        raise ValueError(f"--out {given.out}: the map is written as a PNG; give NAME.png in an existing folder")
+    if given.out and (
+        Path(given.out).suffix.lower() != ".png" or not Path(given.out).parent.is_dir()
+    ):
+        raise ValueError(
+            f"--out {given.out}: the map is written as a PNG; give NAME.png in an existing folder"
+        )
     picture = Path(given.image).read_bytes()  # before the model: a wrong path is reported at once
     mask = Path(given.mask).read_bytes() if given.mask else None
     checkpoint = read(find(given.model, given.checkpoints))
@@ -79,18 +118,31 @@ def run(given: argparse.Namespace) -> None:
     if given.out:
         Path(given.out).write_bytes(map_png(bits, config, frame_of(given.scale, config)))
     if given.json:
-        print(json.dumps({"model": checkpoint.name, "checkpoint": checkpoint.digest,
-                          "conditioning": facts["conditioning"], "known": facts["known"], **found,
-                          "map": numbers(bits, config)}))
+        print(
+            json.dumps(
+                {
+                    "model": checkpoint.name,
+                    "checkpoint": checkpoint.digest,
+                    "conditioning": facts["conditioning"],
+                    "known": facts["known"],
+                    **found,
+                    "map": numbers(bits, config),
+                }
+            )
+        )
         return
     unlabelled = "of any class" if every or config.class_first else "without a class"
     whose = unlabelled if label is None else f"as {found['label']}"
     exception = checkpoint.net.attention.exception
-    print(f"{found['bits_per_dim']:.4f} bits/dim{' *' if exception else ''}, log-likelihood "
-          f"{found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given {facts['known']:,} known "
-          f"ones, {whose}" + (f"; map in {given.out}" if given.out else ""))
+    print(
+        f"{found['bits_per_dim']:.4f} bits/dim{' *' if exception else ''}, log-likelihood"
+        f" {found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given"
+        f" {facts['known']:,} known ones, {whose}" + (f"; map in {given.out}" if given.out else "")
+    )
     for entry in found["labels"] or []:
-        print(f"{entry['posterior']:7.4f}  {entry['label']:12}  {entry['bits_per_dim']:.4f} bits/dim  "
-              f"{entry['log_likelihood']:.2f} nats")
+        print(
+            f"{entry['posterior']:7.4f}  {entry['label']:12}  {entry['bits_per_dim']:.4f} bits/dim "
+            f" {entry['log_likelihood']:.2f} nats"
+        )
     if exception:
         print(f"* {exception}, so this is not strictly a likelihood")

@@ -1,9 +1,10 @@
-"""The interface of attention kinds: what a transformer, and a pool of per-image memory, need from each kind.
+"""The interface of attention kinds: what a transformer, and a pool of per-image memory, need from
+each kind.
 
-Each kind is a module here, named as in the configuration, with a subclass of Attention: LinearAttention,
-SoftmaxAttention or LSHAttention.
-Slot 0 of a pool is reserved for padding rows, whose results are thrown away. A slot is cleared when it is taken, not
-when it is given back: a crashed request does not give back a clean slot.
+Each kind is a module here, named as in the configuration, with a subclass of Attention:
+LinearAttention, SoftmaxAttention or LSHAttention.
+Slot 0 of a pool is reserved for padding rows, whose results are thrown away. A slot is cleared when
+it is taken, not when it is given back: a crashed request does not give back a clean slot.
 """
 
 from abc import ABC, abstractmethod
@@ -27,38 +28,54 @@ class SlotPool(Protocol):
         """Fill a free slot with NaN, so that any read of it shows up."""
 
     def copy(self, source: int, targets: list[int]) -> None:
-        """Copy the memory of source to each target slot, so that several completions of one picture prefill once."""
+        """Copy the memory of source to each target slot, so that several completions of one picture
+        prefill once.
+        """
 
 
 class State(SlotPool, Protocol):
     """What the transformer needs from a pool: both forms of attention over it, layer by layer."""
 
-    last: Tensor  # (slots + 1, background_dim): BackgroundHead.project of the last token; (slots + 1, 0) without a head
+    # (slots + 1, background_dim): BackgroundHead.project of the last token; (slots + 1, 0) without
+    # a head
+    last: Tensor
 
-    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0) -> Tensor:
+    def prefill(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0
+    ) -> Tensor:
         """Attend over the next T tokens at once and keep what later steps need.
 
-        q, k: (B, H, T, D) · v: (B, H, T, M) · held: number of tokens already in the slots; 0: the slots are clear ·
-        returns (B, H, T, M).
+        q, k: (B, H, T, D) · v: (B, H, T, M) · held: number of tokens already in the slots; 0: the
+        slots are clear · returns (B, H, T, M).
         """
 
     def step(self, layer: int, q: Tensor, k: Tensor, v: Tensor, t: Tensor, slots: Tensor) -> Tensor:
-        """Attend from one new token per row. q, k: (B, H, D) · v: (B, H, M) · t, slots: (B,) · returns (B, H, M).
+        """Attend from one new token per row. q, k: (B, H, D) · v: (B, H, M) · t, slots: (B,) ·
+        returns (B, H, M).
 
-        A step goes through all layers in order, with the same t and slots. Layer 0 computes what all layers share.
+        A step goes through all layers in order, with the same t and slots. Layer 0 computes what
+        all layers share.
         """
 
     def keep(self, slots: Tensor) -> None:
-        """Save the parts of these slots, (B,) int64, that steps change. This replaces the previous copy."""
+        """Save the parts of these slots, (B,) int64, that steps change. This replaces the previous
+        copy.
+        """
 
     def restore(self, slots: Tensor) -> None:
         """Restore these slots, a subset of those in the last `keep`, to the saved copy."""
 
 
 def side_by_side(slots: Tensor) -> slice | None:
-    """Consecutive slots as a slice of their pool, which is a view, where an index would copy; else None."""
+    """Consecutive slots as a slice of their pool, which is a view, where an index would copy; else
+    None.
+    """
     first, *others = slots.tolist()
-    return slice(first, first + len(slots)) if others == [*range(first + 1, first + len(slots))] else None
+    return (
+        slice(first, first + len(slots))
+        if others == [*range(first + 1, first + len(slots))]
+        else None
+    )
 
 
 def present(lengths: Tensor, longest: int) -> Tensor:
@@ -69,33 +86,52 @@ def present(lengths: Tensor, longest: int) -> Tensor:
 class Attention(ABC):
     """One kind of attention with one configuration."""
 
-    shared_qk = False               # queries serve as keys too: the projection makes no keys
-    options: tuple[str, ...] = ()   # configuration fields that only this kind reads
-    exception = ""                  # why parallel is not strictly causal, in words; empty if it is causal
-    steps_as = ""                   # name of the step-by-step form in metrics and comparisons; empty if there is none
+    shared_qk = False  # queries serve as keys too: the projection makes no keys
+    options: tuple[str, ...] = ()  # configuration fields that only this kind reads
+    exception = ""  # why parallel is not strictly causal, in words; empty if it is causal
+    # name of the step-by-step form in metrics and comparisons; empty if there is none
+    steps_as = ""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
 
     @abstractmethod
-    def parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False) -> Tensor:
-        """Attend causally over a whole sequence. q, k: (B, H, T, D) · v: (B, H, T, M) · returns (B, H, T, M)."""
+    def parallel(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False
+    ) -> Tensor:
+        """Attend causally over a whole sequence. q, k: (B, H, T, D) · v: (B, H, T, M) · returns (B,
+        H, T, M).
+        """
 
     @abstractmethod
-    def whole(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, training: bool = False) -> Tensor:
-        """Attend over whole sequences, to later tokens too (equations 2 to 6). Shapes as in parallel.
+    def whole(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: Tensor,
+        *,
+        training: bool = False,
+    ) -> Tensor:
+        """Attend over whole sequences, to later tokens too (equations 2 to 6). Shapes as in
+        parallel.
 
-        lengths: (B,) int64, tokens of each sequence, at least 1. The tokens after them are padding: they must be
-        finite, no token attends to them, and their results mean nothing.
+        lengths: (B,) int64, tokens of each sequence, at least 1. The tokens after them are padding:
+        they must be finite, no token attends to them, and their results mean nothing.
         """
 
     def packed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
-        """Attend causally over sequences packed one after the other, for models with ModelConfig.packed.
+        """Attend causally over sequences packed one after the other, for models with
+        ModelConfig.packed.
 
-        q, k: (N, H, D) · v: (N, H, M) · offsets: (B + 1,) int64: tokens offsets[b] .. offsets[b + 1] - 1 are
-        sequence b · returns (N, H, M). Raises ValueError if the kind does not support packed sequences.
+        q, k: (N, H, D) · v: (N, H, M) · offsets: (B + 1,) int64: tokens offsets[b] .. offsets[b +
+        1] - 1 are sequence b · returns (N, H, M). Raises ValueError if the kind does not support
+        packed sequences.
         """
-        raise ValueError(f"attention {self.config.attention} cannot process packed sequences; use linear")
+        raise ValueError(
+            f"attention {self.config.attention} cannot process packed sequences; use linear"
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -117,14 +153,20 @@ class Attention(ABC):
     def new_state(self, slots: int, dtype: torch.dtype = torch.float32) -> State:
         """A pool for this many images in flight, and one more slot for padding.
 
-        Raises ValueError if the kind has only the parallel form: drawing images needs the step-by-step form.
+        Raises ValueError if the kind has only the parallel form: drawing images needs the
+        step-by-step form.
         """
-        raise ValueError(f"attention {self.config.attention} has no step-by-step form, so it cannot draw images; train "
-                         "a model with linear or softmax attention")
+        raise ValueError(
+            f"attention {self.config.attention} has no step-by-step form, so it cannot draw images;"
+            " train a model with linear or softmax attention"
+        )
 
 
-_CLASSES: dict[AttentionKind, str] = {"linear": "LinearAttention", "softmax": "SoftmaxAttention",
-                                      "lsh": "LSHAttention"}
+_CLASSES: dict[AttentionKind, str] = {
+    "linear": "LinearAttention",
+    "softmax": "SoftmaxAttention",
+    "lsh": "LSHAttention",
+}
 
 
 def kind_of(name: AttentionKind) -> type[Attention]:

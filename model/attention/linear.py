@@ -1,4 +1,6 @@
-"""Linear attention: a feature map replaces the softmax, so the whole past fits in one matrix S and one vector z."""
+"""Linear attention: a feature map replaces the softmax, so the whole past fits in one matrix S and
+one vector z.
+"""
 
 from collections.abc import Callable
 
@@ -11,11 +13,19 @@ from ..features import feature_map, phi
 from . import Attention, State, present, side_by_side
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: float,
-                     mapped: Callable[[Tensor], Tensor] = phi) -> Tensor:
-    """Causal linear attention (equations 8-12), q and k before the feature map. Shapes as in Attention.packed.
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    eps: float,
+    mapped: Callable[[Tensor], Tensor] = phi,
+) -> Tensor:
+    """Causal linear attention (equations 8-12), q and k before the feature map. Shapes as in
+    Attention.packed.
 
-    Uses the compiled operator if it has a kernel, else its reference, which torch can differentiate.
+    Uses the compiled operator if it has a kernel, else its reference, which torch can
+    differentiate.
     """
     if not _has_kernel(q, v, mapped):
         return ops.causal_attention_reference(q, k, v, offsets, eps, mapped)[0]
@@ -24,7 +34,9 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: floa
     return y
 
 
-def of_one_length(q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: Callable[[Tensor], Tensor] = phi) -> Tensor:
+def of_one_length(
+    q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: Callable[[Tensor], Tensor] = phi
+) -> Tensor:
     """linear_attention over sequences of equal length. Shapes as in Attention.parallel."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if not _has_kernel(q, v, mapped):
@@ -36,7 +48,11 @@ def of_one_length(q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: Callable[
 
 
 def _has_kernel(q: Tensor, v: Tensor, mapped: Callable[[Tensor], Tensor]) -> bool:
-    fits = ops.compiled if q.device.type == "cpu" else ops.gpu and max(q.shape[-1], v.shape[-1]) <= ops.GPU_MAX_HEAD
+    fits = (
+        ops.compiled
+        if q.device.type == "cpu"
+        else ops.gpu and max(q.shape[-1], v.shape[-1]) <= ops.GPU_MAX_HEAD
+    )
     return mapped is phi and fits and q.dtype in ops.SEQUENCE_DTYPES
 
 
@@ -45,11 +61,19 @@ def recurrent_state(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k.transpose(-1, -2) @ v, k.sum(2)
 
 
-def whole_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, eps: float,
-                    mapped: Callable[[Tensor], Tensor] = phi) -> Tensor:
-    """Linear attention over whole sequences, without a causal mask (equations 5 and 6): φ(Q) (φ(K)ᵀ V), normalised.
+def whole_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    eps: float,
+    mapped: Callable[[Tensor], Tensor] = phi,
+) -> Tensor:
+    """Linear attention over whole sequences, without a causal mask (equations 5 and 6): φ(Q) (φ(K)ᵀ
+    V), normalised.
 
-    q and k before the feature map. Shapes as in Attention.whole. Time and memory are linear in the length.
+    q and k before the feature map. Shapes as in Attention.whole. Time and memory are linear in the
+    length.
     """
     S, z = recurrent_state(mapped(k) * present(lengths, k.shape[2])[:, None, :, None], v)
     q = mapped(q)
@@ -62,29 +86,48 @@ class RecurrentState:
     bfloat16 is not offered: the sum S never decays, so small increments would be lost.
     """
 
-    def __init__(self, config: ModelConfig, slots: int, dtype: torch.dtype = torch.float32, *,
-                 operator: bool = True) -> None:
-        """slots: most images in flight; one more is for padding · operator: step with csrc's operator, if it can."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        slots: int,
+        dtype: torch.dtype = torch.float32,
+        *,
+        operator: bool = True,
+    ) -> None:
+        """slots: most images in flight; one more is for padding · operator: step with csrc's
+        operator, if it can.
+        """
         shape = (slots + 1, config.layers, config.heads, config.feature_dim)
         self.S = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.z = torch.zeros(shape, dtype=dtype)
-        self.last = torch.zeros(slots + 1, 0 if config.background is None else config.background_dim, dtype=dtype)
+        self.last = torch.zeros(
+            slots + 1, 0 if config.background is None else config.background_dim, dtype=dtype
+        )
         self._pools = self.S, self.z, self.last
         self.eps, self.phi = config.eps, feature_map(config)
         self._kept: list[Tensor] = []
         self._place: dict[int, int] = {}  # slot -> its index in _kept
         # the operator has one feature map, float32 only, and on a GPU certain sizes only
         D, M = config.key_dim, config.value_dim
-        compiled = ops.compiled if self.S.device.type == "cpu" else ops.gpu and D == M and D in ops.GPU_HEADS
-        self.operator = operator and compiled and config.feature_map == "elu+1" and dtype == torch.float32
+        compiled = (
+            ops.compiled
+            if self.S.device.type == "cpu"
+            else ops.gpu and D == M and D in ops.GPU_HEADS
+        )
+        self.operator = (
+            operator and compiled and config.feature_map == "elu+1" and dtype == torch.float32
+        )
 
-    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0) -> Tensor:
+    def prefill(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0
+    ) -> Tensor:
         mapped = self.phi(k)
         S, z = recurrent_state(mapped, v)
         y = of_one_length(q, k, v, self.eps, self.phi)
         if held:
             queries, S_held, z_held = self.phi(q), self.S[slots, layer], self.z[slots, layer]
-            own = (queries * mapped.cumsum(2)).sum(-1, keepdim=True) + self.eps  # the divisor of y so far
+            # the divisor of y so far
+            own = (queries * mapped.cumsum(2)).sum(-1, keepdim=True) + self.eps
             y = (y * own + queries @ S_held) / (own + queries @ z_held[..., None])
             S, z = S + S_held, z + z_held
         self.S[slots, layer], self.z[slots, layer] = S, z
@@ -94,7 +137,15 @@ class RecurrentState:
         if layer == 0 and not self.operator:
             self._rows = side_by_side(slots)
         if self.operator or self._rows is None:
-            given = q[:, None], k[:, None], v[:, None], self.S[:, layer], self.z[:, layer], slots, self.eps
+            given = (
+                q[:, None],
+                k[:, None],
+                v[:, None],
+                self.S[:, layer],
+                self.z[:, layer],
+                slots,
+                self.eps,
+            )
             if self.operator:
                 return torch.ops.linpix.recurrent_step(*given)[:, 0]
             return ops.recurrent_step_reference(*given, self.phi)[:, 0]
@@ -106,7 +157,8 @@ class RecurrentState:
 
     def clear(self, slot: int) -> None:
         for pool in self._pools:
-            (pool.numpy() if pool.is_cpu else pool)[slot] = 0  # NumPy, not torch: see server/engine/decode/decoder.py
+            # NumPy, not torch: see server/engine/decode/decoder.py
+            (pool.numpy() if pool.is_cpu else pool)[slot] = 0
 
     def fill_with_nan(self, slot: int) -> None:
         for pool in self._pools:
@@ -117,7 +169,7 @@ class RecurrentState:
             self._kept = [torch.empty_like(pool) for pool in self._pools]
         self._place = {slot: index for index, slot in enumerate(slots.tolist())}
         for pool, kept in zip(self._pools, self._kept, strict=True):
-            torch.index_select(pool, 0, slots, out=kept[:len(slots)])
+            torch.index_select(pool, 0, slots, out=kept[: len(slots)])
 
     def restore(self, slots: Tensor) -> None:
         places = torch.tensor([self._place[slot] for slot in slots.tolist()])
@@ -126,11 +178,12 @@ class RecurrentState:
 
     def copy(self, source: int, targets: list[int]) -> None:
         for pool in self._pools:
-            pool[targets] = pool[source].clone()  # torch refuses to read from the tensor that it writes to
+            # torch refuses to read from the tensor that it writes to
+            pool[targets] = pool[source].clone()
 
 
 class LinearAttention(Attention):
-    """"Transformers are RNNs", section 3.2."""
+    """ "Transformers are RNNs", section 3.2."""
 
     options = ("feature_map", "random_features")
     steps_as = "linear"
@@ -139,10 +192,21 @@ class LinearAttention(Attention):
         super().__init__(config)
         self.phi = feature_map(config)
 
-    def parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False) -> Tensor:
+    def parallel(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False
+    ) -> Tensor:
         return of_one_length(q, k, v, self.config.eps, self.phi)
 
-    def whole(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, training: bool = False) -> Tensor:
+    def whole(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: Tensor,
+        *,
+        training: bool = False,
+    ) -> Tensor:
         return whole_attention(q, k, v, lengths, self.config.eps, self.phi)
 
     def packed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
@@ -155,7 +219,9 @@ class LinearAttention(Attention):
 
     @property
     def facts(self) -> dict[str, str]:
-        return {"feature map": f"{self.config.feature_map}, {self.config.feature_dim} features a head"}
+        return {
+            "feature map": f"{self.config.feature_map}, {self.config.feature_dim} features a head"
+        }
 
     def new_state(self, slots: int, dtype: torch.dtype = torch.float32) -> State:
         return RecurrentState(self.config, slots, dtype)

@@ -1,4 +1,6 @@
-"""Softmax attention: recomputed over the whole prefix, or with all keys and values kept (stateful-softmax)."""
+"""Softmax attention: recomputed over the whole prefix, or with all keys and values kept
+(stateful-softmax).
+"""
 
 from typing import Any, NamedTuple, Self
 
@@ -11,17 +13,20 @@ from . import Attention, State, present, side_by_side
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax attention (equation 2, masked), temperature 1 / sqrt(D). Shapes as in Attention.parallel."""
+    """Causal softmax attention (equation 2, masked), temperature 1 / sqrt(D). Shapes as in
+    Attention.parallel.
+    """
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class _Step(NamedTuple):
     """Values that all layers of a step share."""
 
-    rows: slice | Tensor       # of the pool. Consecutive slots are a view; copying others costs more than attention
-    written: tuple[Any, ...]   # index of the new keys and values
-    length: int                # tokens in the longest row, including the new one
-    mask: Tensor | None        # which tokens each row may see; None: all
+    # of the pool. Consecutive slots are a view; copying others costs more than attention
+    rows: slice | Tensor
+    written: tuple[Any, ...]  # index of the new keys and values
+    length: int  # tokens in the longest row, including the new one
+    mask: Tensor | None  # which tokens each row may see; None: all
 
     @classmethod
     def of(cls, index: Tensor, slots: Tensor) -> Self:
@@ -42,9 +47,12 @@ class KeyValueState:
         self.keys = torch.zeros(*shape, config.key_dim, dtype=dtype)
         self.values = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.last = torch.zeros(slots + 1, 0, dtype=dtype)
-        self.first = 1 if config.first_marginal else 0  # position of the first token; without a start token, 1
+        # position of the first token; without a start token, 1
+        self.first = 1 if config.first_marginal else 0
 
-    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0) -> Tensor:
+    def prefill(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0
+    ) -> Tensor:
         end = held + k.shape[2]
         self.keys[slots, layer, :, held:end] = k
         self.values[slots, layer, :, held:end] = v
@@ -63,7 +71,9 @@ class KeyValueState:
         keys[step.written] = k
         values[step.written] = v
         keys, values = keys[step.rows, :, : step.length], values[step.rows, :, : step.length]
-        return F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=step.mask)[:, :, 0]
+        return F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=step.mask)[
+            :, :, 0
+        ]
 
     def clear(self, slot: int) -> None:
         self.keys[slot] = 0
@@ -74,7 +84,9 @@ class KeyValueState:
         self.values[slot] = torch.nan
 
     def keep(self, slots: Tensor) -> None:
-        """Does nothing: a step writes only at its own position, which is written again before it is read."""
+        """Does nothing: a step writes only at its own position, which is written again before it is
+        read.
+        """
 
     def restore(self, slots: Tensor) -> None:
         """Does nothing, for the same reason as keep."""
@@ -85,15 +97,28 @@ class KeyValueState:
 
 
 class SoftmaxAttention(Attention):
-    """"Transformers are RNNs", section 3.1."""
+    """ "Transformers are RNNs", section 3.1."""
 
     steps_as = "stateful-softmax"
 
-    def parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False) -> Tensor:
+    def parallel(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False
+    ) -> Tensor:
         return softmax_attention(q, k, v)
 
-    def whole(self, layer: int, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, training: bool = False) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=present(lengths, k.shape[2])[:, None, None])
+    def whole(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: Tensor,
+        *,
+        training: bool = False,
+    ) -> Tensor:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=present(lengths, k.shape[2])[:, None, None]
+        )
 
     @property
     def state_bytes(self) -> int:

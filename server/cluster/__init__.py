@@ -1,8 +1,9 @@
-"""The same application several times, on Ray Serve: fronts for HTTP, and replicas that draw. It is cut at the engine:
-a front is the plain server with replicas in the place of its engine, a replica is the engine without HTTP.
+"""The same application several times, on Ray Serve: fronts for HTTP, and replicas that draw. It is
+cut at the engine: a front is the plain server with replicas in the place of its engine, a replica
+is the engine without HTTP.
 
-A replica admits requests for itself, as the plain server does. Serve chooses the replica, replaces those that die,
-scales and drains.
+A replica admits requests for itself, as the plain server does. Serve chooses the replica, replaces
+those that die, scales and drains.
 
 remote      the requests of a front, drawn by replicas
 replica     one engine, which is called by fronts

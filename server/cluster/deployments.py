@@ -1,4 +1,6 @@
-"""The replicas and the fronts as deployments of Ray Serve; and `app`, which `serve deploy` builds."""
+"""The replicas and the fronts as deployments of Ray Serve; and `app`, which `serve deploy`
+builds.
+"""
 
 import asyncio
 import contextlib
@@ -24,13 +26,22 @@ from .replica import Replica, take_cores
 
 logger = logging.getLogger("linpix")
 ANY_NUMBER = 10**6  # of concurrent calls: a replica's own admission knows how many it can take
-STARTS_S = 60.0   # seconds in which a replica starts, once there are cores for it
-ENDS_S = 15.0     # seconds after --drain-timeout, for the last answers and the end of a process
-# of a front: requests wait for no other thread; and asyncio's own event loop, for which web/middleware/connection.py is
+STARTS_S = 60.0  # seconds in which a replica starts, once there are cores for it
+ENDS_S = 15.0  # seconds after --drain-timeout, for the last answers and the end of a process
+# of a front: requests wait for no other thread; and asyncio's own event loop, for which
+# web/middleware/connection.py is
 ONE_LOOP = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0", "RAY_USE_UVLOOP": "0"}
-LOG: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}  # of Serve's own log; ours is separate
-LOST = (RayActorError, WorkerCrashedError, ObjectLostError, TaskCancelledError, RequestCancelledError,
-        DeploymentUnavailableError, AioRpcError)  # what a call raises if its process is gone
+# of Serve's own log; ours is separate
+LOG: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}
+LOST = (
+    RayActorError,
+    WorkerCrashedError,
+    ObjectLostError,
+    TaskCancelledError,
+    RequestCancelledError,
+    DeploymentUnavailableError,
+    AioRpcError,
+)  # what a call raises if its process is gone
 
 
 class ReplicaActor(Replica):
@@ -49,16 +60,27 @@ class ReplicaActor(Replica):
 
 
 class Front:
-    """HTTP on the port that all fronts of a machine share, on the event loop of Serve and of its routers."""
+    """HTTP on the port that all fronts of a machine share, on the event loop of Serve and of its
+    routers.
+    """
 
     async def __init__(self, settings: Settings, replicas: DeploymentHandle) -> None:  # type: ignore[misc]
         if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
-            raise RuntimeError("this front would run on another event loop than asyncio's, without the limits of its "
-                               f"connections; if you set ray_actor_options, add these env_vars to them: {ONE_LOOP}")
+            raise RuntimeError(
+                "this front would run on another event loop than asyncio's, without the limits of"
+                " its connections; if you set ray_actor_options, add these env_vars to them:"
+                f" {ONE_LOOP}"
+            )
         logs.configure(settings.log_format, settings.log_level)
-        self._replicas = replicas.options(request_serialization="pickle", response_serialization="pickle", stream=True)
-        self._server = await front_server(settings, replicas.describe.remote, self._run,
-                                          patience_s=settings.drain_timeout + ENDS_S + STARTS_S)
+        self._replicas = replicas.options(
+            request_serialization="pickle", response_serialization="pickle", stream=True
+        )
+        self._server = await front_server(
+            settings,
+            replicas.describe.remote,
+            self._run,
+            patience_s=settings.drain_timeout + ENDS_S + STARTS_S,
+        )
         self._serving = asyncio.create_task(self._server.serve_shared())
         while not (self._server.started or self._serving.done()):
             await asyncio.sleep(0.01)
@@ -74,7 +96,11 @@ class Front:
             answer.cancel()
             raise
         except AioRpcError as error:  # if the message itself was at fault, no replica was lost
-            if error.code() not in (StatusCode.CANCELLED, StatusCode.UNAVAILABLE, StatusCode.UNKNOWN):
+            if error.code() not in (
+                StatusCode.CANCELLED,
+                StatusCode.UNAVAILABLE,
+                StatusCode.UNKNOWN,
+            ):
                 raise RuntimeError(f"{error.code()}: {error.details()}") from error
             raise ReplicaLost(f"a replica was lost ({error.code()})") from error
         except LOST as lost:
@@ -92,39 +118,70 @@ class Front:
 
 def _anywhere(settings: Settings) -> Settings:
     """With absolute paths, since Ray's processes have folders of their own."""
-    return settings.model_copy(update={name: path.resolve() for name in ("checkpoints", "api_keys", "metrics_targets")
-                                       if (path := getattr(settings, name)) is not None})
+    return settings.model_copy(
+        update={
+            name: path.resolve()
+            for name in ("checkpoints", "api_keys", "metrics_targets")
+            if (path := getattr(settings, name)) is not None
+        }
+    )
 
 
 def replicas(settings: Settings) -> Application:
     threads, number = settings.replica_threads, max(1, settings.replicas)
     gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0
-    gpu = {"num_gpus": 1} if settings.device == "cuda" or (settings.device == "auto" and gpus >= number) else {}
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", "RAY_USE_UVLOOP": "0",
-                   **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+    gpu = (
+        {"num_gpus": 1}
+        if settings.device == "cuda" or (settings.device == "auto" and gpus >= number)
+        else {}
+    )
+    environment = {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "RAY_USE_UVLOOP": "0",
+        **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
+    }
     return serve.deployment(
-        ReplicaActor, name="Engine", num_replicas=number, max_ongoing_requests=ANY_NUMBER,
-        ray_actor_options={"num_cpus": max(1, threads), "runtime_env": {"env_vars": environment}, **gpu},
-        health_check_period_s=2, health_check_timeout_s=math.ceil(settings.watchdog_timeout),
-        graceful_shutdown_wait_loop_s=0.2, graceful_shutdown_timeout_s=settings.drain_timeout + ENDS_S,
-        logging_config=LOG).bind(_anywhere(settings), threads)
+        ReplicaActor,
+        name="Engine",
+        num_replicas=number,
+        max_ongoing_requests=ANY_NUMBER,
+        ray_actor_options={
+            "num_cpus": max(1, threads),
+            "runtime_env": {"env_vars": environment},
+            **gpu,
+        },
+        health_check_period_s=2,
+        health_check_timeout_s=math.ceil(settings.watchdog_timeout),
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=settings.drain_timeout + ENDS_S,
+        logging_config=LOG,
+    ).bind(_anywhere(settings), threads)
 
 
 def fronts(settings: Settings, replicas: Application | DeploymentHandle) -> Application:
     """The fronts of some replicas."""
     return serve.deployment(
-        Front, name="Front", num_replicas=max(1, settings.fronts), max_ongoing_requests=ANY_NUMBER,
-        ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": ONE_LOOP | {"OMP_NUM_THREADS": "1"}}},
-        health_check_period_s=2, graceful_shutdown_wait_loop_s=0.2,
-        graceful_shutdown_timeout_s=settings.drain_timeout + ENDS_S, logging_config=LOG).bind(
-            _anywhere(settings), replicas)
+        Front,
+        name="Front",
+        num_replicas=max(1, settings.fronts),
+        max_ongoing_requests=ANY_NUMBER,
+        ray_actor_options={
+            "num_cpus": 1,
+            "runtime_env": {"env_vars": ONE_LOOP | {"OMP_NUM_THREADS": "1"}},
+        },
+        health_check_period_s=2,
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=settings.drain_timeout + ENDS_S,
+        logging_config=LOG,
+    ).bind(_anywhere(settings), replicas)
 
 
 def app(arguments: dict[str, Any]) -> Application:
     """The application for Ray Serve.
 
-    arguments: the settings of `linpix serve` by name, in lower case with underscores. `replicas` and `fronts` are
-    their numbers; a config file of Serve can give these deployments (Engine, Front) autoscaling and resources instead.
+    arguments: the settings of `linpix serve` by name, in lower case with underscores. `replicas`
+    and `fronts` are their numbers; a config file of Serve can give these deployments (Engine,
+    Front) autoscaling and resources instead.
     """
     settings = Settings(**arguments)
     return fronts(settings, replicas(settings))

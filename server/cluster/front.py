@@ -1,4 +1,6 @@
-"""The HTTP server of one front, on a port that all fronts of a machine share; and the metrics of each process."""
+"""The HTTP server of one front, on a port that all fronts of a machine share; and the metrics of
+each process.
+"""
 
 import asyncio
 import contextlib
@@ -31,10 +33,11 @@ LOOK_S = 0.5
 
 @contextlib.asynccontextmanager
 async def scraped(service: Service, kind: Literal["front", "engine"]) -> AsyncIterator[None]:
-    """With --metrics-targets: serve the metrics of this process on a free port, and write it where Prometheus looks.
+    """With --metrics-targets: serve the metrics of this process on a free port, and write it where
+    Prometheus looks.
 
-    The folder has a file per process, for file_sd_configs. Files of processes that were killed are removed by the next
-    one that begins.
+    The folder has a file per process, for file_sd_configs. Files of processes that were killed are
+    removed by the next one that begins.
     """
     if (folder := service.settings.metrics_targets) is None:
         yield
@@ -43,8 +46,14 @@ async def scraped(service: Service, kind: Literal["front", "engine"]) -> AsyncIt
     for file in folder.glob("*-*.json"):
         if not Path(f"/proc/{file.stem.rpartition('-')[2]}").exists():
             file.unlink(missing_ok=True)
-    sockets, file = listen(service.settings.metrics_host, 0, "metrics-"), folder / f"{kind}-{os.getpid()}.json"
-    target, temporary = url_of(*sockets[0].getsockname()[:2]).removeprefix("http://"), file.with_suffix(".new")
+    sockets, file = (
+        listen(service.settings.metrics_host, 0, "metrics-"),
+        folder / f"{kind}-{os.getpid()}.json",
+    )
+    target, temporary = (
+        url_of(*sockets[0].getsockname()[:2]).removeprefix("http://"),
+        file.with_suffix(".new"),
+    )
     temporary.write_text(json.dumps([{"targets": [target], "labels": {"replica": file.stem}}]))
     async with probed(service, sockets):
         temporary.replace(file)
@@ -55,13 +64,17 @@ async def scraped(service: Service, kind: Literal["front", "engine"]) -> AsyncIt
 
 
 def models_of(described: Described, settings: Settings) -> dict[str, ServedModel]:
-    """The models that replicas serve, the default one first. Raises CheckpointError if one differs here."""
+    """The models that replicas serve, the default one first. Raises CheckpointError if one differs
+    here.
+    """
     models: dict[str, ServedModel] = {}
     for name, (facts, slots) in described.items():
         source = checkpoint.read(checkpoint.find(name, settings.checkpoints))
         if source.digest != facts["checkpoint"]:
-            raise checkpoint.CheckpointError(f"{name}: this front has read another checkpoint than its replicas; give "
-                                             "all of them the same --checkpoints, and restart them")
+            raise checkpoint.CheckpointError(
+                f"{name}: this front has read another checkpoint than its replicas; give "
+                "all of them the same --checkpoints, and restart them"
+            )
         models[name] = ServedModel(source, facts, slots, settings.max_queue)
     return models
 
@@ -71,14 +84,22 @@ class FrontServer(Server):
 
     capture_signals = contextlib.nullcontext  # type: ignore[assignment]
 
-    def __init__(self, settings: Settings, kernel: str, described: Described,
-                 run: Callable[[Call], AsyncIterator[News]]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        kernel: str,
+        described: Described,
+        run: Callable[[Call], AsyncIterator[News]],
+    ) -> None:
         requests = Remote(models_of(described, settings), Metrics(BACKENDS, kernel), run)
         keys = Keys(settings.api_keys) if settings.api_keys else None
         service = Service(settings, requests, None, None, Bodies(settings, requests), keys)
         self._listening = listen(settings.host, settings.port, shared=True)
-        probes = [] if settings.metrics_port is None else listen(settings.metrics_host, settings.metrics_port,
-                                                                 "metrics-", shared=True)
+        probes = (
+            []
+            if settings.metrics_port is None
+            else listen(settings.metrics_host, settings.metrics_port, "metrics-", shared=True)
+        )
         super().__init__(configured(app.application(service), settings), service, probes)
 
     async def serve_shared(self) -> None:
@@ -91,7 +112,9 @@ class FrontServer(Server):
         return self._requests.draining
 
     def drain(self) -> None:
-        """Refuse new requests, finish the others, and end. New connections go to other fronts at once."""
+        """Refuse new requests, finish the others, and end. New connections go to other fronts at
+        once.
+        """
         if not self.draining:
             self.closes_at_once = True
             self.handle_exit(signal.SIGTERM, None)
@@ -100,10 +123,16 @@ class FrontServer(Server):
         """Do nothing: `linpix serve` itself announces where the fronts are."""
 
 
-async def front_server(settings: Settings, describe: Callable[[], Awaitable[tuple[Settings, str, Described]]],
-                       run: Callable[[Call], AsyncIterator[News]], *, patience_s: float) -> FrontServer:
-    """The server of a front, once a replica has the same settings and weights: a deployment replaces fronts and
-    replicas at the same time. Raises CheckpointError or LookupError if none has them within patience_s.
+async def front_server(
+    settings: Settings,
+    describe: Callable[[], Awaitable[tuple[Settings, str, Described]]],
+    run: Callable[[Call], AsyncIterator[News]],
+    *,
+    patience_s: float,
+) -> FrontServer:
+    """The server of a front, once a replica has the same settings and weights: a deployment
+    replaces fronts and replicas at the same time. Raises CheckpointError or LookupError if none has
+    them within patience_s.
 
     describe: asks a replica for its settings, its kernel and its models.
     """
@@ -118,6 +147,9 @@ async def front_server(settings: Settings, describe: Callable[[], Awaitable[tupl
             if time.monotonic() > until:
                 raise
             if not waited:
-                logger.info("this front is waiting for a replica with the same settings and weights: %s", error)
+                logger.info(
+                    "this front is waiting for a replica with the same settings and weights: %s",
+                    error,
+                )
             waited = True
             await asyncio.sleep(LOOK_S)

@@ -1,4 +1,6 @@
-"""`linpix serve --replicas`: a cluster of Ray on this machine alone, which begins and ends with the command."""
+"""`linpix serve --replicas`: a cluster of Ray on this machine alone, which begins and ends with the
+command.
+"""
 
 import contextlib
 import logging
@@ -21,15 +23,19 @@ from ..settings import Settings
 from ..web.keys import Keys
 
 QUIET = {  # variables that Ray reads before it begins; those that a user has set stay
-    "RAY_USAGE_STATS_ENABLED": "0",               # else it reports to its makers
+    "RAY_USAGE_STATS_ENABLED": "0",  # else it reports to its makers
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # else its controller looks ten times a second, on our cores
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",         # between fronts and replicas: faster than calls of actors
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a replica's own work is in the engine thread already
+    # else its controller looks ten times a second, on our cores
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
+    # between fronts and replicas: faster than calls of actors
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    # a replica's own work is in the engine thread already
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_DEDUP_LOGS": "0",
-    "grpc_proxy": "",                             # no proxy of http_proxy between our own processes
-    "RAY_prestart_worker_first_driver": "0",      # else it starts processes for tasks, of which we have none
-    "RAY_worker_niceness": "0",                   # else 15: engines and fronts would yield to any other program
+    "grpc_proxy": "",  # no proxy of http_proxy between our own processes
+    # else it starts processes for tasks, of which we have none
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",  # else 15: engines and fronts would yield to any other program
 }
 STORE_BYTES = 80 * 2**20  # of shared memory for large objects, of which we have none
 TRIES = 3  # Ray gives up its start after 30 s, which may be too short on a busy machine
@@ -39,8 +45,8 @@ logger = logging.getLogger("linpix")
 
 
 def serve(settings: Settings) -> None:
-    """Run replicas and fronts until a signal ends them. Raises OSError, ValueError or ModuleNotFoundError with the
-    cure."""
+    """Run replicas and fronts until a signal ends them. Raises OSError, ValueError or
+    ModuleNotFoundError with the cure."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     # some of Ray's processes listen on all addresses, and run what whoever has the token sends
@@ -49,8 +55,10 @@ def serve(settings: Settings) -> None:
         import ray
         from ray import serve as cluster
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"--replicas needs Ray Serve ({error}); install it with: pip install '.[ray]', or "
-                                  "leave --replicas out") from error
+        raise ModuleNotFoundError(
+            f"--replicas needs Ray Serve ({error}); install it with: pip install '.[ray]', or "
+            "leave --replicas out"
+        ) from error
     logs.configure(settings.log_format, settings.log_level)
     settings = _checked(settings)
     warn_of_exposure(settings)
@@ -63,8 +71,10 @@ def serve(settings: Settings) -> None:
         with contextlib.suppress(KeyboardInterrupt):  # of a signal
             while True:
                 time.sleep(LOOK_S)
-        with contextlib.suppress(KeyboardInterrupt):  # of a second one, which ends what is not finished
-            cluster.delete("fronts", _blocking=False)  # before the replicas, which finish what the fronts have admitted
+        # of a second one, which ends what is not finished
+        with contextlib.suppress(KeyboardInterrupt):
+            # before the replicas, which finish what the fronts have admitted
+            cluster.delete("fronts", _blocking=False)
             while "fronts" in cluster.status().applications:
                 time.sleep(LOOK_S)
             cluster.shutdown()
@@ -80,9 +90,13 @@ def _hear(handler: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handler)
     if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, lambda *_: logger.warning(
-            "SIGHUP: ignored, since replicas do not read checkpoints again; start this command again to serve others "
-            "(files of keys are read again by themselves)"))
+        signal.signal(
+            signal.SIGHUP,
+            lambda *_: logger.warning(
+                "SIGHUP: ignored, since replicas do not read checkpoints again; start this command"
+                " again to serve others (files of keys are read again by themselves)"
+            ),
+        )
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # linpix/__main__.py blocked it
 
 
@@ -92,20 +106,30 @@ def _begin(folder: str, cores: int) -> None:
 
     for left in reversed(range(TRIES)):
         try:
-            ray.init(address="local", num_cpus=cores, include_dashboard=False, object_store_memory=STORE_BYTES,
-                     log_to_driver=True, logging_level=logging.ERROR, _node_ip_address="127.0.0.1", _temp_dir=folder)
+            ray.init(
+                address="local",
+                num_cpus=cores,
+                include_dashboard=False,
+                object_store_memory=STORE_BYTES,
+                log_to_driver=True,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=folder,
+            )
             return
         except Exception as error:  # Ray has no class for it
             ray.shutdown()
             if not left:
-                raise OSError(f"Ray did not start: {error}; if {folder} is a long path, set TMPDIR to a short one; if "
-                              "not, run 'ray start --head --block' to see the cause") from error
+                raise OSError(
+                    f"Ray did not start: {error}; if {folder} is a long path, set TMPDIR to a short"
+                    " one; if not, run 'ray start --head --block' to see the cause"
+                ) from error
             logger.warning("Ray did not start; trying again: %s", error)
 
 
 def _checked(settings: Settings) -> Settings:
-    """The settings, with free ports and a replica's threads filled in. Raises here, before there is a replica, what
-    would make every one fail."""
+    """The settings, with free ports and a replica's threads filled in. Raises here, before there is
+    a replica, what would make every one fail."""
     if settings.api_keys:
         Keys(settings.api_keys)
     Catalogue(settings).check()
@@ -117,8 +141,8 @@ def _checked(settings: Settings) -> Settings:
 
 
 def _free(host: str, port: int, of: str = "") -> int:
-    """The port, or one that the system chooses for 0. Raises OSError if another program has it: fronts could not see
-    that, since they share the port."""
+    """The port, or one that the system chooses for 0. Raises OSError if another program has it:
+    fronts could not see that, since they share the port."""
     taken = listen(host, port, of)
     port = taken[0].getsockname()[1]
     for listening in taken:
@@ -133,11 +157,18 @@ def _start(settings: Settings) -> None:
     from .deployments import fronts, replicas
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    cluster.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})
+    cluster.start(
+        proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False}
+    )
     try:
         handle = cluster.run(replicas(settings), name="engines", route_prefix=None)
         cluster.run(fronts(settings, handle), name="fronts", route_prefix=None)
     except RuntimeError as error:
-        raise OSError(f"the replicas or fronts did not start ({error}); the log above says why") from error
-    logs.announce(f"LinPix serves {settings.replicas} replicas through {settings.fronts} fronts at "
-                  f"{url_of(settings.host or 'localhost', settings.port)}", settings.log_format)
+        raise OSError(
+            f"the replicas or fronts did not start ({error}); the log above says why"
+        ) from error
+    logs.announce(
+        f"LinPix serves {settings.replicas} replicas through {settings.fronts} fronts at "
+        f"{url_of(settings.host or 'localhost', settings.port)}",
+        settings.log_format,
+    )

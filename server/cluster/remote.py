@@ -13,11 +13,15 @@ from ..errors import ServiceError, deadline_passed, engine_gone
 from ..metrics import Metrics
 
 logger = logging.getLogger("linpix")
-RUNS = 2      # of a call: one whose replica died runs only once more, since it may be what kills replicas
-LATE_S = 0.5  # seconds from a deadline until the front ends the request; the replica, which counts it, does so before
+# of a call: one whose replica died runs only once more, since it may be what kills replicas
+RUNS = 2
+# seconds from a deadline until the front ends the request; the replica, which counts it, does so
+# before
+LATE_S = 0.5
 ELSEWHERE = "engine_gone", "draining"  # errors of a replica that ends: another can draw the same
 News = list[Event | ServiceError | None]  # None: a stream is admitted; an error is the last
-Described = dict[str, tuple[dict[str, str], int]]  # of each model of a replica: facts of its decoder, and slots
+# of each model of a replica: facts of its decoder, and slots
+Described = dict[str, tuple[dict[str, str], int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +32,10 @@ class Call:
     endpoint: str
     client: str
     job: Job
-    facts: dict[str, str]  # of the model's decoder, with weights and precision, as the answer will report them
-    timeout_s: float       # from when its head was read
-    spent_s: float         # the part of it that has passed
+    # of the model's decoder, with weights and precision, as the answer will report them
+    facts: dict[str, str]
+    timeout_s: float  # from when its head was read
+    spent_s: float  # the part of it that has passed
 
 
 class ReplicaLost(Exception):
@@ -38,11 +43,19 @@ class ReplicaLost(Exception):
 
 
 class Remote(Requests):
-    """A front counts requests that it refuses itself, or that died with their replica; replicas count all others."""
+    """A front counts requests that it refuses itself, or that died with their replica; replicas
+    count all others.
+    """
 
-    def __init__(self, models: Mapping[str, ServedModel], metrics: Metrics,
-                 run: Callable[[Call], AsyncIterator[News]]) -> None:
-        """run: news of a call from some replica, first None when a stream is admitted. Raises ReplicaLost."""
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        metrics: Metrics,
+        run: Callable[[Call], AsyncIterator[News]],
+    ) -> None:
+        """run: news of a call from some replica, first None when a stream is admitted. Raises
+        ReplicaLost.
+        """
         super().__init__(metrics)
         self.models, self._run_call = models, run
         for model in models.values():
@@ -55,7 +68,9 @@ class Remote(Requests):
         self._calls[request.id] = loop.create_task(self._run(request))
 
     async def answering(self, request: Request) -> None:
-        """Wait until a replica has admitted a stream, since its answer begins then. Raises the replica's error."""
+        """Wait until a replica has admitted a stream, since its answer begins then. Raises the
+        replica's error.
+        """
         await request.next_event()
 
     def _end(self, request: Request) -> None:
@@ -72,13 +87,26 @@ class Remote(Requests):
         request.send(error)
 
     async def _run(self, request: Request) -> None:
-        """Pass on what replicas answer. A call whose replica dies runs again, if nothing was passed on."""
-        call = Call(id=request.id, endpoint=request.endpoint, client=request.client, job=request.job,
-                    facts=request.model.facts, timeout_s=request.timeout_s, spent_s=0.0)
+        """Pass on what replicas answer. A call whose replica dies runs again, if nothing was passed
+        on.
+        """
+        call = Call(
+            id=request.id,
+            endpoint=request.endpoint,
+            client=request.client,
+            job=request.job,
+            facts=request.model.facts,
+            timeout_s=request.timeout_s,
+            spent_s=0.0,
+        )
         for run in range(RUNS):
-            # an id of its own: other fronts may have the same, and if the same replica gets this call again, late
-            # answers to its first run do not belong to it
-            call = replace(call, spent_s=time.monotonic() - request.began, id=f"{request.id}.{secrets.token_hex(4)}")
+            # an id of its own: other fronts may have the same, and if the same replica gets this
+            # call again, late answers to its first run do not belong to it
+            call = replace(
+                call,
+                spent_s=time.monotonic() - request.began,
+                id=f"{request.id}.{secrets.token_hex(4)}",
+            )
             final = run + 1 == RUNS  # whether no other run follows
             try:
                 async for news in self._run_call(call):
@@ -90,12 +118,21 @@ class Remote(Requests):
                     final |= news != [None]
                 return
             except ReplicaLost as lost:
-                logger.warning("%s; request %s %s", lost, call.id, "ends" if final else "runs again on another replica")
+                logger.warning(
+                    "%s; request %s %s",
+                    lost,
+                    call.id,
+                    "ends" if final else "runs again on another replica",
+                )
                 if final:
                     break
             except Exception as failure:  # a bug, of ours or of the transport
                 logger.exception("request %s was lost", call.id)
-                self._fail(request, engine_gone("the request was lost on its way to a replica "
-                                               f"({type(failure).__name__})"))
+                self._fail(
+                    request,
+                    engine_gone(
+                        f"the request was lost on its way to a replica ({type(failure).__name__})"
+                    ),
+                )
                 return
         self._fail(request, engine_gone("the replicas for this request have ended"))

@@ -32,8 +32,11 @@ class Replica:
         self.requests = service.requests
         self.requests.start()
         # the settings, the kernel in use, and the models, the default one first
-        self.description = settings, self.requests.metrics.kernel, {
-            name: (model.facts, model.slots) for name, model in self.requests.models.items()}
+        self.description = (
+            settings,
+            self.requests.metrics.kernel,
+            {name: (model.facts, model.slots) for name, model in self.requests.models.items()},
+        )
         self._service, self._ends = service, contextlib.AsyncExitStack()
         collect()
 
@@ -52,21 +55,40 @@ class Replica:
             raise RuntimeError(self.requests.gone)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Images that wait or are drawn, and the slots, of the model that has most images per slot."""
+        """Images that wait or are drawn, and the slots, of the model that has most images per
+        slot.
+        """
         fullest = max(self.requests.models.values(), key=lambda model: model.undone / model.slots)
         return {"images": fullest.undone, "slots": fullest.slots}
 
     async def run(self, call: Call) -> AsyncIterator[News]:
-        """The events of a call: for a stream as they come, first None when it is admitted; else all at once."""
+        """The events of a call: for a stream as they come, first None when it is admitted; else all
+        at once.
+        """
         logs.REQUEST_ID.set(call.id)
-        model, stream, left = self.requests.models.get(call.job.model), call.job.stream, call.job.count
+        model, stream, left = (
+            self.requests.models.get(call.job.model),
+            call.job.stream,
+            call.job.count,
+        )
         if model is None or model.facts != call.facts:  # replicas are replaced one after the other
             self.requests.metrics.requests.labels(call.endpoint, "failed").inc()
-            yield [engine_gone("this replica serves other models, weights or precisions than the front that sent the "
-                               "request")]
+            yield [
+                engine_gone(
+                    "this replica serves other models, weights or precisions than the front that"
+                    " sent the request"
+                )
+            ]
             return
-        request = Request(call.id, call.endpoint, call.client, call.job, model, call.timeout_s,
-                          time.monotonic() - call.spent_s)
+        request = Request(
+            call.id,
+            call.endpoint,
+            call.client,
+            call.job,
+            model,
+            call.timeout_s,
+            time.monotonic() - call.spent_s,
+        )
         try:
             with self.requests.admit(request):
                 news: News = [None] if stream else []
@@ -88,7 +110,8 @@ class Replica:
 
 
 def take_cores(rank: int, threads: int) -> None:
-    """Use so many threads; and, if there are enough, cores of the replica's own, by its rank on its machine.
+    """Use so many threads; and, if there are enough, cores of the replica's own, by its rank on its
+    machine.
 
     Called before there is any engine: threads that begin later have the same cores.
     """
@@ -96,6 +119,6 @@ def take_cores(rank: int, threads: int) -> None:
     if not hasattr(os, "sched_setaffinity"):  # not Linux
         return
     cores = sorted(os.sched_getaffinity(0))
-    mine = cores[rank * threads:(rank + 1) * threads]
+    mine = cores[rank * threads : (rank + 1) * threads]
     if len(mine) == threads:
         os.sched_setaffinity(0, mine)

@@ -8,11 +8,22 @@ from typing import Any
 
 
 def by_images(context: Any) -> tuple[int, dict[str, Any]]:
-    """context: Serve's AutoscalingContext, with what each replica's `record_autoscaling_stats` returned lately."""
+    """context: Serve's AutoscalingContext, with what each replica's `record_autoscaling_stats`
+    returned lately.
+    """
     reported = context.aggregated_metrics or {}
-    images, slots = sum(reported.get("images", {}).values()), sum(reported.get("slots", {}).values())
+    images, slots = (
+        sum(reported.get("images", {}).values()),
+        sum(reported.get("slots", {}).values()),
+    )
     if not slots:  # no replica has reported yet
         return context.target_num_replicas, {}
     a_replica = slots / len(reported["slots"])
     wanted = math.ceil(images / a_replica)
-    return min(context.capacity_adjusted_max_replicas, max(context.capacity_adjusted_min_replicas, wanted)), {}
+    return (
+        min(
+            context.capacity_adjusted_max_replicas,
+            max(context.capacity_adjusted_min_replicas, wanted),
+        ),
+        {},
+    )

@@ -1,8 +1,10 @@
-"""The backends of a comparison: a network with one kind of attention, stepping on memory or recomputing everything.
+"""The backends of a comparison: a network with one kind of attention, stepping on memory or
+recomputing everything.
 
-`linear` and `stateful-softmax` keep a memory per image and take one step per token. `softmax`, `lsh-1` and `lsh-4` are
-the paper's baselines: they keep nothing but the image, and run the parallel form over the whole prefix at every
-position. `linear` also runs in the compiled engine, if that is available.
+`linear` and `stateful-softmax` keep a memory per image and take one step per token. `softmax`,
+`lsh-1` and `lsh-4` are the paper's baselines: they keep nothing but the image, and run the parallel
+form over the whole prefix at every position. `linear` also runs in the compiled engine, if that is
+available.
 """
 
 import dataclasses
@@ -21,19 +23,26 @@ from linpix.model.inputs import START
 from linpix.model.packing import PRECISIONS, choose, pack
 from linpix.model.transformer import Attend, Transformer
 
-QUANTUM_S = 0.05     # longest call of the compiled engine, about: live requests wait for its end
-PASS_SIZE = 2**19    # most tokens x d_model x hashings of a parallel pass: bounds memory; more is not faster
+QUANTUM_S = 0.05  # longest call of the compiled engine, about: live requests wait for its end
+# most tokens x d_model x hashings of a parallel pass: bounds memory; more is not faster
+PASS_SIZE = 2**19
 
-ATTENTION: dict[str, dict[str, Any]] = {  # what selects each in a configuration; cheapest first: the order of surveys
+# what selects each in a configuration; cheapest first: the order of surveys
+ATTENTION: dict[str, dict[str, Any]] = {
     "linear": {"attention": "linear"},
-    "stateful-softmax": {"attention": "softmax"}, "softmax": {"attention": "softmax"},
-    "lsh-1": {"attention": "lsh", "lsh_rounds": 1}, "lsh-4": {"attention": "lsh", "lsh_rounds": 4}}
+    "stateful-softmax": {"attention": "softmax"},
+    "softmax": {"attention": "softmax"},
+    "lsh-1": {"attention": "lsh", "lsh_rounds": 1},
+    "lsh-4": {"attention": "lsh", "lsh_rounds": 4},
+}
 BACKENDS = tuple(ATTENTION)
 STATEFUL = ("linear", "stateful-softmax")  # others compute the whole prefix again at each position
 
 
 class Backend:
-    """A network, and the memory of the images that it decodes, in slots 1..rows, if it keeps one."""
+    """A network, and the memory of the images that it decodes, in slots 1..rows, if it keeps
+    one.
+    """
 
     engine, precision = "eager", "fp32"
     stride = 1  # most tokens in one call of step
@@ -47,14 +56,29 @@ class Backend:
         self._slots = torch.arange(1, rows + 1)
         self._start = torch.full((rows,), START)
         self._temperatures = torch.ones(rows)
-        self.canvas = torch.randint(256, (rows, net.config.subpixels), dtype=torch.uint8,
-                                    generator=torch.Generator().manual_seed(0))  # for steps that are timed
-        self.first, length = 1 if net.config.first_marginal else 0, net.config.length  # without a start token: 1
+        self.canvas = torch.randint(
+            256,
+            (rows, net.config.subpixels),
+            dtype=torch.uint8,
+            # for steps that are timed
+            generator=torch.Generator().manual_seed(0),
+        )
+        # without a start token: 1
+        self.first, length = 1 if net.config.first_marginal else 0, net.config.length
         first, tenth = min(self.first, length - 1), max(1, length // 10)
-        self.coarse = sorted({first, length // 4, length // 2, length * 3 // 4, length - 1})  # positions of a survey
-        self.positions = sorted({*self.coarse, max(first, tenth // 2), max(first, tenth - 1),
-                                 length - tenth, length - 1 - tenth // 2})
-        self.samples: dict[tuple[int, int], list[float]] = {}  # seconds of a step, by rows and position
+        # positions of a survey
+        self.coarse = sorted({first, length // 4, length // 2, length * 3 // 4, length - 1})
+        self.positions = sorted(
+            {
+                *self.coarse,
+                max(first, tenth // 2),
+                max(first, tenth - 1),
+                length - tenth,
+                length - 1 - tenth // 2,
+            }
+        )
+        # seconds of a step, by rows and position
+        self.samples: dict[tuple[int, int], list[float]] = {}
 
     @property
     def state_bytes(self) -> int:
@@ -62,26 +86,38 @@ class Backend:
         return self.net.attention.state_bytes if self.name in STATEFUL else 0
 
     def together(self, batch: int, t: int) -> int:
-        """Rows of a batch in one pass through the network: all, or as many whole prefixes as PASS_SIZE allows."""
+        """Rows of a batch in one pass through the network: all, or as many whole prefixes as
+        PASS_SIZE allows.
+        """
         rounds, config = ATTENTION[self.name].get("lsh_rounds"), self.net.config
-        tokens = rounds * max(t + 1, config.lsh_chunk) if rounds else t + 1  # lsh pads to whole chunks
-        return batch if self.name in STATEFUL else min(batch, max(1, PASS_SIZE // config.d_model // tokens))
+        # lsh pads to whole chunks
+        tokens = rounds * max(t + 1, config.lsh_chunk) if rounds else t + 1
+        return (
+            batch
+            if self.name in STATEFUL
+            else min(batch, max(1, PASS_SIZE // config.d_model // tokens))
+        )
 
     def fill(self) -> Iterator[None]:
         """Give every slot the memory of a whole image, as prefill would.
 
-        The cost of a step depends on its position and not on values. But memory that was never written is one
-        page of zeros, always in the cache, which would favour backends that keep much.
+        The cost of a step depends on its position and not on values. But memory that was never
+        written is one page of zeros, always in the cache, which would favour backends that keep
+        much.
         """
         if (state := self.state) is not None:
-            yield from self._parallel(self.canvas[:1], self.net.config.length - 1,
-                                      lambda layer, q, k, v: state.prefill(layer, q, k, v, self._slots[:1]))
+            yield from self._parallel(
+                self.canvas[:1],
+                self.net.config.length - 1,
+                lambda layer, q, k, v: state.prefill(layer, q, k, v, self._slots[:1]),
+            )
             for slot in range(2, self.rows + 1):
                 state.copy(1, [slot])
                 yield
 
     def difference(self) -> Generator[None, None, float]:
-        """Largest difference of the mixture parameters between a step and the parallel form over the prefix.
+        """Largest difference of the mixture parameters between a step and the parallel form over
+        the prefix.
 
         To be called after `fill`, of whose image it looks at some positions.
         """
@@ -89,7 +125,9 @@ class Backend:
         canvas, length, worst = self.canvas[:1], self.net.config.length, 0.0
         for last in sorted({self.coarse[0], length // 8, length // 4, length // 2, length - 1}):
             for t in range(max(self.first, last - 3), last + 1):  # each writes its token again
-                stepped = self.net.step(canvas, torch.tensor([t]), self._start[:1], self.state, self._slots[:1])
+                stepped = self.net.step(
+                    canvas, torch.tensor([t]), self._start[:1], self.state, self._slots[:1]
+                )
                 yield
             if last >= self.first:
                 recomputed = yield from self._parallel(canvas, last, self.net.attention.parallel)
@@ -111,12 +149,18 @@ class Backend:
             parameters = yield from self._parallel(canvas, t, self.net.attention.parallel)
         else:
             with decode_threads(self.net, rows, t):
-                parameters = self.net.step(canvas, positions, self._start[:rows], self.state, self._slots[:rows])
-        canvas[:, t * C:(t + 1) * C] = draw_token(self.net, parameters, positions, u, self._temperatures[:rows])
+                parameters = self.net.step(
+                    canvas, positions, self._start[:rows], self.state, self._slots[:rows]
+                )
+        canvas[:, t * C : (t + 1) * C] = draw_token(
+            self.net, parameters, positions, u, self._temperatures[:rows]
+        )
 
     @torch.inference_mode()
     def _parallel(self, canvas: Tensor, t: int, attend: Attend) -> Generator[None, None, Tensor]:
-        """Mixture parameters of token t, (B, P), by the parallel form over its prefix, layer by layer."""
+        """Mixture parameters of token t, (B, P), by the parallel form over its prefix, layer by
+        layer.
+        """
         net, rows = self.net, len(canvas)
         if t < self.first:
             return torch.full((rows, net.head.out_features), torch.nan)
@@ -129,7 +173,9 @@ class Backend:
 
 
 class CompiledBackend(Backend):
-    """Linear attention in the compiled engine. A step draws an image row, in calls of about QUANTUM_S."""
+    """Linear attention in the compiled engine. A step draws an image row, in calls of about
+    QUANTUM_S.
+    """
 
     engine = "compiled"
 
@@ -138,24 +184,43 @@ class CompiledBackend(Backend):
         assert isinstance(self.state, RecurrentState)
         self.precision = choose(net.config).precision
         self.stride = net.config.row_length
-        self._packed, self._S, self._z = pack(net, PRECISIONS[self.precision]), self.state.S, self.state.z
+        self._packed, self._S, self._z = (
+            pack(net, PRECISIONS[self.precision]),
+            self.state.S,
+            self.state.z,
+        )
         self._canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)
         self._unknown = torch.zeros_like(self._canvas, dtype=torch.bool)
         self._quantum = 1  # tokens of the next call, from the speed of the last one
 
     def step(self, canvas: Tensor, t: int, u: Tensor) -> Generator[None, None, None]:
-        """Draw tokens t .. t + stride - 1, image i with seed i. u is ignored: the engine draws its own noise."""
-        rows, end, C = len(canvas), min(t + self.stride, self.net.config.length), self.net.config.token_size
+        """Draw tokens t .. t + stride - 1, image i with seed i. u is ignored: the engine draws its
+        own noise.
+        """
+        rows, end, C = (
+            len(canvas),
+            min(t + self.stride, self.net.config.length),
+            self.net.config.token_size,
+        )
         while t < end:
             count = min(self._quantum, end - t)
             steps = torch.full((rows,), count)
             began = time.perf_counter()
-            self._packed.decode(self._canvas, self._unknown, self._S, self._z, self._slots[:rows],
-                                torch.full_like(steps, t), steps, self._start[:rows], torch.arange(rows),
-                                self._temperatures[:rows])
+            self._packed.decode(
+                self._canvas,
+                self._unknown,
+                self._S,
+                self._z,
+                self._slots[:rows],
+                torch.full_like(steps, t),
+                steps,
+                self._start[:rows],
+                torch.arange(rows),
+                self._temperatures[:rows],
+            )
             self._quantum = max(1, int(QUANTUM_S * count / (time.perf_counter() - began)))
             done = slice(t * C, (t + count) * C)
-            canvas[:, done] = self._canvas[1:rows + 1, done]
+            canvas[:, done] = self._canvas[1 : rows + 1, done]
             t += count
             yield
 

@@ -1,4 +1,6 @@
-"""The weights that each backend runs: a model's, those of twins trained to be compared with it, or random ones."""
+"""The weights that each backend runs: a model's, those of twins trained to be compared with it, or
+random ones.
+"""
 
 import dataclasses
 import json
@@ -15,24 +17,33 @@ from ..errors import InvalidRequest
 from .backends import ATTENTION, BACKENDS, config_of
 
 # What may differ between twins
-_FREE = {"attention", "twin_of", "eps", "first_marginal",
-         *(option for kind in get_args(AttentionKind) for option in kind_of(kind).options)}
+_FREE = {
+    "attention",
+    "twin_of",
+    "eps",
+    "first_marginal",
+    *(option for kind in get_args(AttentionKind) for option in kind_of(kind).options),
+}
 
 
 def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
-    """The checkpoints in `folder` to compare this one with: its twins; or the model that it is a twin of, followed by
-    the other twins of that. Raises CheckpointError if one cannot be read.
+    """The checkpoints in `folder` to compare this one with: its twins; or the model that it is a
+    twin of, followed by the other twins of that. Raises CheckpointError if one cannot be read.
     """
     family = checkpoint.net.config.twin_of or checkpoint.name
     found: list[Checkpoint] = []
     for candidate in checkpoints.folders(folder):
         try:
             theirs = json.loads((candidate / "config.json").read_text())["architecture"]
-            related = candidate.name != checkpoint.name and family in (candidate.name, theirs.get("twin_of"))
+            related = candidate.name != checkpoint.name and family in (
+                candidate.name,
+                theirs.get("twin_of"),
+            )
             known = theirs["attention"] in get_args(AttentionKind)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # not a checkpoint of ours, so not a twin either
-        known &= not theirs.get("patch") and theirs.get("background") is None  # see check_comparable
+        # see check_comparable
+        known &= not theirs.get("patch") and theirs.get("background") is None
         if known and related:
             found.append(checkpoints.read(candidate))
     return sorted(found, key=lambda twin: twin.name != family)
@@ -41,17 +52,20 @@ def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
 def check_comparable(checkpoint: Checkpoint) -> None:
     """Raise InvalidRequest for a model that cannot be compared, whatever its twins are."""
     if checkpoint.net.config.packed:
-        raise InvalidRequest(f"{checkpoint.name} cannot be compared: it uses patches of known pixels or skips "
-                             "background, which other kinds of attention cannot do; choose another model",
-                             param="model")
+        raise InvalidRequest(
+            f"{checkpoint.name} cannot be compared: it uses patches of known pixels or skips "
+            "background, which other kinds of attention cannot do; choose another model",
+            param="model",
+        )
 
 
 def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str, Checkpoint | None]:
-    """The checkpoint whose weights each backend runs; None: random weights. twins: see find_twins; the last one counts.
+    """The checkpoint whose weights each backend runs; None: random weights. twins: see find_twins;
+    the last one counts.
 
-    A twin stands for its attention rather than the model that it is a twin of, since twins were trained alike. A twin
-    that is itself compared stands for its own attention. Raises ValueError for a checkpoint that is not a twin, or a
-    model that is not compared.
+    A twin stands for its attention rather than the model that it is a twin of, since twins were
+    trained alike. A twin that is itself compared stands for its own attention. Raises ValueError
+    for a checkpoint that is not a twin, or a model that is not compared.
     """
     ours = checkpoint.net.config
     check_comparable(checkpoint)
@@ -59,18 +73,24 @@ def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str,
         theirs = twin.net.config
         names = [entry.name for entry in dataclasses.fields(ours) if entry.name not in _FREE]
         if differing := [name for name in names if getattr(ours, name) != getattr(theirs, name)]:
-            raise ValueError(f"{twin.name} cannot be compared with {checkpoint.name}: "
-                             f"they differ in {', '.join(differing)}")
+            raise ValueError(
+                f"{twin.name} cannot be compared with {checkpoint.name}: "
+                f"they differ in {', '.join(differing)}"
+            )
     own = _stands_for(ours, ours)
     if not own:
         known = [fields["lsh_rounds"] for fields in ATTENTION.values() if "lsh_rounds" in fields]
-        raise ValueError(f"{checkpoint.name} has lsh attention of {ours.lsh_rounds} rounds, which cannot be compared; "
-                         "choose a linear or softmax model, or one with lsh attention of "
-                         f"{' or '.join(map(str, known))}")
+        raise ValueError(
+            f"{checkpoint.name} has lsh attention of {ours.lsh_rounds} rounds, which cannot be"
+            " compared; choose a linear or softmax model, or one with lsh attention of"
+            f" {' or '.join(map(str, known))}"
+        )
     sources: dict[str, Checkpoint | None] = dict.fromkeys(BACKENDS)
     for twin in twins:
         sources |= dict.fromkeys(_stands_for(twin.net.config, ours), twin)
-    return sources | {backend: checkpoint for backend in own if ours.twin_of or sources[backend] is None}
+    return sources | {
+        backend: checkpoint for backend in own if ours.twin_of or sources[backend] is None
+    }
 
 
 def _stands_for(theirs: ModelConfig, ours: ModelConfig) -> list[str]:
@@ -79,5 +99,10 @@ def _stands_for(theirs: ModelConfig, ours: ModelConfig) -> list[str]:
     Options of attention that a backend does not set are those of `ours`.
     """
     options = {name: getattr(ours, name) for name in kind_of(theirs.attention).options}
-    return [name for name in BACKENDS
-            if config_of(name, theirs) == theirs == config_of(name, dataclasses.replace(theirs, **options))]
+    return [
+        name
+        for name in BACKENDS
+        if config_of(name, theirs)
+        == theirs
+        == config_of(name, dataclasses.replace(theirs, **options))
+    ]

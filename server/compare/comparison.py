@@ -1,4 +1,5 @@
-"""A comparison of one model's backends on this machine: time their steps, and whole images if there is time.
+"""A comparison of one model's backends on this machine: time their steps, and whole images if there
+is time.
 
 The work comes in short units, so that a service can fit it between live requests.
 """
@@ -26,11 +27,12 @@ from .checkpoints import sources_of
 from .measure import Cell, Stopwatch
 from .report import PAPER, Report, Result, listed
 
-UNIT_S = 0.05        # a unit of work ends after this, so that live requests need not wait longer
-ROUNDS = 40          # most rounds over the positions of one cell
-ROUNDS_SHARE = 0.4   # of the time left after the survey, before whole images are decoded; time left then goes there too
-MARGIN = 1.2         # a decode begins only if this many times its predicted time is left
-DECODES = 9          # most whole decodes of a cell; several, as a hiccup may dominate a short one
+UNIT_S = 0.05  # a unit of work ends after this, so that live requests need not wait longer
+ROUNDS = 40  # most rounds over the positions of one cell
+# of the time left after the survey, before whole images are decoded; time left then goes there too
+ROUNDS_SHARE = 0.4
+MARGIN = 1.2  # a decode begins only if this many times its predicted time is left
+DECODES = 9  # most whole decodes of a cell; several, as a hiccup may dominate a short one
 DECODES_SHARE = 0.1  # of the budget, for all whole decodes but each cell's first
 MEMORY_SHARE = 0.25  # of the free memory, at most, for one backend's states
 
@@ -40,52 +42,85 @@ class ComparisonPlan:
     """What to compare, and for how long."""
 
     backends: tuple[str, ...] = BACKENDS
-    batches: tuple[int, ...] = (1, 16, 64)  # images decoded together; 1 is always measured beside them
-    budget_s: float = 60.0                  # time for measuring, without set-up
+    # images decoded together; 1 is always measured beside them
+    batches: tuple[int, ...] = (1, 16, 64)
+    budget_s: float = 60.0  # time for measuring, without set-up
 
     def __post_init__(self) -> None:
         for backend in self.backends:
             if backend not in BACKENDS:
-                raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}", param="backends")
+                raise InvalidRequest(
+                    f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}",
+                    param="backends",
+                )
         if not (math.isfinite(self.budget_s) and self.budget_s > 0):
-            raise InvalidRequest(f"budget must be a number of seconds above 0, got {self.budget_s!r}", param="budget")
+            raise InvalidRequest(
+                f"budget must be a number of seconds above 0, got {self.budget_s!r}", param="budget"
+            )
 
 
 class Comparison:
     """Measure a checkpoint's backends against each other within a budget.
 
-    `run` does the work, one short unit at each `next`; to cancel, stop calling it. Only time inside units
-    counts. `report` is replaced, never changed.
+    `run` does the work, one short unit at each `next`; to cancel, stop calling it. Only time inside
+    units counts. `report` is replaced, never changed.
     """
 
-    def __init__(self, checkpoint: Checkpoint, twins: Sequence[Checkpoint], plan: ComparisonPlan, *, command: str = "",
-                 clock: Callable[[], float] = time.perf_counter,
-                 processor: Callable[[], float] = time.thread_time) -> None:
-        """twins: see find_twins; attention that no checkpoint has gets random weights. Raises ValueError.
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        twins: Sequence[Checkpoint],
+        plan: ComparisonPlan,
+        *,
+        command: str = "",
+        clock: Callable[[], float] = time.perf_counter,
+        processor: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """twins: see find_twins; attention that no checkpoint has gets random weights. Raises
+        ValueError.
 
         clock, processor: see Stopwatch.
         """
         sources, batches = sources_of(checkpoint, twins), sorted({1, *plan.batches})
         self.plan, self.progress, self._watch = plan, 0.0, Stopwatch(clock, processor)
-        wanted = {name: config_of(name, checkpoint.net.config) for name in BACKENDS if name in plan.backends}
-        nets = {config: source.net if (source := sources[name]) else random_net(config)
-                for name, config in wanted.items()}
-        self._backends, notes = list[Backend](), dict[tuple[str, int], str]()  # notes: by name and batch
+        wanted = {
+            name: config_of(name, checkpoint.net.config)
+            for name in BACKENDS
+            if name in plan.backends
+        }
+        nets = {
+            config: source.net if (source := sources[name]) else random_net(config)
+            for name, config in wanted.items()
+        }
+        # notes: by name and batch
+        self._backends, notes = list[Backend](), dict[tuple[str, int], str]()
         for name, config in wanted.items():
             net, free, rows = nets[config], free_bytes(), 1
             for batch in batches:
                 needed = batch * (net.attention.state_bytes if name in STATEFUL else 0)
                 if needed > MEMORY_SHARE * free:
-                    notes[name, batch] = (f"its states would take {needed / 2**30:.1f} GiB, but only "
-                                          f"{MEMORY_SHARE:.0%} of the free {free / 2**30:.1f} GiB may be used")
+                    notes[name, batch] = (
+                        f"its states would take {needed / 2**30:.1f} GiB, but only "
+                        f"{MEMORY_SHARE:.0%} of the free {free / 2**30:.1f} GiB may be used"
+                    )
                 else:
                     rows = batch
             if name == "linear" and choose(config).engine == "compiled":
                 self._backends.append(CompiledBackend(net, rows))
             self._backends.append(Backend(name, net, rows))
-        self.cells = [Cell(backend, batch, sources[backend.name], self._watch, notes.get((backend.name, batch), ""))
-                      for batch in batches for backend in self._backends]
-        self._difference: float | None = None  # of the parameters of the two softmax forms, once it is measured
+        self.cells = [
+            Cell(
+                backend,
+                batch,
+                sources[backend.name],
+                self._watch,
+                notes.get((backend.name, batch), ""),
+            )
+            for batch in batches
+            for backend in self._backends
+        ]
+        # of the parameters of the two softmax forms, once it is measured
+        self._difference: float | None = None
         self._circumstances = _circumstances(checkpoint, sources, plan, command)
         self._describe()
 
@@ -97,22 +132,33 @@ class Comparison:
 
     def _describe(self) -> None:
         self.report = self._circumstances | {
-            "spent_s": _rounded(self._watch.spent), "largest_logit_difference": _rounded(self._difference),
-            "notes": _notes(self.cells), "results": [_result(cell) for cell in self.cells]}
+            "spent_s": _rounded(self._watch.spent),
+            "largest_logit_difference": _rounded(self._difference),
+            "notes": _notes(self.cells),
+            "results": [_result(cell) for cell in self.cells],
+        }
 
     def _work(self) -> Iterator[None]:
         yield from self._set_up()
         began = self._watch.elapsed()
         self._watch.deadline = began + self.plan.budget_s
-        for stage in (self._survey(), self._rounds(ROUNDS_SHARE), self._decodes(), self._rounds(1.0)):
-            with suppress(TimeoutError):  # what was measured counts, and later stages find no time either
+        for stage in (
+            self._survey(),
+            self._rounds(ROUNDS_SHARE),
+            self._decodes(),
+            self._rounds(1.0),
+        ):
+            # what was measured counts, and later stages find no time either
+            with suppress(TimeoutError):
                 for _ in stage:
                     self.progress = min(0.99, (self._watch.elapsed() - began) / self.plan.budget_s)
                     yield
             for cell in self.cells:
                 if not (cell.round_seconds or cell.note):
-                    cell.note = (f"the budget of {self.plan.budget_s:g} s ended before the steps were timed at "
-                                 f"{len(cell.backend.coarse)} positions")
+                    cell.note = (
+                        f"the budget of {self.plan.budget_s:g} s ended before the steps were timed"
+                        f" at {len(cell.backend.coarse)} positions"
+                    )
             self._describe()
 
     def _survey(self) -> Iterator[None]:
@@ -124,12 +170,18 @@ class Comparison:
     def _rounds(self, share: float) -> Iterator[None]:
         """Rounds over all positions, the cell with the least time spent on it first."""
         until = self._watch.elapsed() + share * self._watch.left()
-        while ready := [cell for cell in self._surveyed() if cell.rounds < ROUNDS
-                        and self._watch.elapsed() + cell.round_seconds / (1 - cell.waited) < until]:
+        while ready := [
+            cell
+            for cell in self._surveyed()
+            if cell.rounds < ROUNDS
+            and self._watch.elapsed() + cell.round_seconds / (1 - cell.waited) < until
+        ]:
             yield from min(ready, key=lambda cell: cell.spent).round()
 
     def _decodes(self) -> Iterator[None]:
-        """Decode whole images while there is time; the fastest cells first, and short decodes several times."""
+        """Decode whole images while there is time; the fastest cells first, and short decodes
+        several times.
+        """
         again_s = DECODES_SHARE * self.plan.budget_s / len(self.cells)
         for cell in sorted(self._surveyed(), key=Cell.seconds):
             while MARGIN * (seconds := cell.seconds()) < self._watch.left() * (1 - cell.waited):
@@ -151,32 +203,56 @@ class Comparison:
 
 # --- the report ---
 
-def _circumstances(checkpoint: Checkpoint, sources: dict[str, Checkpoint | None], plan: ComparisonPlan, command: str
-                   ) -> Report:
+
+def _circumstances(
+    checkpoint: Checkpoint,
+    sources: dict[str, Checkpoint | None],
+    plan: ComparisonPlan,
+    command: str,
+) -> Report:
     """What is known before anything is measured."""
     config = checkpoint.net.config
     return {
-        "model": checkpoint.name, "digest": checkpoint.digest, "attention": config.attention,
+        "model": checkpoint.name,
+        "digest": checkpoint.digest,
+        "attention": config.attention,
         "twins": sorted({source.name for source in sources.values() if source} - {checkpoint.name}),
-        "subpixels": config.subpixels, "tokens": config.length, "layers": config.layers, "d_model": config.d_model,
-        "machine": {"cpu": processor_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-                    "torch": torch.__version__, "platform": platform.platform(), "load": round(os.getloadavg()[0], 2)},
-        "commit": commit(), "command": command, "budget_s": plan.budget_s,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"), "paper": PAPER}
+        "subpixels": config.subpixels,
+        "tokens": config.length,
+        "layers": config.layers,
+        "d_model": config.d_model,
+        "machine": {
+            "cpu": processor_name(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "platform": platform.platform(),
+            "load": round(os.getloadavg()[0], 2),
+        },
+        "commit": commit(),
+        "command": command,
+        "budget_s": plan.budget_s,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "paper": PAPER,
+    }
 
 
 def _result(cell: Cell) -> Result:
     backend, estimated = cell.backend, cell.decoded is None
     steps, seconds = (cell.steps(), cell.seconds()) if cell.round_seconds else ({}, None)
     return {
-        "backend": backend.name, "engine": backend.engine, "weights": cell.source.name if cell.source else None,
-        "precision": backend.precision, "batch": cell.batch,
+        "backend": backend.name,
+        "engine": backend.engine,
+        "weights": cell.source.name if cell.source else None,
+        "precision": backend.precision,
+        "batch": cell.batch,
         "images_per_second": _rounded(cell.batch / seconds if seconds else None),
         "seconds_per_image": _rounded(seconds),  # until the batch's images are done
         "state_bytes": backend.state_bytes,
         "step_seconds": [{"position": t, "seconds": _rounded(x)} for t, x in steps.items()],
         "tail_over_head": _rounded(cell.tail_over_head()) if seconds else None,
-        "estimated": estimated, "positions": list(steps) if estimated and seconds else None,
+        "estimated": estimated,
+        "positions": list(steps) if estimated and seconds else None,
         "bits_per_dim": _bits_per_dim(cell.source.provenance)[0] if cell.source else None,
         "exception": backend.net.attention.exception or None,
         "disturbed": bool(disturbed := cell.disturbed() if seconds else ""),
@@ -189,15 +265,23 @@ def _notes(cells: Sequence[Cell]) -> list[str]:
     exceptions: dict[str, list[str]] = {}
     for name, backend in {cell.backend.name: cell.backend for cell in cells}.items():
         exceptions.setdefault(backend.net.attention.exception, []).append(name)
-    notes += [f"{text}, so bits/dim of {listed(names)} is not strictly autoregressive (*). Drawing does not see later "
-              "sub-pixels, since it computes the prefix again at each "
-              "position." for text, names in exceptions.items() if text]
+    notes += [
+        f"{text}, so bits/dim of {listed(names)} is not strictly autoregressive (*). Drawing does"
+        " not see later sub-pixels, since it computes the prefix again at each position."
+        for text, names in exceptions.items()
+        if text
+    ]
     if lost := list(dict.fromkeys(cell.backend.name for cell in cells if cell.source is None)):
-        notes.append(f"{listed(lost)} used random weights of the same architecture, because there is no checkpoint. "
-                     "Speed does not depend on the weights; bits/dim is not given.")
+        notes.append(
+            f"{listed(lost)} used random weights of the same architecture, because there is no"
+            " checkpoint. Speed does not depend on the weights; bits/dim is not given."
+        )
     sources = {cell.source.name: cell.source.provenance for cell in cells if cell.source}
-    if trained := [f"{name} saw {facts['images']:,} images in {facts['minutes']:.0f} minutes"
-                   for name, facts in sources.items() if "minutes" in facts]:
+    if trained := [
+        f"{name} saw {facts['images']:,} images in {facts['minutes']:.0f} minutes"
+        for name, facts in sources.items()
+        if "minutes" in facts
+    ]:
         notes.append(f"Training of the models whose bits/dim is given: {', '.join(trained)}.")
     splits: dict[str, list[str]] = {}
     for name, facts in sources.items():
@@ -205,18 +289,28 @@ def _notes(cells: Sequence[Cell]) -> list[str]:
     if measured_on := [f"{split} for {listed(names)}" for split, names in splits.items() if split]:
         notes.append(f"bits/dim was measured on {', on '.join(measured_on)}.")
     if busy := [cell.waited for cell in cells if cell.round_seconds and cell.disturbed()]:
-        notes.append(f"Other work used the processor of the rows marked † for up to {max(busy):.0%} of the time. "
-                     "Speeds are of processor time; those of such rows may be too low by a quarter.")
+        notes.append(
+            f"Other work used the processor of the rows marked † for up to {max(busy):.0%} of the"
+            " time. Speeds are of processor time; those of such rows may be too low by a quarter."
+        )
     return notes
 
 
 def _bits_per_dim(provenance: dict[str, Any]) -> tuple[float | None, str]:
-    """bits/dim on the largest number of test images, else on validation images; and on which, in words."""
+    """bits/dim on the largest number of test images, else on validation images; and on which, in
+    words.
+    """
     bits = dict(provenance.get("bits_per_dim") or {})
-    tests = {name: int(name.removeprefix("test_")) for name in bits if name.removeprefix("test_").isdecimal()}
+    tests = {
+        name: int(name.removeprefix("test_"))
+        for name in bits
+        if name.removeprefix("test_").isdecimal()
+    }
     for name in (*sorted(tests, key=tests.__getitem__, reverse=True), "validation"):
         if bits.get(name):
-            return float(bits[name]), f"{tests[name]:,} test images" if name in tests else "validation images"
+            return float(bits[name]), (
+                f"{tests[name]:,} test images" if name in tests else "validation images"
+            )
     return None, ""
 
 

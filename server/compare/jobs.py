@@ -1,4 +1,6 @@
-"""Comparisons, one at a time: made in a thread, run by the engine thread between quanta, watched by id."""
+"""Comparisons, one at a time: made in a thread, run by the engine thread between quanta, watched by
+id.
+"""
 
 import asyncio
 import itertools
@@ -19,9 +21,12 @@ from .checkpoints import find_twins
 from .comparison import Comparison, ComparisonPlan
 
 logger = logging.getLogger("linpix")
-CLIENT = ""    # of the engine thread's background work: comparisons and clients' likelihoods take turns
-REST = 9.0     # times as long as a unit takes, while images are drawn
-PAUSE_S = 1.0  # before the next one after a cancelled one: beginning takes time from live requests, cancelling is free
+# of the engine thread's background work: comparisons and clients' likelihoods take turns
+CLIENT = ""
+REST = 9.0  # times as long as a unit takes, while images are drawn
+# before the next one after a cancelled one: beginning takes time from live requests, cancelling is
+# free
+PAUSE_S = 1.0
 
 Status = Literal["running", "completed", "cancelled", "failed"]
 
@@ -60,7 +65,9 @@ class Comparisons:
         job = Run(f"cmp-{next(self._ids)}", model.name, plan.budget_s)
         self._jobs = dict(list(self._jobs.items())[-15:])  # the last 16 stay readable
         self._jobs[job.id] = job
-        self._making = asyncio.get_running_loop().create_task(self._make(job, model.checkpoint, plan))
+        self._making = asyncio.get_running_loop().create_task(
+            self._make(job, model.checkpoint, plan)
+        )
         return job
 
     def find(self, id: str) -> Run:
@@ -92,7 +99,8 @@ class Comparisons:
             self._cancel(self._checked(job))
 
     def _checked(self, job: Run) -> Run:
-        if job.status == "running" and self._admission.gone:  # without an engine nothing else ends it
+        # without an engine nothing else ends it
+        if job.status == "running" and self._admission.gone:
             job.error, job.status = self._admission.gone, "failed"
         return job
 
@@ -103,7 +111,9 @@ class Comparisons:
             self._quiet_until = time.monotonic() + PAUSE_S
 
     async def _make(self, job: Run, checkpoint: Checkpoint, plan: ComparisonPlan) -> None:
-        """Read and hash twins, and build networks, both in a thread; then have the engine thread compare them."""
+        """Read and hash twins, and build networks, both in a thread; then have the engine thread
+        compare them.
+        """
         try:
             twins = await asyncio.to_thread(find_twins, checkpoint, checkpoint.folder.parent)
             if job.status == "running":
@@ -113,14 +123,29 @@ class Comparisons:
             self._fail(job, failure, checkpoint)
             return
         if job.status == "running":
-            self._thread.run_in_background(Work(
-                f"comparison {job.id}", CLIENT, self._units(job, comparison, checkpoint), rest=REST))  # no request's id
+            self._thread.run_in_background(
+                Work(
+                    # no request's id
+                    f"comparison {job.id}",
+                    CLIENT,
+                    self._units(job, comparison, checkpoint),
+                    rest=REST,
+                )
+            )
 
     def _units(self, job: Run, comparison: Comparison, checkpoint: Checkpoint) -> Iterator[None]:
-        """The comparison's units of work, one a `next`, on the engine thread, which reports each to the event loop."""
+        """The comparison's units of work, one a `next`, on the engine thread, which reports each to
+        the event loop.
+        """
         try:
             for _ in comparison.run():
-                self._thread.report(self._advance, job, comparison.progress, comparison.report, self._thread.load > 1)
+                self._thread.report(
+                    self._advance,
+                    job,
+                    comparison.progress,
+                    comparison.report,
+                    self._thread.load > 1,
+                )
                 yield
             self._thread.report(self._complete, job, comparison.report)
         except Exception as failure:
@@ -137,11 +162,15 @@ class Comparisons:
             return
         job.report, job.status, job.progress = report, "completed", 1.0
         # of each backend, the last one is the highest
-        for backend, rate in sorted((one["backend"], one["images_per_second"] or 0.0) for one in report["results"]):
+        for backend, rate in sorted(
+            (one["backend"], one["images_per_second"] or 0.0) for one in report["results"]
+        ):
             self._admission.metrics.comparison.labels(backend).set(rate)
 
     def _fail(self, job: Run, failure: Exception, checkpoint: Checkpoint) -> None:
-        """End a job with an error. Clients see paths below the folder of checkpoints; the log has the whole path."""
+        """End a job with an error. Clients see paths below the folder of checkpoints; the log has
+        the whole path.
+        """
         if job.status == "running":
             reason = str(failure).replace(f"{checkpoint.folder.parent}{os.sep}", "")
             job.error, job.status = f"{type(failure).__name__}: {reason}", "failed"

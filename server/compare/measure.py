@@ -1,6 +1,8 @@
-"""The timing of one comparison: steps of each backend at some positions, whole decodes, and estimates from them.
+"""The timing of one comparison: steps of each backend at some positions, whole decodes, and
+estimates from them.
 
-The work comes in short units, so that a service can fit it between live requests; only time inside units counts.
+The work comes in short units, so that a service can fit it between live requests; only time inside
+units counts.
 """
 
 import math
@@ -15,10 +17,12 @@ from linpix.model.generate import noise_of
 
 from .backends import Backend
 
-BURST, BURST_S = 4, 0.05  # a step is repeated this many times, or for this long; the quickest counts
-BUSY = 1.5                # decodes that took this many times the sum of their usual steps were disturbed by other work
-WAITED = 0.25             # and so was a cell whose thread was off the processor for this part of its time
-SLACK = 1.15              # an undisturbed decode takes at most this many times that sum; more does not count
+# a step is repeated this many times, or for this long; the quickest counts
+BURST, BURST_S = 4, 0.05
+# decodes that took this many times the sum of their usual steps were disturbed by other work
+BUSY = 1.5
+WAITED = 0.25  # and so was a cell whose thread was off the processor for this part of its time
+SLACK = 1.15  # an undisturbed decode takes at most this many times that sum; more does not count
 
 
 class Stopwatch:
@@ -51,17 +55,22 @@ class Stopwatch:
 
 
 class Cell:
-    """One backend at one batch size, a line of the report: its measurements, and what follows from them."""
+    """One backend at one batch size, a line of the report: its measurements, and what follows from
+    them.
+    """
 
-    def __init__(self, backend: Backend, batch: int, source: Checkpoint | None, watch: Stopwatch, note: str) -> None:
+    def __init__(
+        self, backend: Backend, batch: int, source: Checkpoint | None, watch: Stopwatch, note: str
+    ) -> None:
         """source: of the weights; None: random ones · note: why there will be no figure."""
         self.backend, self.batch, self.source, self.watch = backend, batch, source, watch
         self.length = backend.net.config.length
         self.note = note
         self.spent, self.rounds = 0.0, 0
-        self.round_seconds = 0.0     # predicted, of the next round, on the processor; 0 before the survey
-        self.timed_s = 0.0           # of its steps and decodes
-        self.waited_s = 0.0          # the part of timed_s in which other work had the processor
+        # predicted, of the next round, on the processor; 0 before the survey
+        self.round_seconds = 0.0
+        self.timed_s = 0.0  # of its steps and decodes
+        self.waited_s = 0.0  # the part of timed_s in which other work had the processor
         self.decodes: list[float] = []  # seconds of whole decodes
 
     def __str__(self) -> str:
@@ -81,7 +90,9 @@ class Cell:
         self._predict()
 
     def round(self) -> Iterator[None]:
-        """Visit all positions, every second round backwards: so drift of the machine affects all of them alike."""
+        """Visit all positions, every second round backwards: so drift of the machine affects all of
+        them alike.
+        """
         for t in self.backend.positions[:: -1 if self.rounds % 2 else 1]:
             yield from self._visit(t, BURST)
         self.rounds += 1
@@ -104,7 +115,9 @@ class Cell:
         self.decodes.append(seconds)
 
     def _visit(self, t: int, burst: int) -> Iterator[None]:
-        """Time a step at t, or the steps of a call that includes t. The first of a burst warms the caches."""
+        """Time a step at t, or the steps of a call that includes t. The first of a burst warms the
+        caches.
+        """
         began, rows, backend = self.watch.elapsed(), self._rows(t), self.backend
         u = torch.full((rows, backend.net.config.token_size, 2), 0.5)
         taken: list[float] = []
@@ -159,14 +172,22 @@ class Cell:
         return statistics.median(self.decodes) if self.decodes else None
 
     def steps(self) -> dict[int, float]:
-        """Seconds of a step of the batch, by position. If it goes in groups of rows, one group stands for all."""
+        """Seconds of a step of the batch, by position. If it goes in groups of rows, one group
+        stands for all.
+        """
         samples, rows = self.backend.samples, {t: self._rows(t) for t in self.backend.positions}
-        # the lower quartile of each: other work on the machine can only add time, and comes in bursts
-        return {t: sorted(taken)[(len(taken) - 1) // 4] * self.batch / rows[t]
-                for t in rows if (taken := samples.get((rows[t], t)))}
+        # the lower quartile of each: other work on the machine can only add time, and comes in
+        # bursts
+        return {
+            t: sorted(taken)[(len(taken) - 1) // 4] * self.batch / rows[t]
+            for t in rows
+            if (taken := samples.get((rows[t], t)))
+        }
 
     def seconds(self) -> float:
-        """Seconds to decode the batch, on the processor: measured, else estimated from its steps."""
+        """Seconds to decode the batch, on the processor: measured, else estimated from its
+        steps.
+        """
         estimate = integrate(self.steps(), self.length)
         return estimate if self.decoded is None else min(self.decoded, SLACK * estimate)
 
@@ -174,9 +195,13 @@ class Cell:
         """How other work slowed it down, in words; empty if it is not known to have."""
         if self.waited > WAITED:
             return f"other work used its processor for {self.waited:.0%} of the time"
-        if self.decoded is not None and self.decoded > BUSY * (usual := integrate(self.steps(), self.length)):
-            return (f"other work kept the machine busy: a whole decode took {self.decoded:.3g} s, and its typical "
-                    f"steps add up to {usual:.3g} s")
+        if self.decoded is not None and self.decoded > BUSY * (
+            usual := integrate(self.steps(), self.length)
+        ):
+            return (
+                f"other work kept the machine busy: a whole decode took {self.decoded:.3g} s, and"
+                f" its typical steps add up to {usual:.3g} s"
+            )
         return ""
 
     def tail_over_head(self) -> float:
@@ -187,6 +212,8 @@ class Cell:
 
 
 def integrate(seconds: dict[int, float], length: int) -> float:
-    """The sum over positions 0..length-1 of seconds known at some of them, with straight lines between."""
+    """The sum over positions 0..length-1 of seconds known at some of them, with straight lines
+    between.
+    """
     positions = sorted(seconds)
     return float(np.interp(np.arange(length), positions, [seconds[t] for t in positions]).sum())

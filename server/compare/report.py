@@ -1,4 +1,5 @@
-"""A comparison's findings for readers: tables for the terminal and for report.md, with the paper's figures.
+"""A comparison's findings for readers: tables for the terminal and for report.md, with the paper's
+figures.
 
 This module measures nothing, and does not need torch.
 """
@@ -10,11 +11,14 @@ from typing import Any
 Report = dict[str, Any]
 Result = dict[str, Any]
 
-# Tables 1, 2, 4 and 5 of "Transformers are RNNs" (2020). Table 4 has the rows of 1 (MNIST) and 2 (CIFAR-10), and one
-# more. The paper's factors are left out: they follow from the figures.
-_COLUMNS = {"bits_per_dim": "tables 1, 2 and 4",
-            "images_per_second": "tables 1, 2 and 4; batch sizes differ between methods",
-            "cpu_seconds": "table 5, one image alone", "gpu_seconds": "table 5, one image alone"}
+# Tables 1, 2, 4 and 5 of "Transformers are RNNs" (2020). Table 4 has the rows of 1 (MNIST) and 2
+# (CIFAR-10), and one more. The paper's factors are left out: they follow from the figures.
+_COLUMNS = {
+    "bits_per_dim": "tables 1, 2 and 4",
+    "images_per_second": "tables 1, 2 and 4; batch sizes differ between methods",
+    "cpu_seconds": "table 5, one image alone",
+    "gpu_seconds": "table 5, one image alone",
+}
 _FIGURES = {
     "mnist": {
         "softmax": (0.621, 0.45, 72.6, 10.2),
@@ -33,80 +37,155 @@ _FIGURES = {
 }
 PAPER: dict[str, Any] = {
     "source": "Katharopoulos et al., Transformers are RNNs, ICML 2020, tables 1, 2, 4 and 5",
-    "device": "one P40-class GPU, in table 5 also on a CPU that is not named", "columns": _COLUMNS,
-    **{dataset: {backend: dict(zip(_COLUMNS, row, strict=True)) for backend, row in rows.items()}
-       for dataset, rows in _FIGURES.items()},
+    "device": "one P40-class GPU, in table 5 also on a CPU that is not named",
+    "columns": _COLUMNS,
+    **{
+        dataset: {backend: dict(zip(_COLUMNS, row, strict=True)) for backend, row in rows.items()}
+        for dataset, rows in _FIGURES.items()
+    },
 }
-ENGINES = {"eager": "torch", "eager+operator": "torch with our operator", "compiled": "compiled"}  # as readers see them
-DATASETS = {784: ("mnist", "MNIST"), 3072: ("cifar10", "CIFAR-10")}  # by number of sub-pixels; else MNIST
+# as readers see them
+ENGINES = {"eager": "torch", "eager+operator": "torch with our operator", "compiled": "compiled"}
+# by number of sub-pixels; else MNIST
+DATASETS = {784: ("mnist", "MNIST"), 3072: ("cifar10", "CIFAR-10")}
 
 
 def table(report: Report) -> str:
     """A table for a terminal: one line per backend, engine and batch."""
-    rows = [("backend", "engine", "batch", "images/s", "s/image", "state/image", "last/first tenth",
-             "bits/dim")]
+    rows = [
+        (
+            "backend",
+            "engine",
+            "batch",
+            "images/s",
+            "s/image",
+            "state/image",
+            "last/first tenth",
+            "bits/dim",
+        )
+    ]
     for result in report["results"]:
-        rows.append((result["backend"], ENGINES[result["engine"]], str(result["batch"]),
-                     measured(result, "images_per_second"), measured(result, "seconds_per_image"),
-                     _size(result["state_bytes"]), _ratio(result["tail_over_head"]), _bits(result)))
+        rows.append(
+            (
+                result["backend"],
+                ENGINES[result["engine"]],
+                str(result["batch"]),
+                measured(result, "images_per_second"),
+                measured(result, "seconds_per_image"),
+                _size(result["state_bytes"]),
+                _ratio(result["tail_over_head"]),
+                _bits(result),
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) if index < 2 else cell.rjust(width)
-                       for index, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
-    marks = ("~ estimated from the steps at some positions; s/image: time until the whole batch is finished; * not "
-             "strictly autoregressive; † disturbed by other work")
+    lines = [
+        "  ".join(
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    marks = (
+        "~ estimated from the steps at some positions; s/image: time until the whole batch is"
+        " finished; * not strictly autoregressive; † disturbed by other work"
+    )
     return "\n".join([*lines, "", marks, *_remarks(report)])
 
 
-def markdown(report: Report, chart: str = "![images per second, and time of a step](report.svg)") -> str:
+def markdown(
+    report: Report, chart: str = "![images per second, and time of a step](report.svg)"
+) -> str:
     """report.md: our tables beside the paper's. chart: the link to it, or why there is none."""
     dataset, title = dataset_of(report)
     engines = sorted({result["engine"] for result in report["results"]})
     command = f"`{report['command']}` · " if report["command"] else ""
     commit = f"commit `{report['commit']}` · " if report["commit"] else ""
-    sizes = (f"The paper's networks have {16 if dataset == 'cifar10' else 8} layers of width 256, this one has "
-             f"{report['layers']} of width {report['d_model']}.")
+    sizes = (
+        f"The paper's networks have {16 if dataset == 'cifar10' else 8} layers of width 256, this"
+        f" one has {report['layers']} of width {report['d_model']}."
+    )
     if report["subpixels"] not in DATASETS:
-        sizes += f" Its images have {report['subpixels']} sub-pixels, but MNIST's have 784: compare only the factors."
+        sizes += (
+            f" Its images have {report['subpixels']} sub-pixels, but MNIST's have 784: compare only"
+            " the factors."
+        )
     paragraphs = [
         f"# {title_of(report)}",
-        f"{command}{commit}{report['created']}  \n"
-        f"{machine_of(report)} · {listed([ENGINES[engine] for engine in engines])}",
-        f"## Bits/dim and images per second (the paper's tables {2 if dataset == 'cifar10' else 1} and 4)",
+        (
+            f"{command}{commit}{report['created']}  \n"
+            f"{machine_of(report)} · {listed([ENGINES[engine] for engine in engines])}"
+        ),
+        (
+            "## Bits/dim and images per second (the paper's tables"
+            f" {2 if dataset == 'cifar10' else 1} and 4)"
+        ),
         _grid(_throughput(report)),
-        "Factors are relative to softmax at the same batch in the same engine. Factors of torch compare kinds of "
-        f"attention; compiled against torch compares kernels. The paper: {title} on {report['paper']['device']}. "
-        f"{sizes}",
+        (
+            "Factors are relative to softmax at the same batch in the same engine. Factors of"
+            " torch compare kinds of attention; compiled against torch compares kernels. The"
+            f" paper: {title} on {report['paper']['device']}. {sizes}"
+        ),
         "## Seconds for one image alone (table 5)",
         _grid(_alone(report)),
         "Factors are relative to linear in the same engine.",
         "## Time of a step",
         _grid(_steps(report)),
-        "\n".join(f"- {remark}" for remark in (
-            "`~`: estimated from the steps at some positions (report.json lists them), with straight lines between "
-            "them. Other figures are measured: a whole decode with drawing, from the first sub-pixel to the last, or "
-            "the median of several if there was time. Seconds are those that the thread was on its processor. †: "
-            "other work disturbed this row.",
-            "torch uses only torch, without LinPix's kernels. compiled uses LinPix's kernels.",
-            "The time of a step is the lower quartile over several rounds through the positions, forwards and "
-            "backwards. softmax, lsh-1 and lsh-4 keep no state and compute the whole prefix again at each position; "
-            "stateful-softmax keeps all keys and values.",
-            *_remarks(report))),
-        chart]
+        "\n".join(
+            f"- {remark}"
+            for remark in (
+                (
+                    "`~`: estimated from the steps at some positions (report.json lists them), with"
+                    " straight lines between them. Other figures are measured: a whole decode with"
+                    " drawing, from the first sub-pixel to the last, or the median of several if"
+                    " there was time. Seconds are those that the thread was on its processor. †:"
+                    " other work disturbed this row."
+                ),
+                "torch uses only torch, without LinPix's kernels. compiled uses LinPix's kernels.",
+                (
+                    "The time of a step is the lower quartile over several rounds through the"
+                    " positions, forwards and backwards. softmax, lsh-1 and lsh-4 keep no state and"
+                    " compute the whole prefix again at each position; stateful-softmax keeps all"
+                    " keys and values."
+                ),
+                *_remarks(report),
+            )
+        ),
+        chart,
+    ]
     return "\n\n".join(paragraphs) + "\n"
 
 
 def _throughput(report: Report) -> list[list[str]]:
     """Bits/dim and images per second, with factors against softmax."""
-    paper, batches = report["paper"][dataset_of(report)[0]], sorted({r["batch"] for r in report["results"]})
-    grid = [["backend", "bits/dim", *(f"images/s, B = {batch}" for batch in batches),
-             "paper: bits/dim", "paper: images/s"]]
+    paper, batches = (
+        report["paper"][dataset_of(report)[0]],
+        sorted({r["batch"] for r in report["results"]}),
+    )
+    grid = [
+        [
+            "backend",
+            "bits/dim",
+            *(f"images/s, B = {batch}" for batch in batches),
+            "paper: bits/dim",
+            "paper: images/s",
+        ]
+    ]
     for name, backend, engine in rows_of(report):
         ours = [_at(report, backend, engine, batch) for batch in batches]
         bases = [_at(report, "softmax", engine, batch) for batch in batches]
         theirs = paper.get(backend, {})
-        grid.append([name, _bits(ours[0]),
-                     *(measured(one, "images_per_second", base) for one, base in zip(ours, bases, strict=True)),
-                     _printed(theirs, "bits_per_dim"), _printed(theirs, "images_per_second", paper["softmax"])])
+        grid.append(
+            [
+                name,
+                _bits(ours[0]),
+                *(
+                    measured(one, "images_per_second", base)
+                    for one, base in zip(ours, bases, strict=True)
+                ),
+                _printed(theirs, "bits_per_dim"),
+                _printed(theirs, "images_per_second", paper["softmax"]),
+            ]
+        )
     return grid
 
 
@@ -116,33 +195,63 @@ def _alone(report: Report) -> list[list[str]]:
     grid = [["backend", "seconds", "paper: CPU", "paper: GPU"]]
     for name, backend, engine in rows_of(report):
         base = _at(report, "linear", engine, 1)
-        grid.append([name, measured(_at(report, backend, engine, 1), "seconds_per_image", base),
-                     *(_printed(paper.get(backend, {}), device, paper["linear"])
-                       for device in ("cpu_seconds", "gpu_seconds"))])
+        grid.append(
+            [
+                name,
+                measured(_at(report, backend, engine, 1), "seconds_per_image", base),
+                *(
+                    _printed(paper.get(backend, {}), device, paper["linear"])
+                    for device in ("cpu_seconds", "gpu_seconds")
+                ),
+            ]
+        )
     return grid
 
 
 def _steps(report: Report) -> list[list[str]]:
-    grid = [["backend", "B", "first step", "middle step", "last step", "last / first tenth", "state per image"]]
+    grid = [
+        [
+            "backend",
+            "B",
+            "first step",
+            "middle step",
+            "last step",
+            "last / first tenth",
+            "state per image",
+        ]
+    ]
     for name, backend, engine in rows_of(report):
         for result in results_of(report["results"], backend, engine):
             points = result["step_seconds"]
             chosen = (points[0], points[len(points) // 2], points[-1]) if points else ()
-            grid.append([name, str(result["batch"]),
-                         *([duration(point["seconds"]) for point in chosen] or ["-"] * 3),
-                         _ratio(result["tail_over_head"]), _size(result["state_bytes"])])
+            grid.append(
+                [
+                    name,
+                    str(result["batch"]),
+                    *([duration(point["seconds"]) for point in chosen] or ["-"] * 3),
+                    _ratio(result["tail_over_head"]),
+                    _size(result["state_bytes"]),
+                ]
+            )
     return grid
 
 
 def _at(report: Report, backend: str, engine: str, batch: int) -> Result:
-    return next((r for r in results_of(report["results"], backend, engine) if r["batch"] == batch), {})
+    return next(
+        (r for r in results_of(report["results"], backend, engine) if r["batch"] == batch), {}
+    )
 
 
 def _remarks(report: Report) -> list[str]:
     difference = report["largest_logit_difference"]
-    first = [] if difference is None else [
-        f"The two softmax forms agree: with the same weights, in float32, their parameters differ by at most "
-        f"{difference:.1e}."]
+    first = (
+        []
+        if difference is None
+        else [
+            "The two softmax forms agree: with the same weights, in float32, their parameters"
+            f" differ by at most {difference:.1e}."
+        ]
+    )
     return [*first, *report["notes"]]
 
 
@@ -178,6 +287,7 @@ def _size(count: int) -> str:
 
 # --- names and figures, for charts too ---
 
+
 def dataset_of(report: Report) -> tuple[str, str]:
     return DATASETS.get(report["subpixels"], DATASETS[784])
 
@@ -193,21 +303,35 @@ def listed(names: Sequence[str]) -> str:
 
 
 def results_of(results: list[Result], backend: str, engine: str) -> list[Result]:
-    return [result for result in results if (result["backend"], result["engine"]) == (backend, engine)]
+    return [
+        result for result in results if (result["backend"], result["engine"]) == (backend, engine)
+    ]
 
 
 def rows_of(report: Report) -> list[tuple[str, str, str]]:
-    """Name, backend and engine of each row, in the paper's order; engine is "" if a backend did not run here."""
+    """Name, backend and engine of each row, in the paper's order; engine is "" if a backend did not
+    run here.
+    """
     results = report["results"]
     engines = sorted({result["engine"] for result in results})
-    order = dict.fromkeys([*report["paper"][dataset_of(report)[0]], *(result["backend"] for result in results)])
-    return [(f"{backend} ({ENGINES[engine]})" if engine and len(engines) > 1 else backend, backend, engine)
-            for backend in order
-            for engine in [engine for engine in engines if results_of(results, backend, engine)] or [""]]
+    order = dict.fromkeys(
+        [*report["paper"][dataset_of(report)[0]], *(result["backend"] for result in results)]
+    )
+    return [
+        (
+            f"{backend} ({ENGINES[engine]})" if engine and len(engines) > 1 else backend,
+            backend,
+            engine,
+        )
+        for backend in order
+        for engine in [engine for engine in engines if results_of(results, backend, engine)] or [""]
+    ]
 
 
 def factor(x: float | None, base: float | None) -> str:
-    """x / base in words. Bases are from the same engine, so that a factor compares attention alone."""
+    """x / base in words. Bases are from the same engine, so that a factor compares attention
+    alone.
+    """
     return f" ({figure(x / base)}x)" if x and base else ""
 
 
@@ -223,16 +347,23 @@ def measured(result: Result, field: str, base: Result | None = None) -> str:
     """Our figure with the marks that it needs, and its factor against base's."""
     if not (x := result.get(field)):
         return figure(x)
-    return (figure(x, "~" if result.get("estimated") else "") + ("†" if result.get("disturbed") else "")
-            + (factor(x, base.get(field)) if base else ""))
+    return (
+        figure(x, "~" if result.get("estimated") else "")
+        + ("†" if result.get("disturbed") else "")
+        + (factor(x, base.get(field)) if base else "")
+    )
 
 
 def machine_of(report: Report) -> str:
     machine = report["machine"]
-    return (f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, "
-            f"torch {machine['torch']}, load {machine['load']:g} before")
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, "
+        f"torch {machine['torch']}, load {machine['load']:g} before"
+    )
 
 
 def duration(seconds: float, figure: Callable[[float], str] = figure) -> str:
-    unit, size = ("s", 1.0) if seconds >= 1 else ("ms", 1e-3) if seconds >= 0.999e-3 else ("us", 1e-6)
+    unit, size = (
+        ("s", 1.0) if seconds >= 1 else ("ms", 1e-3) if seconds >= 0.999e-3 else ("us", 1e-6)
+    )
     return f"{figure(seconds / size)} {unit}"

@@ -1,7 +1,7 @@
 """Admission: which requests the engine of this process takes, and what its reports mean for them.
 
-A request is admitted once, when everything about it is known, with room for all its images. Used on the event loop
-only.
+A request is admitted once, when everything about it is known, with room for all its images. Used on
+the event loop only.
 """
 
 import asyncio
@@ -25,26 +25,42 @@ from .request import Event, Request, Requests, ServedModel
 from .thread import EngineThread, Work
 
 logger = logging.getLogger("linpix")
-COLLECT_S = 1.0  # seconds from the last request of a model that is no longer served until its memory is freed
-AGAIN_S = 7.0    # seconds until the next attempt, then twice as long: connections hold it for up to --head-timeout
+# seconds from the last request of a model that is no longer served until its memory is freed
+COLLECT_S = 1.0
+# seconds until the next attempt, then twice as long: connections hold it for up to --head-timeout
+AGAIN_S = 7.0
 
 
 class Admission(Requests):
-    """Admits requests to the models of this process, and receives the reports of its engine thread."""
+    """Admits requests to the models of this process, and receives the reports of its engine
+    thread.
+    """
 
     models: dict[str, Model]
 
-    def __init__(self, engines: dict[str, Engine], metrics: Metrics, thread: EngineThread, *, max_queue: int,
-                 client_images: int = 0) -> None:
-        """engines: by name, the default one first · max_queue: images of one model that may wait · client_images: that
-        one client may have; 0: any number."""
+    def __init__(
+        self,
+        engines: dict[str, Engine],
+        metrics: Metrics,
+        thread: EngineThread,
+        *,
+        max_queue: int,
+        client_images: int = 0,
+    ) -> None:
+        """engines: by name, the default one first · max_queue: images of one model that may wait ·
+        client_images: that one client may have; 0: any number."""
         super().__init__(metrics)
         self._thread, self._max_queue, self._client_images = thread, max_queue, client_images
-        self._all: dict[Engine, Model] = {}  # of `models`, and those that are decoded until their last request ends
+        # of `models`, and those that are decoded until their last request ends
+        self._all: dict[Engine, Model] = {}
         self.serve(engines)
         metrics.heartbeat_age.set_function(lambda: thread.watchdog.age_s)
-        metrics.requests_waiting.set_function(lambda: sum(not request.begun for request in self.in_progress.values()))
-        metrics.requests_running.set_function(lambda: sum(bool(request.begun) for request in self.in_progress.values()))
+        metrics.requests_waiting.set_function(
+            lambda: sum(not request.begun for request in self.in_progress.values())
+        )
+        metrics.requests_running.set_function(
+            lambda: sum(bool(request.begun) for request in self.in_progress.values())
+        )
 
     def start(self) -> None:
         self._thread.start(self, asyncio.get_running_loop().call_soon_threadsafe)
@@ -60,13 +76,26 @@ class Admission(Requests):
 
     # --- requests ---
 
-    def refusal(self, client: str, job: Job | None = None, model: ServedModel | None = None) -> ServiceError | None:
+    def refusal(
+        self, client: str, job: Job | None = None, model: ServedModel | None = None
+    ) -> ServiceError | None:
         job, limit = job or Job(), self._client_images
         if limit:
-            theirs = {request.id: request.undone for request in self.in_progress.values() if request.client == client}
+            theirs = {
+                request.id: request.undone
+                for request in self.in_progress.values()
+                if request.client == client
+            }
             if (excess := (here := sum(theirs.values())) + job.count - limit) > 0:
-                until_s = sorted(end for model in self._all.values() for end, id in model.ends() if id in theirs)
-                return client_limit(here, job.count, limit, until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
+                until_s = sorted(
+                    end for model in self._all.values() for end, id in model.ends() if id in theirs
+                )
+                return client_limit(
+                    here,
+                    job.count,
+                    limit,
+                    until_s[min(excess, len(until_s)) - 1] if until_s else 0.0,
+                )
         assert model is None or isinstance(model, Model)
         refusals = [asked.refusal(job) for asked in ([model] if model else self.models.values())]
         return refusals[0] if all(refusals) else None
@@ -77,11 +106,14 @@ class Admission(Requests):
         if model.engine not in self._all:  # it was replaced while the upload was decoded
             self._add(model)
         request.expiry = asyncio.get_running_loop().call_at(
-            request.deadline, lambda: request.send(deadline_passed(request.timeout_s)))
+            request.deadline, lambda: request.send(deadline_passed(request.timeout_s))
+        )
         if job.scored:
             assert job.canvas is not None
             scoring = Scoring(model.checkpoint.net, job.canvas, job.known, job.labels)
-            self._thread.run_in_background(Work(request.id, request.client, self._scored(request, scoring)))
+            self._thread.run_in_background(
+                Work(request.id, request.client, self._scored(request, scoring))
+            )
         else:
             request.images = images_of(job, request.id)
             self._thread.submit(model.engine, request.images)
@@ -98,7 +130,9 @@ class Admission(Requests):
         metrics, job, model = self.metrics, request.job, request.model
         assert isinstance(model, Model)
         metrics.requests.labels(request.endpoint, request.outcome).inc()
-        metrics.request_duration.labels(request.endpoint, model.name).observe(time.monotonic() - request.began)
+        metrics.request_duration.labels(request.endpoint, model.name).observe(
+            time.monotonic() - request.began
+        )
         if request.late:
             metrics.deadlines_passed.labels("running" if request.begun else "waiting").inc()
             for image in request.images:
@@ -108,22 +142,30 @@ class Admission(Requests):
         if request.undone:
             self._thread.cancel(request.id, model.engine)
             if not job.scored:
-                metrics.images_completed.labels(model.name, model.backend, request.outcome).inc(request.undone)
+                metrics.images_completed.labels(model.name, model.backend, request.outcome).inc(
+                    request.undone
+                )
         if len(self._all) > len(self.models):
             self._forget_idle()
 
     # --- models ---
 
     def serve(self, engines: dict[str, Engine]) -> None:
-        """Admit requests to these models from now on. Requests admitted to other models go on until they end."""
-        self.models = {name: self._all.get(engine) or Model(engine, self._max_queue)
-                       for name, engine in engines.items()}
+        """Admit requests to these models from now on. Requests admitted to other models go on until
+        they end.
+        """
+        self.models = {
+            name: self._all.get(engine) or Model(engine, self._max_queue)
+            for name, engine in engines.items()
+        }
         for model in self.models.values():
             self._add(model)
         self._forget_idle()
 
     def _add(self, model: Model) -> None:
-        """Have a model decoded, and the gauges follow it; it counts together with one of its name that it replaces."""
+        """Have a model decoded, and the gauges follow it; it counts together with one of its name
+        that it replaces.
+        """
         self._all[model.engine] = model
         self._thread.serve([*self._all])
         self.metrics.add_model(name := model.name, model.backend)
@@ -133,15 +175,19 @@ class Admission(Requests):
 
         self.metrics.state_slots.labels(name).set_function(lambda: total(lambda model: model.slots))
         self.metrics.state_slots_used.labels(name).set_function(
-            lambda: total(lambda model: len(model.engine.scheduler.running)))
+            lambda: total(lambda model: len(model.engine.scheduler.running))
+        )
         for bulk, priority in enumerate(PRIORITIES):
             self.metrics.images_waiting.labels(name, priority).set_function(
-                partial(total, partial(Model.waiting, bulk=bool(bulk))))
+                partial(total, partial(Model.waiting, bulk=bool(bulk)))
+            )
 
     def _forget_idle(self) -> None:
         """Free the memory of models that are no longer served and have no requests."""
         serving = [*self.models.values()]
-        over = [model for model in self._all.values() if not model.requests and model not in serving]
+        over = [
+            model for model in self._all.values() if not model.requests and model not in serving
+        ]
         if not over:
             return
         for model in over:
@@ -154,7 +200,9 @@ class Admission(Requests):
         asyncio.get_running_loop().call_later(COLLECT_S, self._give_back, gone, AGAIN_S)
 
     def _give_back(self, gone: "list[weakref.ref[Engine]]", again_s: float) -> None:
-        """Collect garbage until the engines are freed: cycles and idle connections still hold their last requests."""
+        """Collect garbage until the engines are freed: cycles and idle connections still hold their
+        last requests.
+        """
         collect()
         if left := [engine for engine in gone if engine() is not None]:
             asyncio.get_running_loop().call_later(again_s, self._give_back, left, 2 * again_s)
@@ -166,13 +214,19 @@ class Admission(Requests):
         model, now = self._all.get(engine), time.monotonic()
         if model is None:  # the model is no longer served, and its last request has ended
             return
-        queue_wait, first_row = self.metrics.queue_wait.labels(model.name), self.metrics.first_row.labels(model.name)
+        queue_wait, first_row = (
+            self.metrics.queue_wait.labels(model.name),
+            self.metrics.first_row.labels(model.name),
+        )
         for image in report.joined:
             if (request := model.requests.get(image.request)) is not None and image.attempt == 1:
                 request.begun[image.index] = report.joined_at, *model.in_quanta
                 queue_wait.observe(report.joined_at - request.began)
         passed_s = now - report.joined_at
-        model.in_quanta = model.in_quanta[0] + passed_s, model.in_quanta[1] + passed_s * report.running
+        model.in_quanta = (
+            model.in_quanta[0] + passed_s,
+            model.in_quanta[1] + passed_s * report.running,
+        )
         for image, rows, canvas in report.rows:
             if (request := model.requests.get(image.request)) is not None:
                 if image.attempt == 1 and rows.start == request.given + 1:
@@ -206,11 +260,20 @@ class Admission(Requests):
         request.send(Event(image.index, model.config.height, best.canvas, True, best.recognised))
         self.metrics.images_completed.labels(model.name, model.backend, "completed").inc()
 
-    def _failed(self, request: Request, error: Exception,
-                cure: str = "another seed or temperature may succeed") -> None:
+    def _failed(
+        self,
+        request: Request,
+        error: Exception,
+        cure: str = "another seed or temperature may succeed",
+    ) -> None:
         name = request.model.name
-        logger.error("a request of %s failed, others continue: %s: %s", name, type(error).__name__, error,
-                     extra=logs.of(request.id))
+        logger.error(
+            "a request of %s failed, others continue: %s: %s",
+            name,
+            type(error).__name__,
+            error,
+            extra=logs.of(request.id),
+        )
         why = f"the engine failed on an image of this request ({type(error).__name__})"
         not_finite = isinstance(error, FloatingPointError)
         self.metrics.faults_isolated.labels(name, "not_finite" if not_finite else "threw").inc()
@@ -237,7 +300,11 @@ class Admission(Requests):
         self.metrics.engine_restarts.inc()
         for id in requests:
             if (request := self.in_progress.get(id)) is not None:
-                logger.error("a request of %s failed with its whole batch", request.model.name, extra=logs.of(id))
+                logger.error(
+                    "a request of %s failed with its whole batch",
+                    request.model.name,
+                    extra=logs.of(id),
+                )
                 request.send(error)
 
     def engine_gone(self, why: str, error: ServiceError) -> None:

@@ -1,4 +1,6 @@
-"""The models to serve: finds their checkpoints, reads them, gives them slots, and reads them again on SIGHUP."""
+"""The models to serve: finds their checkpoints, reads them, gives them slots, and reads them again
+on SIGHUP.
+"""
 
 import asyncio
 import logging
@@ -17,39 +19,51 @@ from .decode.engine import Engine
 from .decode.faults import Faults, with_faults
 
 logger = logging.getLogger("linpix")
-_FIRST = ("mnist", "mnist-conditional", "mnist-small")  # the default model, the first of these that exists
+# the default model, the first of these that exists
+_FIRST = ("mnist", "mnist-conditional", "mnist-small")
 
 
 class Catalogue:
     """The checkpoints that the settings name, as engines."""
 
-    def __init__(self, settings: Settings, faults: Faults | None = None, *, share: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, faults: Faults | None = None, *, share: bool = False
+    ) -> None:
         """share: whether other processes on this machine serve the same models."""
         self._settings, self._faults, self._share = settings, faults, share
 
     def read(self) -> dict[str, Engine]:
-        """An engine per model, the default one first. Raises CheckpointError or ValueError with the cure."""
+        """An engine per model, the default one first. Raises CheckpointError or ValueError with the
+        cure.
+        """
         found: dict[str, Engine] = {}
         for folder in self._folders():
             if (name := checkpoint.name_of(folder)) in found:
-                raise CheckpointError(f"two models have the name {name}; rename one of their folders")
+                raise CheckpointError(
+                    f"two models have the name {name}; rename one of their folders"
+                )
             if (engine := self._engine(folder)) is not None:
                 found[name] = engine
         if not found:
-            raise CheckpointError(f"{checkpoint.root(self._settings.checkpoints)} holds no checkpoint that draws "
-                                  "images; give another folder with --checkpoints, or train a model with linpix train")
+            raise CheckpointError(
+                f"{checkpoint.root(self._settings.checkpoints)} holds no checkpoint that draws "
+                "images; give another folder with --checkpoints, or train a model with linpix train"
+            )
         return found
 
     def check(self) -> None:
-        """Raise CheckpointError or ValueError, with the cure, if there is nothing to read. Reads no weights."""
+        """Raise CheckpointError or ValueError, with the cure, if there is nothing to read. Reads no
+        weights.
+        """
         for folder in self._folders():
             checkpoint.config_of(folder)
 
     async def reload(self, admission: Admission) -> None:
-        """Serve what the folders hold now; digests show what has changed. On the event loop, but reads in a thread.
+        """Serve what the folders hold now; digests show what has changed. On the event loop, but
+        reads in a thread.
 
-        A checkpoint is read while the model before it is served, and replaces it once it is complete. One that cannot
-        be served is refused, and the model of its name goes on.
+        A checkpoint is read while the model before it is served, and replaces it once it is
+        complete. One that cannot be served is refused, and the model of its name goes on.
         """
         try:
             folders = await asyncio.to_thread(self._present)
@@ -63,8 +77,11 @@ class Catalogue:
                 fresh = await asyncio.to_thread(self._changed, folder, served)
             except Exception as error:
                 known = isinstance(error, (OSError, ValueError))
-                self._refuse(admission, f"{name}: {error}" + ("; the loaded one is kept" if served else ""),
-                             exc_info=not known)
+                self._refuse(
+                    admission,
+                    f"{name}: {error}" + ("; the loaded one is kept" if served else ""),
+                    exc_info=not known,
+                )
                 continue
             if admission.draining or admission.gone:
                 return
@@ -78,7 +95,9 @@ class Catalogue:
         outcome = "replaced" if name in admission.models else "added"
         serving = {other: model.engine for other, model in admission.models.items()} | {name: fresh}
         admission.serve({model: serving[model] for model in [*order, *serving] if model in serving})
-        logger.warning("SIGHUP: %s is %s: checkpoint %s", name, outcome, fresh.decoder.checkpoint.digest[:16])
+        logger.warning(
+            "SIGHUP: %s is %s: checkpoint %s", name, outcome, fresh.decoder.checkpoint.digest[:16]
+        )
         admission.metrics.reloads.labels(outcome).inc()
 
     def _remove(self, admission: Admission, gone: list[str]) -> None:
@@ -86,14 +105,26 @@ class Catalogue:
         for name in gone:
             folder = admission.models[name].checkpoint.folder
             if left := [path for path in (folder, *checkpoint.unfinished(folder)) if path.is_dir()]:
-                self._refuse(admission, f"{name} is kept: {folder} has no readable config.json but contains {left[0]}, "
-                                        "so it is still being written, or a save was interrupted; send SIGHUP again "
-                                        "when it is complete")
+                self._refuse(
+                    admission,
+                    f"{name} is kept: {folder} has no readable config.json but contains {left[0]}, "
+                    "so it is still being written, or a save was interrupted; send SIGHUP again "
+                    "when it is complete",
+                )
             elif none_left:
-                self._refuse(admission, f"{name} is kept: {folder} does not exist, but without it no model would be "
-                                        f"left; put a valid checkpoint into {folder.parent}, and send SIGHUP again")
+                self._refuse(
+                    admission,
+                    f"{name} is kept: {folder} does not exist, but without it no model would be "
+                    f"left; put a valid checkpoint into {folder.parent}, and send SIGHUP again",
+                )
             else:
-                admission.serve({other: model.engine for other, model in admission.models.items() if other != name})
+                admission.serve(
+                    {
+                        other: model.engine
+                        for other, model in admission.models.items()
+                        if other != name
+                    }
+                )
                 logger.warning("SIGHUP: %s was removed", name)
                 admission.metrics.reloads.labels("removed").inc()
 
@@ -102,27 +133,38 @@ class Catalogue:
         admission.metrics.reloads.labels("refused").inc()
 
     def _present(self) -> dict[str, Path]:
-        """Folders by model, the default one first; models named by --models that are missing are left out."""
+        """Folders by model, the default one first; models named by --models that are missing are
+        left out.
+        """
         found: dict[str, Path] = {}
         for folder in self._folders(missing=True):
             if (other := found.setdefault(checkpoint.name_of(folder), folder)) != folder:
-                logger.error("SIGHUP: %s was not loaded, because %s has the same name; rename one of "
-                             "them", folder, other)
+                logger.error(
+                    "SIGHUP: %s was not loaded, because %s has the same name; rename one of them",
+                    folder,
+                    other,
+                )
         return found
 
     def _changed(self, folder: Path, served: Engine | None) -> Engine | None:
-        """The model of a folder, or None if it is the one served. Raises ValueError with the cure."""
+        """The model of a folder, or None if it is the one served. Raises ValueError with the
+        cure.
+        """
         if served is not None and checkpoint.digest_of(folder) == served.decoder.checkpoint.digest:
             return None
         return self._engine(folder, required=served is not None)
 
     def _engine(self, folder: Path, *, required: bool = False) -> Engine | None:
-        """The model of a folder; None if its attention draws no images (ValueError if it is required or named)."""
+        """The model of a folder; None if its attention draws no images (ValueError if it is
+        required or named).
+        """
         settings, config = self._settings, checkpoint.config_of(folder)
         if not attention_for(config).steps_as:
             if settings.models or required:
-                raise ValueError(f"{checkpoint.name_of(folder)} has {config.attention} attention, which cannot draw "
-                                 "images; leave it out of --models")
+                raise ValueError(
+                    f"{checkpoint.name_of(folder)} has {config.attention} attention, which cannot"
+                    " draw images; leave it out of --models"
+                )
             return None
         loaded = checkpoint.read(folder)
         linear = loaded.net.config.attention == "linear"
@@ -135,10 +177,14 @@ class Catalogue:
             if chosen.device == "cpu":
                 shadowed = linear and chosen.engine == "eager"  # see Decoder.keep
                 _check_memory(loaded, slots, shadowed=shadowed)
-            decoder = new_decoder(loaded, slots, *wanted, device=device, state=state, share=self._share)
+            decoder = new_decoder(
+                loaded, slots, *wanted, device=device, state=state, share=self._share
+            )
             decoder.fill_freed_with_nan = settings.poison
         except ValueError as error:
-            raise ValueError(f"{loaded.name}: {error}; or leave the model out with --models") from error
+            raise ValueError(
+                f"{loaded.name}: {error}; or leave the model out with --models"
+            ) from error
         return Engine(with_faults(decoder, self._faults) if self._faults else decoder)
 
     def _folders(self, *, missing: bool = False) -> list[Path]:
@@ -156,16 +202,28 @@ class Catalogue:
         root = checkpoint.root(settings.checkpoints)
         found = checkpoint.folders(root)
         if not found and not missing:
-            raise CheckpointError(f"{root} holds no checkpoint; give another folder with --checkpoints, or train a "
-                                  "model with linpix train")
-        return sorted(found, key=lambda folder: (_FIRST.index(folder.name) if folder.name in _FIRST else 9,
-                                                 folder.name))
+            raise CheckpointError(
+                f"{root} holds no checkpoint; give another folder with --checkpoints, or train a "
+                "model with linpix train"
+            )
+        return sorted(
+            found,
+            key=lambda folder: (
+                _FIRST.index(folder.name) if folder.name in _FIRST else 9,
+                folder.name,
+            ),
+        )
+
 
 def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:
-    """Raise ValueError if slots do not fit into memory. shadowed: whether each needs room for a copy as well."""
+    """Raise ValueError if slots do not fit into memory. shadowed: whether each needs room for a
+    copy as well.
+    """
     attention = source.net.attention
     needed, free = (1 + shadowed) * attention.state_bytes * (slots + 1), free_bytes()
     if needed > free:
         flag = "--slots" if source.net.config.attention == "linear" else "--softmax-slots"
-        raise ValueError(f"{slots} slots take {needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free; "
-                         f"lower {flag}")
+        raise ValueError(
+            f"{slots} slots take {needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are"
+            f" free; lower {flag}"
+        )

@@ -1,9 +1,10 @@
-"""An image on its way from the queue to its pixels; whether it is drawn again, and which images are returned; and the
-report of what a quantum did to images.
+"""An image on its way from the queue to its pixels; whether it is drawn again, and which images are
+returned; and the report of what a quantum did to images.
 
-The engine draws images, and checks whether the model recognises their classes. What follows from that (see
-model/attempts.py) is not its business: admission, or the command line, calls `again` and `chosen` for each image of a
-report, and the answer, or the command line, `best_of` when all candidates are drawn.
+The engine draws images, and checks whether the model recognises their classes. What follows from
+that (see model/attempts.py) is not its business: admission, or the command line, calls `again` and
+`chosen` for each image of a report, and the answer, or the command line, `best_of` when all
+candidates are drawn.
 """
 
 from collections import Counter
@@ -31,21 +32,25 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Image:
-    """One image of a job, or one attempt at it. Only the engine's thread changes it until it is done."""
+    """One image of a job, or one attempt at it. Only the engine's thread changes it until it is
+    done.
+    """
 
-    request: str              # the id under which the engine can cancel it
+    # fmt: off
+    request: str                            # the id under which the engine can cancel it
     job: Job
-    index: int                # among the job's images
-    seed: int                 # of this attempt
-    label: int | None         # the class: requested, or drawn by the model
+    index: int                              # among the job's images
+    seed: int                               # of this attempt
+    label: int | None                       # the class: requested, or drawn by the model
     attempt: int = 1
-    best: "Image | None" = None  # of the attempts before
+    best: "Image | None" = None             # of the attempts before
     state: State = State.WAITING
     slot: int = 0
     canvas: NDArray[np.uint8] | None = None  # (T,), when it is done
-    recognised: Recognised | None = None     # when it was checked
-    retried: bool = False     # its prefill raised once
-    prefill_s: float = 0.0    # seconds of prefill so far
+    recognised: Recognised | None = None    # when it was checked
+    retried: bool = False                   # its prefill raised once
+    prefill_s: float = 0.0                  # seconds of prefill so far
+    # fmt: on
 
     @property
     def key(self) -> tuple[str, int | None, int]:
@@ -58,19 +63,34 @@ def images_of(job: Job, request: str) -> list[Image]:
 
 
 def again(image: Image) -> Image | None:
-    """The next attempt at an image that is done; None if it is the last one, and `chosen` is to be returned."""
+    """The next attempt at an image that is done; None if it is the last one, and `chosen` is to be
+    returned.
+    """
     job, checked = image.job, image.recognised
-    if image.attempt >= job.attempts or checked is None or checked.accepted or (
-            job.known is not None and job.known.all()):
+    if (
+        image.attempt >= job.attempts
+        or checked is None
+        or checked.accepted
+        or (job.known is not None and job.known.all())
+    ):
         return None
     known = job.known is not None and job.known.any()
     # a completion draws its class again, since the last one may not have fitted what is known
-    return Image(image.request, job, image.index, image.seed + NEXT_ATTEMPT, job.label if known else image.label,
-                 attempt=image.attempt + 1, best=chosen(image))
+    return Image(
+        image.request,
+        job,
+        image.index,
+        image.seed + NEXT_ATTEMPT,
+        job.label if known else image.label,
+        attempt=image.attempt + 1,
+        best=chosen(image),
+    )
 
 
 def chosen(image: Image) -> Image:
-    """The best attempt of this one, which is done, and those before it; it knows how many there were."""
+    """The best attempt of this one, which is done, and those before it; it knows how many there
+    were.
+    """
     best, this = image.best, image.recognised
     if best is None or this is None or best.recognised is None or this.rank > best.recognised.rank:
         best = image
@@ -79,14 +99,18 @@ def chosen(image: Image) -> Image:
 
 
 def best_of(images: Sequence[Recognised], count: int) -> list[int]:
-    """Indices of `count` candidates: of accepted ones, and if they are too few, of the others, those of highest rank.
+    """Indices of `count` candidates: of accepted ones, and if they are too few, of the others,
+    those of highest rank.
 
-    To take the surest of all would be to take the plainest images of a class. So accepted ones are divided among the
-    classes in proportion to their number, by the method of D'Hondt; within a class they come in the order of seeds.
-    This is rejection by a classifier (Razavi et al., 2019), which here is the model's own.
+    To take the surest of all would be to take the plainest images of a class. So accepted ones are
+    divided among the classes in proportion to their number, by the method of D'Hondt; within a
+    class they come in the order of seeds. This is rejection by a classifier (Razavi et al., 2019),
+    which here is the model's own.
     """
     able = [index for index, image in enumerate(images) if image.accepted]
-    others = sorted(set(range(len(images))) - {*able}, key=lambda index: images[index].rank, reverse=True)
+    others = sorted(
+        set(range(len(images))) - {*able}, key=lambda index: images[index].rank, reverse=True
+    )
     votes, before = Counter(images[index].label for index in able), Counter[int]()
     quotients: dict[int, float] = {}
     for index in able:
@@ -99,18 +123,20 @@ def best_of(images: Sequence[Recognised], count: int) -> list[int]:
 class Report:
     """What one quantum of one model did."""
 
-    joined: list[Image] = field(default_factory=list)    # that got a slot
-    joined_at: float = 0.0   # by time.monotonic
-    running: int = 0         # images in slots then
-    # images with newly finished image rows, counted from 1, and for streams the canvas, (T,); images that no stream
-    # shows come once, with the first rows of their first attempt
+    joined: list[Image] = field(default_factory=list)  # that got a slot
+    joined_at: float = 0.0  # by time.monotonic
+    running: int = 0  # images in slots then
+    # images with newly finished image rows, counted from 1, and for streams the canvas, (T,);
+    # images that no stream shows come once, with the first rows of their first attempt
     rows: list[tuple[Image, range, NDArray[np.uint8] | None]] = field(default_factory=list)
     finished: list[Image] = field(default_factory=list)
-    failed: dict[str, Exception] = field(default_factory=dict)  # by request; FloatingPointError: NaN
-    batch: int = 0           # images decoded in the quantum
-    passes: int = 0          # the most passes through the layers of one image; at least 1 if images were decoded
-    subpixels: int = 0       # decoded, of all images together
-    seconds: float = 0.0     # of decoding, without prefill
-    saturated: int = 0       # elements of state that were clamped
-    retries: int = 0         # runs of the quantum after the first
+    # by request; FloatingPointError: NaN
+    failed: dict[str, Exception] = field(default_factory=dict)
+    batch: int = 0  # images decoded in the quantum
+    # the most passes through the layers of one image; at least 1 if images were decoded
+    passes: int = 0
+    subpixels: int = 0  # decoded, of all images together
+    seconds: float = 0.0  # of decoding, without prefill
+    saturated: int = 0  # elements of state that were clamped
+    retries: int = 0  # runs of the quantum after the first
     prefill_s: list[float] = field(default_factory=list)  # seconds of each prefill that ended

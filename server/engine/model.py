@@ -1,4 +1,6 @@
-"""A model of this process, as the event loop knows it: its requests, its room, and when images will be done."""
+"""A model of this process, as the event loop knows it: its requests, its room, and when images will
+be done.
+"""
 
 import heapq
 import math
@@ -15,21 +17,28 @@ from .job import Job
 from .request import Request, ServedModel
 
 MEASURED_S = 0.25  # seconds that images must have been in slots before their pace counts
-MEASURED_SHARE = 8  # images of which less than 1/MEASURED_SHARE must be drawn do not count: their time is prefill
-STALE_S = 5.0  # forget the pace after so long without use: a wrong one that refuses all would never be corrected
-NEW = 0.2      # weight of one image in the smoothed pace
+# images of which less than 1/MEASURED_SHARE must be drawn do not count: their time is prefill
+MEASURED_SHARE = 8
+# forget the pace after so long without use: a wrong one that refuses all would never be corrected
+STALE_S = 5.0
+NEW = 0.2  # weight of one image in the smoothed pace
 CONFIDENT = 2  # images that must have been measured
-SAFETY = 1.25  # factor on predicted times: when the queue is as long as deadlines allow, a bare prediction would let
-               # half of the admitted images be decoded nearly to their end for nothing
+# factor on predicted times: when the queue is as long as deadlines allow, a bare prediction would
+# let
+SAFETY = 1.25
+# half of the admitted images be decoded nearly to their end for nothing
 
 
-# --- forecasts: when each admitted image will be done, from one measured number, without a clock ---
+# --- forecasts: when each admitted image will be done, from one measured number, without a clock
+# ---
+
 
 class Pace:
-    """Seconds that an image spends in slots for each token that has to be drawn, by how many images are in slots.
+    """Seconds that an image spends in slots for each token that has to be drawn, by how many images
+    are in slots.
 
-    Measured from outside, for finished images: it contains prefill, steps that are skipped, checks and further
-    attempts. Numbers of images are taken in powers of the square root of two.
+    Measured from outside, for finished images: it contains prefill, steps that are skipped, checks
+    and further attempts. Numbers of images are taken in powers of the square root of two.
     """
 
     def __init__(self) -> None:
@@ -44,8 +53,9 @@ class Pace:
     def __call__(self, batch: int) -> float:
         """Seconds per token with so many images in slots; 0 when nothing is known.
 
-        A size without measurements is estimated from the nearest one: twice the images take 1.4 times as long, half
-        way between steps that cost the same for any number and steps that cost the same for each image.
+        A size without measurements is estimated from the nearest one: twice the images take 1.4
+        times as long, half way between steps that cost the same for any number and steps that cost
+        the same for each image.
         """
         size = 2 * math.log2(batch)
         nearest = min(self._seconds, key=lambda other: abs(other - size), default=size)
@@ -69,9 +79,14 @@ def queue_order(interactive: Iterable[Remaining], bulk: Iterable[Remaining]) -> 
     return order
 
 
-def ends(slots: int, running: Sequence[Remaining], waiting: Sequence[Remaining], pace: Callable[[int], float]
-         ) -> list[tuple[float, str]]:
-    """The seconds until each image will be done, and its request, in order of time, if no request arrives or leaves.
+def ends(
+    slots: int,
+    running: Sequence[Remaining],
+    waiting: Sequence[Remaining],
+    pace: Callable[[int], float],
+) -> list[tuple[float, str]]:
+    """The seconds until each image will be done, and its request, in order of time, if no request
+    arrives or leaves.
 
     running: in slots · waiting: in the order in which they will get slots.
     """
@@ -90,7 +105,9 @@ def ends(slots: int, running: Sequence[Remaining], waiting: Sequence[Remaining],
 
 
 class Model(ServedModel):
-    """Used on the event loop only. The engine thread changes images meanwhile, so numbers may be a quantum old."""
+    """Used on the event loop only. The engine thread changes images meanwhile, so numbers may be a
+    quantum old.
+    """
 
     def __init__(self, engine: Engine, max_queue: int) -> None:
         decoder = engine.decoder
@@ -107,8 +124,11 @@ class Model(ServedModel):
 
     def waiting(self, bulk: bool | None = None) -> int:
         """Images without a slot, of one class or of both; a picture to be scored counts as one."""
-        return sum(request.job.scored + sum(image.state is State.WAITING for image in request.images)
-                   for request in self.requests.values() if bulk in (None, request.job.bulk))
+        return sum(
+            request.job.scored + sum(image.state is State.WAITING for image in request.images)
+            for request in self.requests.values()
+            if bulk in (None, request.job.bulk)
+        )
 
     def refusal(self, job: Job) -> ServiceError | None:
         """queue_full, with the time until there is room, if there is none for a job now."""
@@ -119,9 +139,14 @@ class Model(ServedModel):
         if (excess := job.count - left) <= 0:
             return None
         bulk = job.count <= room  # only bulk images have too little room
-        until_s = [end for end, _ in self.ends()]  # none, if all room is held by pictures to be scored
-        return queue_full(self.waiting(True if bulk else None), job.count, self.queue[bulk],
-                          until_s[min(excess, len(until_s)) - 1] if until_s else 0.0)
+        # none, if all room is held by pictures to be scored
+        until_s = [end for end, _ in self.ends()]
+        return queue_full(
+            self.waiting(True if bulk else None),
+            job.count,
+            self.queue[bulk],
+            until_s[min(excess, len(until_s)) - 1] if until_s else 0.0,
+        )
 
     def admit(self, request: Request) -> None:
         """Raises deadline_unreachable."""
@@ -130,22 +155,38 @@ class Model(ServedModel):
             self.pace = Pace()
         if not job.scored:
             tokens = self.undone * self.config.length + request.tokens * job.count  # at most
-            # all work divided among all slots, and one image more: Graham, "Bounds on multiprocessing timing anomalies"
-            bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(self.slots)
+            # all work divided among all slots, and one image more: Graham, "Bounds on
+            # multiprocessing timing anomalies"
+            bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(
+                self.slots
+            )
             # others must not become late by it, but for hasty ones, which could keep it out
-            left_s = {other.id: other.deadline - now for other in (*self.requests.values(), request)
-                      if other.timeout_s >= request.timeout_s}
+            left_s = {
+                other.id: other.deadline - now
+                for other in (*self.requests.values(), request)
+                if other.timeout_s >= request.timeout_s
+            }
             if bound_s * SAFETY > min(left_s.values()):  # hardly ever
                 new = [Remaining(request.id, request.tokens)] * job.count
-                late, before = ({id: SAFETY * end for end, id in self.ends(images, bulk=job.bulk)
-                                 if SAFETY * end > left_s.get(id, math.inf)} for images in (new, ()))
+                late, before = (
+                    {
+                        id: SAFETY * end
+                        for end, id in self.ends(images, bulk=job.bulk)
+                        if SAFETY * end > left_s.get(id, math.inf)
+                    }
+                    for images in (new, ())
+                )
                 if late.keys() - before.keys():
-                    ahead = sum(other.undone for other in self.requests.values() if not other.job.scored)
+                    ahead = sum(
+                        other.undone for other in self.requests.values() if not other.job.scored
+                    )
                     raise deadline_unreachable(left_s[request.id], late.get(request.id), ahead)
         self.requests[request.id] = request
 
     def ends(self, new: Sequence[Remaining] = (), *, bulk: bool = False) -> list[tuple[float, str]]:
-        """Seconds until each image will be done, and its request. new: images that would come last in their class."""
+        """Seconds until each image will be done, and its request. new: images that would come last
+        in their class.
+        """
         classes: tuple[list[Remaining], list[Remaining]] = ([], [])
         running, left = [], self.engine.scheduler.left.tolist()
         for request in self.requests.values():
@@ -158,7 +199,9 @@ class Model(ServedModel):
         return ends(self.slots, running, queue_order(*classes), self.seconds_per_token)
 
     def seconds_per_token(self, batch: int) -> float:
-        """The pace with so many images in slots; until images have finished, that of the running ones; else 0."""
+        """The pace with so many images in slots; until images have finished, that of the running
+        ones; else 0.
+        """
         if self.pace.measured >= CONFIDENT:
             return self.pace(batch)
         drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
@@ -168,16 +211,21 @@ class Model(ServedModel):
                 if image.slot and request.tokens >= self._enough:
                     drawn += request.tokens - int(self.engine.scheduler.left[image.slot])
                     seconds, running = seconds + now - began, running + 1
-        known = 0 < self._enough * running <= drawn and seconds > MEASURED_S  # not by the first tokens: they are cold
+        # not by the first tokens: they are cold
+        known = 0 < self._enough * running <= drawn and seconds > MEASURED_S
         return (seconds / drawn) * math.sqrt(batch / running) if known else 0.0
 
     def measure(self, request: Request, image: Image) -> None:
-        """Learn from the time of an image that is done, or whose deadline has passed: else only quick ones counted."""
+        """Learn from the time of an image that is done, or whose deadline has passed: else only
+        quick ones counted.
+        """
         self._measured_at = now = time.monotonic()
-        drawn = request.tokens - int(self.engine.scheduler.left[image.slot])  # in no slot, nothing is left
+        # in no slot, nothing is left
+        drawn = request.tokens - int(self.engine.scheduler.left[image.slot])
         began, quanta_s, images_s = request.begun[image.index]
         seconds = self.in_quanta[0] - quanta_s  # 0 by a coarse clock
-        if drawn >= self._enough and seconds:  # by the mean number of images: of a crowd, the last ends alone
+        # by the mean number of images: of a crowd, the last ends alone
+        if drawn >= self._enough and seconds:
             self.pace.learn((self.in_quanta[1] - images_s) / seconds, (now - began) / drawn)
 
     def too_late(self) -> list[Request]:
@@ -185,8 +233,19 @@ class Model(ServedModel):
 
         Decoding them all the same would also delay the requests behind them.
         """
-        waiting = [request for request in self.requests.values()
-                   if not (request.begun or request.late or request.job.scored)]
-        token_s = self.seconds_per_token(min(len(self.engine.scheduler.running) + 1, self.slots)) if waiting else 0.0
+        waiting = [
+            request
+            for request in self.requests.values()
+            if not (request.begun or request.late or request.job.scored)
+        ]
+        token_s = (
+            self.seconds_per_token(min(len(self.engine.scheduler.running) + 1, self.slots))
+            if waiting
+            else 0.0
+        )
         next_report = time.monotonic() + QUANTUM_S  # at the latest
-        return [request for request in waiting if request.tokens * token_s * SAFETY > request.deadline - next_report]
+        return [
+            request
+            for request in waiting
+            if request.tokens * token_s * SAFETY > request.deadline - next_report
+        ]

@@ -1,4 +1,6 @@
-"""A request: a job in progress, from its admission until all of its answer is known. Used on the event loop only."""
+"""A request: a job in progress, from its admission until all of its answer is known. Used on the
+event loop only.
+"""
 
 import asyncio
 import contextlib
@@ -18,33 +20,40 @@ from ..metrics import Metrics
 from .image import Image
 from .job import Job
 
-BULK_QUEUE = 4  # a quarter of the queue is closed to bulk images, so that they never shut others out
+# a quarter of the queue is closed to bulk images, so that they never shut others out
+BULK_QUEUE = 4
 
 
 class Event(NamedTuple):
     """News of one image: `rows` finished image rows of it, or the whole of it if it is `done`."""
 
-    image: int                     # its number among the job's images
+    image: int  # its number among the job's images
     rows: int
-    canvas: NDArray[np.uint8]      # (T,)
+    canvas: NDArray[np.uint8]  # (T,)
     done: bool = False
     recognised: Recognised | None = None  # if the model has checked it
-    scores: tuple[NDArray[np.float32], NDArray[np.float64]] | None = None  # Scoring's log_probs and priors
+    # Scoring's log_probs and priors
+    scores: tuple[NDArray[np.float32], NDArray[np.float64]] | None = None
 
 
 class ServedModel:
     """A model that requests may ask for, decoded in this process or in replicas."""
 
-    def __init__(self, checkpoint: Checkpoint, facts: dict[str, str], slots: int, max_queue: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, facts: dict[str, str], slots: int, max_queue: int
+    ) -> None:
         """facts: of Decoder · max_queue: images that may wait."""
         self.kernels = ""  # of GpuPool; replicas have their own
         self.checkpoint, self.facts, self.slots = checkpoint, facts, slots
         self.name, self.config = checkpoint.name, checkpoint.net.config
         self.backend = checkpoint.net.attention.steps_as  # its attention, as metrics name it
-        self.queue = max_queue, max_queue - max_queue // BULK_QUEUE  # images that may wait: in all, of them bulk ones
+        # images that may wait: in all, of them bulk ones
+        self.queue = max_queue, max_queue - max_queue // BULK_QUEUE
 
     def admit(self, request: "Request") -> None:
-        """Take room for a request. Raises ServiceError if its deadline is too near. (Replicas admit for themselves.)"""
+        """Take room for a request. Raises ServiceError if its deadline is too near. (Replicas admit
+        for themselves.)
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -56,17 +65,19 @@ class Request:
     client: str
     job: Job
     model: ServedModel
-    timeout_s: float               # from `began`
+    timeout_s: float  # from `began`
     began: float = field(default_factory=time.monotonic)  # when its head was read
     deadline: float = field(init=False)
-    undone: int = field(init=False)   # images that are not done; 1 for a picture to be scored, to its end
-    tokens: int = field(init=False)   # of each image, to be drawn
-    given: int = field(init=False)    # image rows of each that are known from the start
-    images: list[Image] = field(default_factory=list)     # the current attempt at each
-    begun: dict[int, tuple[float, float, float]] = field(default_factory=dict)  # of each first slot: time, in_quanta
-    drawn: float = 0.0             # when the last image was, by time.monotonic; 0: none yet
-    outcome: str = "cancelled"     # "completed", "cancelled" or "failed": what is counted at its end
-    late: bool = False             # its deadline has passed, or can no longer be met
+    # images that are not done; 1 for a picture to be scored, to its end
+    undone: int = field(init=False)
+    tokens: int = field(init=False)  # of each image, to be drawn
+    given: int = field(init=False)  # image rows of each that are known from the start
+    images: list[Image] = field(default_factory=list)  # the current attempt at each
+    # of each first slot: time, in_quanta
+    begun: dict[int, tuple[float, float, float]] = field(default_factory=dict)
+    drawn: float = 0.0  # when the last image was, by time.monotonic; 0: none yet
+    outcome: str = "cancelled"  # "completed", "cancelled" or "failed": what is counted at its end
+    late: bool = False  # its deadline has passed, or can no longer be met
     released: bool = False
     expiry: asyncio.TimerHandle | None = None  # sends deadline_passed
     events: asyncio.Queue[Event | ServiceError | None] = field(default_factory=asyncio.Queue)
@@ -83,13 +94,17 @@ class Request:
         self.events.put_nowait(event)
 
     def check_time(self) -> None:
-        """Raise deadline_passed if the deadline passed during work that the event loop could not interrupt."""
+        """Raise deadline_passed if the deadline passed during work that the event loop could not
+        interrupt.
+        """
         if self.deadline <= time.monotonic():
             self.late = True
             raise deadline_passed(self.timeout_s)
 
     async def next_event(self, patience_s: float | None = None) -> Event | None:
-        """The next event; None after patience_s without one. Raises the ServiceError that ended the request early."""
+        """The next event; None after patience_s without one. Raises the ServiceError that ended the
+        request early.
+        """
         event = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
@@ -101,17 +116,18 @@ class Request:
 
 
 class Requests:
-    """The requests that are served, and how they begin and end: with the engine of this process (Admission), or with
-    replicas (server/cluster).
+    """The requests that are served, and how they begin and end: with the engine of this process
+    (Admission), or with replicas (server/cluster).
     """
 
-    models: Mapping[str, ServedModel]  # which requests may ask for, by name; the default one is first
+    # which requests may ask for, by name; the default one is first
+    models: Mapping[str, ServedModel]
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
         self.in_progress: dict[str, Request] = {}  # admitted ones, by id
         self.draining = False
-        self.gone = ""                        # why this process no longer decodes; empty while it does
+        self.gone = ""  # why this process no longer decodes; empty while it does
         self.began = time.monotonic()
 
     def start(self) -> None:
@@ -124,13 +140,19 @@ class Requests:
 
     @property
     def ready(self) -> bool:
-        """Whether images can be drawn. A front starts once a replica does, and calls wait while one is replaced."""
+        """Whether images can be drawn. A front starts once a replica does, and calls wait while one
+        is replaced.
+        """
         return True
 
-    def refusal(self, client: str, job: Job | None = None, model: ServedModel | None = None) -> ServiceError | None:
-        """The error that a client's job would get now for want of room; None if there is room. Nothing is held.
+    def refusal(
+        self, client: str, job: Job | None = None, model: ServedModel | None = None
+    ) -> ServiceError | None:
+        """The error that a client's job would get now for want of room; None if there is room.
+        Nothing is held.
 
-        job: None for one image · model: None for the one with most room · in a front, only replicas know.
+        job: None for one image · model: None for the one with most room · in a front, only replicas
+             know.
         """
         return None
 
@@ -158,7 +180,9 @@ class Requests:
 
     @contextlib.contextmanager
     def admit(self, request: Request) -> Iterator[None]:
-        """A request's life: however it ends, it is counted, and what it holds is freed. Raises ServiceError."""
+        """A request's life: however it ends, it is counted, and what it holds is freed. Raises
+        ServiceError.
+        """
         try:
             request.check_time()
         except ServiceError:
@@ -185,7 +209,9 @@ class Requests:
             self.release(request)
 
     def release(self, request: Request, outcome: str = "") -> None:
-        """Free what a request holds, and count how it ended, before its last byte is sent. Later calls do nothing."""
+        """Free what a request holds, and count how it ended, before its last byte is sent. Later
+        calls do nothing.
+        """
         if request.released:
             return
         request.released, request.outcome = True, outcome or request.outcome

@@ -1,8 +1,9 @@
-"""The engine thread: it alone runs the models' quanta, one after the other, and reports each to the event loop. A
-watchdog notices when it hangs.
+"""The engine thread: it alone runs the models' quanta, one after the other, and reports each to the
+event loop. A watchdog notices when it hangs.
 
-No state is shared that would need a lock. Calls for the thread wait in its inbox; its reports are calls on the event
-loop. The loop also reads, up to a quantum late, whether there is work, what runs, and the state of images.
+No state is shared that would need a lock. Calls for the thread wait in its inbox; its reports are
+calls on the event loop. The loop also reads, up to a quantum late, whether there is work, what
+runs, and the state of images.
 """
 
 import logging
@@ -26,14 +27,17 @@ from .image import Image, Report
 
 logger = logging.getLogger("linpix")
 LAST_WORDS_S = 1.0  # seconds for answers to reach clients before a process without an engine exits
-LOST = 70           # exit status of such a process: an internal software error, by sysexits.h
-RESTARTS, RESTARTS_S = 3, 600.0  # the process ends if the engine thread dies more often than this in so many seconds
-PATIENCE = 10       # watchdog time-outs that one piece of background work may take
-TICKS = 20          # checks in a time-out of the watchdog: silence is noticed after 1 to 1.1 time-outs
+LOST = 70  # exit status of such a process: an internal software error, by sysexits.h
+# the process ends if the engine thread dies more often than this in so many seconds
+RESTARTS, RESTARTS_S = 3, 600.0
+PATIENCE = 10  # watchdog time-outs that one piece of background work may take
+TICKS = 20  # checks in a time-out of the watchdog: silence is noticed after 1 to 1.1 time-outs
 
 
 class Reports(Protocol):
-    """The receiver of the engine thread's reports; every call is made on the event loop, in order."""
+    """The receiver of the engine thread's reports; every call is made on the event loop, in
+    order.
+    """
 
     def quantum_done(self, engine: Engine, report: Report) -> None: ...
 
@@ -49,12 +53,15 @@ class Reports(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """Background work, such as a likelihood or a comparison: a generator that is advanced between quanta."""
+    """Background work, such as a likelihood or a comparison: a generator that is advanced between
+    quanta.
+    """
 
     id: str
-    client: str              # clients take turns
+    client: str  # clients take turns
     pieces: Iterator[None]
-    rest: float = 0.0        # while images are drawn, it rests so many times as long as its last piece took
+    # while images are drawn, it rests so many times as long as its last piece took
+    rest: float = 0.0
     rests_until: float = 0.0  # by perf_counter
 
 
@@ -63,10 +70,12 @@ class EngineThread:
 
     def __init__(self, watchdog_timeout_s: float = 60.0) -> None:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._engines: Sequence[Engine] = ()   # replaced, never changed in place: the watchdog reads it
-        self._current: Engine | None = None    # the one whose quantum is running
-        self._background: list[Work] = []      # in the order of turns
-        self._rests_until = 0.0                # no background work before, while images are drawn; by perf_counter
+        # replaced, never changed in place: the watchdog reads it
+        self._engines: Sequence[Engine] = ()
+        self._current: Engine | None = None  # the one whose quantum is running
+        self._background: list[Work] = []  # in the order of turns
+        # no background work before, while images are drawn; by perf_counter
+        self._rests_until = 0.0
         self._call_on_loop: Callable[..., object]
         self._reports: Reports
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -123,16 +132,23 @@ class EngineThread:
                 logger.exception("the engine thread died; restarting it")
                 now = time.monotonic()
                 if len(died) == RESTARTS and now - died[0] < RESTARTS_S:
-                    why = (f"the engine thread died {RESTARTS + 1} times in {now - died[0]:.0f} s, the last time "
-                           f"because of {type(failure).__name__}")
+                    why = (
+                        f"the engine thread died {RESTARTS + 1} times in {now - died[0]:.0f} s, the"
+                        f" last time because of {type(failure).__name__}"
+                    )
                     self._end(why, engine_failed(why))
                 died.append(now)
-                engine, self._current = self._current, None  # its slots are emptied; everything else is as it was
+                # its slots are emptied; everything else is as it was
+                engine, self._current = self._current, None
                 requests = engine.abandon() if engine else []
-                self.report(self._reports.batch_lost, requests, batch_failed(type(failure).__name__))
+                self.report(
+                    self._reports.batch_lost, requests, batch_failed(type(failure).__name__)
+                )
 
     def _take_calls(self, wait: bool) -> bool:
-        """Make the calls in the inbox. wait: for at least one. Returns False if the thread is to stop."""
+        """Make the calls in the inbox. wait: for at least one. Returns False if the thread is to
+        stop.
+        """
         try:
             while (call := self._inbox.get(block=wait)) is not None:
                 call()
@@ -142,8 +158,9 @@ class EngineThread:
             return True
 
     def _round(self) -> None:
-        """Run a quantum of each busy model, then background work: one piece if no image is drawn, else for as long as
-        the quanta took. A function of its own, so that no local variable keeps a model while the thread waits.
+        """Run a quantum of each busy model, then background work: one piece if no image is drawn,
+        else for as long as the quanta took. A function of its own, so that no local variable keeps
+        a model while the thread waits.
         """
         began, drawing = time.perf_counter(), False
         for engine in self._engines:
@@ -162,11 +179,13 @@ class EngineThread:
             self._rests_until = time.perf_counter() - left_s  # what was too much is paid back
 
     def _work(self, *, drawing: bool) -> float:
-        """Run a piece of background work, if one is due; returns its seconds. Clients take turns; each finishes one
-        piece of work before it begins another. drawing: images are being drawn.
+        """Run a piece of background work, if one is due; returns its seconds. Clients take turns;
+        each finishes one piece of work before it begins another. drawing: images are being drawn.
         """
         began, error = time.perf_counter(), None
-        work = next((work for work in self._background if not drawing or began >= work.rests_until), None)
+        work = next(
+            (work for work in self._background if not drawing or began >= work.rests_until), None
+        )
         if work is None:
             return 0.0
         self.watchdog.beat(PATIENCE)
@@ -178,8 +197,11 @@ class EngineThread:
         now = time.perf_counter()
         work.rests_until = now + work.rest * (now - began)
         others = [other for other in self._background if other is not work]
-        self._background = [*(other for other in others if other.client != work.client), *([] if ended else [work]),
-                            *(other for other in others if other.client == work.client)]
+        self._background = [
+            *(other for other in others if other.client != work.client),
+            *([] if ended else [work]),
+            *(other for other in others if other.client == work.client),
+        ]
         if ended:
             self.report(self._reports.work_done, work.id, error)
         return now - began
@@ -198,18 +220,26 @@ class EngineThread:
         """Make a call on the event loop."""
         try:
             self._call_on_loop(call, *about)
-        except RuntimeError:  # the event loop is closed: the process is ending, and no client waits for an answer
+        # the event loop is closed: the process is ending, and no client waits for an answer
+        except RuntimeError:
             logger.debug("a report came after the event loop was closed")
 
     def _hung(self, seconds: float) -> None:
-        """End the process: a call that does not return cannot be ended. Runs on the watchdog's thread."""
+        """End the process: a call that does not return cannot be ended. Runs on the watchdog's
+        thread.
+        """
         frame = sys._current_frames().get(self._thread.ident or 0)
-        logger.critical("the engine thread is at:\n%s", "".join(traceback.format_stack(frame)) if frame else "its end")
+        logger.critical(
+            "the engine thread is at:\n%s",
+            "".join(traceback.format_stack(frame)) if frame else "its end",
+        )
         why = f"the engine made no progress for {seconds:g} s"
         self._end(why, engine_gone(why))
 
     def _end(self, why: str, error: ServiceError) -> NoReturn:
-        """Answer all requests with the error, and end the process, so that its supervisor starts it again."""
+        """Answer all requests with the error, and end the process, so that its supervisor starts it
+        again.
+        """
         logger.critical("%s; the process ends with status %d", why, LOST)
         self.report(self._reports.engine_gone, why, error)
         time.sleep(LAST_WORDS_S)
@@ -219,14 +249,19 @@ class EngineThread:
 class Watchdog:
     """A thread that calls `silent`, once, when there is work and no heartbeat for timeout_s.
 
-    Time is counted in the watchdog's own checks, not by a clock: a process that is stopped, or that gets no CPU time,
-    cannot beat meanwhile.
+    Time is counted in the watchdog's own checks, not by a clock: a process that is stopped, or that
+    gets no CPU time, cannot beat meanwhile.
     """
 
-    def __init__(self, timeout_s: float, busy: Callable[[], bool], silent: Callable[[float], None]) -> None:
-        """silent is called on the watchdog's thread, with the seconds that a heartbeat was allowed to take."""
+    def __init__(
+        self, timeout_s: float, busy: Callable[[], bool], silent: Callable[[float], None]
+    ) -> None:
+        """silent is called on the watchdog's thread, with the seconds that a heartbeat was allowed
+        to take.
+        """
         self.timeout_s, self._busy, self._silent = timeout_s, busy, silent
-        self._last = time.monotonic(), 1.0  # time of the last heartbeat, and time-outs that it is good for
+        # time of the last heartbeat, and time-outs that it is good for
+        self._last = time.monotonic(), 1.0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 

@@ -1,4 +1,6 @@
-"""Finished pictures as PNG, WebP or JPEG files, enlarged, and centred in the size that was asked for."""
+"""Finished pictures as PNG, WebP or JPEG files, enlarged, and centred in the size that was asked
+for.
+"""
 
 import io
 import re
@@ -22,12 +24,15 @@ MEDIA_TYPES: dict[str, Format] = {"image/png": "png", "image/webp": "webp", "ima
 NPY = "application/x-npy"
 JPEG_QUALITY = 95
 INLINE_PIXELS = 2**16  # of a PNG that is written in a millisecond; the largest take 18 to 55 ms
-SMALL_PIXELS, SMALL_LEVEL = 2**12, 2  # the largest grey picture that Pillow does not write, and its zlib level
+# the largest grey picture that Pillow does not write, and its zlib level
+SMALL_PIXELS, SMALL_LEVEL = 2**12, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The size of an answer: the model's picture, enlarged by a whole factor, in the middle of width x height."""
+    """The size of an answer: the model's picture, enlarged by a whole factor, in the middle of
+    width x height.
+    """
 
     factor: int
     width: int
@@ -46,8 +51,8 @@ def sizes(config: ModelConfig) -> list[str]:
 
 
 def frame_of(size: str | int | None, config: ModelConfig) -> Frame:
-    """The frame that a size stands for; a number enlarges the picture, with nothing around it. Raises
-    InvalidRequest."""
+    """The frame that a size stands for; a number enlarges the picture, with nothing around it.
+    Raises InvalidRequest."""
     if size is None or size in ("auto", "native"):
         size = 1
     if isinstance(size, int):
@@ -57,16 +62,35 @@ def frame_of(size: str | int | None, config: ModelConfig) -> Frame:
     factor = min(width // config.width, height // config.height)
     own, largest = (frame_of(each, config).size for each in (1, factor))
     if not factor or max(width, height) > max(LARGEST_SIDE, config.width, config.height):
-        raise InvalidRequest(f"size must be auto, native, or width x height in pixels, from {own} to "
-                             f"{LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}", param="size")
-    return Frame(factor, width, height, "" if largest == size else
-                 f"size {size}: the picture of {own} is enlarged to {largest}, the largest multiple that fits, and "
-                 "placed in the middle; the pixels of its edge fill the rest")
+        raise InvalidRequest(
+            f"size must be auto, native, or width x height in pixels, from {own} to "
+            f"{LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}",
+            param="size",
+        )
+    return Frame(
+        factor,
+        width,
+        height,
+        (
+            ""
+            if largest == size
+            else (
+                f"size {size}: the picture of {own} is enlarged to {largest}, the largest multiple"
+                " that fits, and placed in the middle; the pixels of its edge fill the rest"
+            )
+        ),
+    )
 
 
-def framed(picture: NDArray[np.uint8], frame: Frame, rows: int | None = None, *,
-           around: Literal["edge", "constant"] = "edge") -> NDArray[np.uint8]:
-    """Enlarge (height, width, channels) by nearest neighbour, and fill its frame with its edge pixels, or with 0.
+def framed(
+    picture: NDArray[np.uint8],
+    frame: Frame,
+    rows: int | None = None,
+    *,
+    around: Literal["edge", "constant"] = "edge",
+) -> NDArray[np.uint8]:
+    """Enlarge (height, width, channels) by nearest neighbour, and fill its frame with its edge
+    pixels, or with 0.
 
     Image rows from `rows` on are unfinished and black.
     """
@@ -76,46 +100,76 @@ def framed(picture: NDArray[np.uint8], frame: Frame, rows: int | None = None, *,
     picture = picture.repeat(frame.factor, axis=0).repeat(frame.factor, axis=1)
     top, left = frame.height - picture.shape[0], frame.width - picture.shape[1]
     if left or top:
-        picture = np.pad(picture, ((top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0)), mode=around)
+        picture = np.pad(
+            picture,
+            ((top // 2, top - top // 2), (left // 2, left - left // 2), (0, 0)),
+            mode=around,
+        )
     return picture
 
 
-def encoded(pixels: NDArray[np.uint8], kind: Format = "png", *, compress_level: int = -1, profile: bytes = b""
-            ) -> bytes:
-    """(H, W, 1 to 3) as a file: grey, grey with alpha (PNG only), or RGB. PNG and WebP are exact, JPEG is not.
+def encoded(
+    pixels: NDArray[np.uint8],
+    kind: Format = "png",
+    *,
+    compress_level: int = -1,
+    profile: bytes = b"",
+) -> bytes:
+    """(H, W, 1 to 3) as a file: grey, grey with alpha (PNG only), or RGB. PNG and WebP are exact,
+    JPEG is not.
 
-    Equal arguments give equal bytes with one version of Pillow: a file has no time and no comment. compress_level: of
-    PNG; -1: zlib's default. A small grey PNG ignores it and uses SMALL_LEVEL. profile: ICC.
+    Equal arguments give equal bytes with one version of Pillow: a file has no time and no comment.
+    compress_level: of PNG; -1: zlib's default. A small grey PNG ignores it and uses SMALL_LEVEL.
+    profile: ICC.
     """
     if kind == "png" and pixels.shape[2] == 1 and pixels.size <= SMALL_PIXELS and not profile:
         height, width, _ = pixels.shape  # without filters: a third of Pillow's time, and not larger
-        lines = np.zeros((height, 1 + width), np.uint8)  # each line begins with its filter number; 0: none
+        # each line begins with its filter number; 0: none
+        lines = np.zeros((height, 1 + width), np.uint8)
         lines[:, 1:] = pixels[..., 0]
-        chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
-                  (b"IDAT", zlib.compress(lines.tobytes(), SMALL_LEVEL)), (b"IEND", b""))
+        chunks = (
+            (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
+            (b"IDAT", zlib.compress(lines.tobytes(), SMALL_LEVEL)),
+            (b"IEND", b""),
+        )
         return b"\x89PNG\r\n\x1a\n" + b"".join(
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(name)))
-            for name, data in chunks)
+            struct.pack(">I", len(data))
+            + name
+            + data
+            + struct.pack(">I", zlib.crc32(data, zlib.crc32(name)))
+            for name, data in chunks
+        )
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     out = io.BytesIO()
-    options = {"png": {"compress_level": compress_level}, "jpeg": {"quality": JPEG_QUALITY, "subsampling": 0},
-               # quality, method: effort of the search; pixels stay exact
-               "webp": {"lossless": True, "quality": 50, "method": 2}}
+    options = {
+        "png": {"compress_level": compress_level},
+        "jpeg": {"quality": JPEG_QUALITY, "subsampling": 0},
+        # quality, method: effort of the search; pixels stay exact
+        "webp": {"lossless": True, "quality": 50, "method": 2},
+    }
     picture.save(out, kind, icc_profile=profile, **options[kind])
     return out.getvalue()
 
 
-def png(canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: int | None = None) -> bytes:
+def png(
+    canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: int | None = None
+) -> bytes:
     """A PNG of (T,) sub-pixels; image rows from `rows` on are unfinished and black."""
     picture = canvas.reshape(config.height, config.width, config.channels)
     return encoded(framed(picture, frame_of(factor, config), rows))
 
 
 def npy(pictures: list[bytes], shape: tuple[int, int, int]) -> bytes:
-    """The sub-pixels of n pictures, each of shape (H, W, 1 or 3), as the file that numpy.load reads.
+    """The sub-pixels of n pictures, each of shape (H, W, 1 or 3), as the file that numpy.load
+    reads.
 
     Its array is (n, H, W) for grey, else (n, H, W, 3), uint8.
     """
     out = io.BytesIO()
-    np.save(out, np.frombuffer(b"".join(pictures), np.uint8).reshape(-1, *(shape[:2] if shape[2] == 1 else shape)))
+    np.save(
+        out,
+        np.frombuffer(b"".join(pictures), np.uint8).reshape(
+            -1, *(shape[:2] if shape[2] == 1 else shape)
+        ),
+    )
     return out.getvalue()

@@ -1,4 +1,6 @@
-"""Pictures whose likelihood is computed, and the map that shows it: bright where the model did not expect a pixel."""
+"""Pictures whose likelihood is computed, and the map that shows it: bright where the model did not
+expect a pixel.
+"""
 
 import math
 from collections.abc import Sequence
@@ -15,27 +17,42 @@ from ..errors import InvalidRequest
 from .encode import Frame, encoded, framed
 from .uploads import Upload
 
-WHITE_BITS = 8.0  # bits of a sub-pixel that is drawn white: the cost of a uniform guess among 256 values
+# bits of a sub-pixel that is drawn white: the cost of a uniform guess among 256 values
+WHITE_BITS = 8.0
 
 
-def labels_of(checkpoint: Checkpoint, picture: Upload, label: int | None, *, every: bool
-              ) -> Sequence[int | None] | None:
-    """The classes under which Scoring scores a picture: `every` one, or label. Raises InvalidRequest."""
+def labels_of(
+    checkpoint: Checkpoint, picture: Upload, label: int | None, *, every: bool
+) -> Sequence[int | None] | None:
+    """The classes under which Scoring scores a picture: `every` one, or label. Raises
+    InvalidRequest.
+    """
     marginal = checkpoint.net.config.first_marginal
     if marginal and not picture.known[0] and not marginal[picture.canvas[0]]:
-        raise InvalidRequest(f"{checkpoint.name} considers the value of the first sub-pixel impossible: none of its "
-                             "training pictures starts with it; send another picture, or keep the first pixel with a "
-                             "mask", param="image")
+        raise InvalidRequest(
+            f"{checkpoint.name} considers the value of the first sub-pixel impossible: none of its"
+            " training pictures starts with it; send another picture, or keep the first pixel with"
+            " a mask",
+            param="image",
+        )
     return range(len(checkpoint.class_names)) if every else None if label is None else [label]
 
 
-def likelihood(checkpoint: Checkpoint, known: NDArray[np.bool_], log_probs: NDArray[np.float32],
-               priors: NDArray[np.float64], label: int | None, *, every: bool
-               ) -> tuple[NDArray[np.float64], dict[str, Any]]:
-    """Bits of each sub-pixel, (T,), NaN where not counted, and the other results of a Scoring under labels_of.
+def likelihood(
+    checkpoint: Checkpoint,
+    known: NDArray[np.bool_],
+    log_probs: NDArray[np.float32],
+    priors: NDArray[np.float64],
+    label: int | None,
+    *,
+    every: bool,
+) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    """Bits of each sub-pixel, (T,), NaN where not counted, and the other results of a Scoring under
+    labels_of.
 
     log_probs: (labels, T) · priors: (labels,), as in Scoring · every: report each class too.
-    Without a label, if every class was scored: of a mixture of the classes, each as probable as what is known makes it.
+    Without a label, if every class was scored: of a mixture of the classes, each as probable as
+    what is known makes it.
     """
     own_probs = log_probs.astype(np.float64)[:, ~known]
     own = mixture_of(own_probs, priors) if label is None else own_probs[label if every else 0]
@@ -46,11 +63,22 @@ def likelihood(checkpoint: Checkpoint, known: NDArray[np.bool_], log_probs: NDAr
     def measured(nats: float) -> dict[str, float]:
         return {"log_likelihood": float(nats), "bits_per_dim": float(-nats / math.log(2) / counted)}
 
-    classes = [{"label": names[index], "posterior": float(share), **measured(totals[index])}
-               for index, share in sorted(enumerate(posterior(totals + priors)), key=lambda pair: -pair[1])
-               ] if every else None
-    return bits, {"label": None if label is None else names[label], "counted": counted, **measured(own.sum()),
-                  "labels": classes}
+    classes = (
+        [
+            {"label": names[index], "posterior": float(share), **measured(totals[index])}
+            for index, share in sorted(
+                enumerate(posterior(totals + priors)), key=lambda pair: -pair[1]
+            )
+        ]
+        if every
+        else None
+    )
+    return bits, {
+        "label": None if label is None else names[label],
+        "counted": counted,
+        **measured(own.sum()),
+        "labels": classes,
+    }
 
 
 def numbers(bits: NDArray[np.float64], config: ModelConfig) -> list[list[list[float | None]]]:
@@ -61,7 +89,8 @@ def numbers(bits: NDArray[np.float64], config: ModelConfig) -> list[list[list[fl
 
 
 def map_png(bits: NDArray[np.float64], config: ModelConfig, frame: Frame) -> bytes:
-    """A grey PNG of bits (T,), the mean of each pixel's channels: 0 is black, WHITE_BITS white, NaN transparent.
+    """A grey PNG of bits (T,), the mean of each pixel's channels: 0 is black, WHITE_BITS white, NaN
+    transparent.
 
     The frame around the picture is transparent too.
     """

@@ -1,4 +1,6 @@
-"""A completion laid back over the upload that it completes: known pixels stay, hidden ones are filled from it."""
+"""A completion laid back over the upload that it completes: known pixels stay, hidden ones are
+filled from it.
+"""
 
 from dataclasses import dataclass
 
@@ -9,22 +11,26 @@ from PIL import Image
 from .encode import Format, encoded
 from .prepare import Box, Prepared
 
-EDGE = 3.0  # strokes get edges up to this many times as steep as in an enlarged picture, in large uploads
+# strokes get edges up to this many times as steep as in an enlarged picture, in large uploads
+EDGE = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlay:
     """What is needed to lay completions back over one upload, at the size of the answer."""
 
-    blank: NDArray[np.uint8]       # (H, W, channels): the upload, with paper where it is hidden
-    hidden: NDArray[np.bool_]      # (H, W)
-    field: Box                     # where the model's picture lies
-    ink: NDArray[np.uint8] | None  # (channels,), of a prepared figure; None: colours are the model's
-    profile: bytes = b""           # ICC, of the upload: known pixels keep their meaning
+    blank: NDArray[np.uint8]  # (H, W, channels): the upload, with paper where it is hidden
+    hidden: NDArray[np.bool_]  # (H, W)
+    field: Box  # where the model's picture lies
+    # (channels,), of a prepared figure; None: colours are the model's
+    ink: NDArray[np.uint8] | None
+    profile: bytes = b""  # ICC, of the upload: known pixels keep their meaning
 
     @property
     def fits(self) -> bool:
-        """Whether the profile is one of pictures with these channels: of CMYK, for example, it is not."""
+        """Whether the profile is one of pictures with these channels: of CMYK, for example, it is
+        not.
+        """
         return self.profile[16:20] == {1: b"GRAY", 3: b"RGB "}[self.blank.shape[2]]
 
     @property
@@ -32,18 +38,27 @@ class Overlay:
         return f"{self.hidden.shape[1]}x{self.hidden.shape[0]}"
 
     def encoded(self, picture: NDArray[np.uint8], kind: Format = "png") -> bytes:
-        """The laid-back picture as a file. picture: the model's complete picture, (height, width, channels)."""
-        return encoded(self.laid(picture), kind, compress_level=1, profile=self.profile if self.fits else b"")
+        """The laid-back picture as a file. picture: the model's complete picture, (height, width,
+        channels).
+        """
+        return encoded(
+            self.laid(picture), kind, compress_level=1, profile=self.profile if self.fits else b""
+        )
 
     def laid(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The upload with its hidden pixels filled in, (H, W, channels)."""
         left, top, right, bottom = self.field
         tall, wide = picture.shape[:2]
         across, down = wide / (right - left), tall / (bottom - top)
-        planes = [Image.fromarray(plane).transform(
-            (self.hidden.shape[1], self.hidden.shape[0]), Image.Transform.AFFINE,
-            (across, 0, -left * across, 0, down, -top * down), Image.Resampling.BICUBIC)
-            for plane in np.moveaxis(picture, 2, 0).copy()]
+        planes = [
+            Image.fromarray(plane).transform(
+                (self.hidden.shape[1], self.hidden.shape[0]),
+                Image.Transform.AFFINE,
+                (across, 0, -left * across, 0, down, -top * down),
+                Image.Resampling.BICUBIC,
+            )
+            for plane in np.moveaxis(picture, 2, 0).copy()
+        ]
         drawn = np.stack([np.asarray(plane)[self.hidden] for plane in planes], axis=-1)
         laid = self.blank.copy()
         if self.ink is None:
@@ -52,13 +67,23 @@ class Overlay:
             steep = min(EDGE, max(1.0, 1 / across))
             share = np.clip((drawn / 255 - 0.5) * steep + 0.5, 0, 1)
             paper = laid[self.hidden]
-            laid[self.hidden] = (paper + (self.ink - paper.astype(np.float64)) * share + 0.5).astype(np.uint8)
+            laid[self.hidden] = (
+                paper + (self.ink - paper.astype(np.float64)) * share + 0.5
+            ).astype(np.uint8)
         return laid
 
 
-def overlay(colours: NDArray[np.uint8], kept: NDArray[np.bool_], field: Box, channels: int,
-            prepared: Prepared | None = None, profile: bytes = b"") -> Overlay:
-    """colours: (H, W, 3), at the size of the answer · kept: (H, W), what is known · channels: of the model."""
+def overlay(
+    colours: NDArray[np.uint8],
+    kept: NDArray[np.bool_],
+    field: Box,
+    channels: int,
+    prepared: Prepared | None = None,
+    profile: bytes = b"",
+) -> Overlay:
+    """colours: (H, W, 3), at the size of the answer · kept: (H, W), what is known · channels: of
+    the model.
+    """
     if channels == 1 and profile[16:20] != b"RGB " and (colours == colours[..., :1]).all():
         colours = colours[..., :1]
     blank, ink = colours.copy(), None

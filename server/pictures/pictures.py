@@ -12,35 +12,48 @@ from ..errors import InvalidRequest
 from . import sanitise
 from .coverage import Crop, cut
 
-LARGEST_UPLOAD = 4096 * 4096  # pixels, as the header declares them; Pillow mostly uses 4 bytes a pixel
-LARGEST_PHOTOGRAPH = 8192 * 8192  # pixels of a JPEG in one scan, which is then decoded at half its width and height
-MAX_SCANS = 500              # of one JPEG: each costs 33 bytes of upload, but a pass over all its pixels
-MAX_SCANNED = 32 * LARGEST_UPLOAD  # pixels in all passes: 16 million take 11 ms; encoders make about ten passes
-OPAQUE = 128                  # pixels of at least this alpha are known
+# pixels, as the header declares them; Pillow mostly uses 4 bytes a pixel
+LARGEST_UPLOAD = 4096 * 4096
+# pixels of a JPEG in one scan, which is then decoded at half its width and height
+LARGEST_PHOTOGRAPH = 8192 * 8192
+MAX_SCANS = 500  # of one JPEG: each costs 33 bytes of upload, but a pass over all its pixels
+# pixels in all passes: 16 million take 11 ms; encoders make about ten passes
+MAX_SCANNED = 32 * LARGEST_UPLOAD
+OPAQUE = 128  # pixels of at least this alpha are known
 
-_UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-            5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
-            8: Image.Transpose.ROTATE_90}  # by EXIF's orientation
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # by EXIF's orientation
 
-Image.init()  # load readers and writers now, not while a request waits or when no more files can be opened
-# Once for the process: catch_warnings is not thread-safe, and a client's odd picture does not belong in our log.
+# load readers and writers now, not while a request waits or when no more files can be opened
+Image.init()
+# Once for the process: catch_warnings is not thread-safe, and a client's odd picture does not
+# belong in our log.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    image: Image.Image               # L, RGB or RGBA
+    image: Image.Image  # L, RGB or RGBA
     alpha: NDArray[np.uint8] | None  # (H, W)
-    scale: int                       # sides of the file's picture / sides of this one
-    profile: bytes                   # ICC; it is not used here
+    scale: int  # sides of the file's picture / sides of this one
+    profile: bytes  # ICC; it is not used here
 
     def colours(self, channels: int, crop: Crop | None = None, *, flat: bool) -> NDArray[np.uint8]:
         """A crop, or the whole picture, (H, W, channels).
 
-        flat: what is transparent shows black; in a whole picture white, if that differs more from the opaque parts.
-        Otherwise pixels have their colours whatever their alpha.
+        flat: what is transparent shows black; in a whole picture white, if that differs more from
+        the opaque parts. Otherwise pixels have their colours whatever their alpha.
         """
-        image = (self.image if crop is None else self.image.crop(crop)).convert("L" if channels == 1 else "RGB")
+        image = (self.image if crop is None else self.image.crop(crop)).convert(
+            "L" if channels == 1 else "RGB"
+        )
         colours = np.asarray(image).reshape(image.height, image.width, channels)
         if not flat or self.alpha is None:
             return colours
@@ -55,7 +68,8 @@ class Picture:
 
 
 def opened(data: bytes, param: str) -> Picture:
-    """Raises InvalidRequest: status 400, also for whatever Pillow raises, 413 (too large) or 415 (another format).
+    """Raises InvalidRequest: status 400, also for whatever Pillow raises, 413 (too large) or 415
+    (another format).
 
     MemoryError is not the picture's fault.
     """
@@ -63,17 +77,24 @@ def opened(data: bytes, param: str) -> Picture:
         return _opened(data, param)
     except (InvalidRequest, MemoryError):
         raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # warning: with -W error
+    # warning: with -W error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(param, "far more") from error
     except Exception as error:
-        raise InvalidRequest(f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
-                             "JPEG or WebP", param=param) from error
+        raise InvalidRequest(
+            f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
+            "JPEG or WebP",
+            param=param,
+        ) from error
 
 
 def _too_large(param: str, got: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), or up to {LARGEST_PHOTOGRAPH} "
-                          f"(8192x8192) if it is a JPEG with one scan, as cameras save them; got {got}", 413,
-                          param=param)
+    return InvalidRequest(
+        f"{param} may have up to {LARGEST_UPLOAD} pixels (4096x4096), or up to {LARGEST_PHOTOGRAPH}"
+        f" (8192x8192) if it is a JPEG with one scan, as cameras save them; got {got}",
+        413,
+        param=param,
+    )
 
 
 def _opened(data: bytes, param: str) -> Picture:
@@ -82,10 +103,19 @@ def _opened(data: bytes, param: str) -> Picture:
     found = sanitise.pixels_of(data)
     if found is None:
         other = sanitise.other_kind(data)
-        got = f"{len(data)} bytes that begin with {data[:8]!r}" if other is None else f"{len(data)} bytes: {other}"
-        raise InvalidRequest(f"{param} must be a PNG, JPEG or WebP picture, got {got}", 415, param=param)
+        got = (
+            f"{len(data)} bytes that begin with {data[:8]!r}"
+            if other is None
+            else f"{len(data)} bytes: {other}"
+        )
+        raise InvalidRequest(
+            f"{param} must be a PNG, JPEG or WebP picture, got {got}", 415, param=param
+        )
     if found.frames > 1:
-        raise InvalidRequest(f"{param} is animated ({found.frames} frames); it must be one still picture", param=param)
+        raise InvalidRequest(
+            f"{param} is animated ({found.frames} frames); it must be one still picture",
+            param=param,
+        )
     opened = Image.open(io.BytesIO(found.data), formats=[found.kind])  # reads the header only
     picture: Image.Image = opened
     scale, pixels = 1, picture.width * picture.height
@@ -95,9 +125,14 @@ def _opened(data: bytes, param: str) -> Picture:
         opened.draft(None, (max(1, opened.width // scale), max(1, opened.height // scale)))
     if picture.width * picture.height > LARGEST_UPLOAD:
         raise _too_large(param, f"{picture.width}x{picture.height}")
-    if found.scans > (max_scans := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))):
-        raise InvalidRequest(f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
-                             f"pixels), got {found.scans}", param=param)
+    if found.scans > (
+        max_scans := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))
+    ):
+        raise InvalidRequest(
+            f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
+            f"pixels), got {found.scans}",
+            param=param,
+        )
     if found.kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
     if found.orientation in _UPRIGHT:
@@ -118,9 +153,13 @@ def _opened(data: bytes, param: str) -> Picture:
 
 
 def _eight_bit(transparent: object, raw_mode: object) -> object:
-    """Scale the transparent colour as Pillow scales the pixels of these raw modes; Pillow 13.0 leaves it as it is."""
+    """Scale the transparent colour as Pillow scales the pixels of these raw modes; Pillow 13.0
+    leaves it as it is.
+    """
     if isinstance(transparent, int) and raw_mode in ("1", "L;2", "L;4"):
-        return {"1": 255 * (transparent > 0), "L;2": 85 * transparent, "L;4": 17 * transparent}[raw_mode]
+        return {"1": 255 * (transparent > 0), "L;2": 85 * transparent, "L;4": 17 * transparent}[
+            raw_mode
+        ]
     if isinstance(transparent, tuple) and raw_mode == "RGB;16B":
         return tuple(value >> 8 for value in transparent)
     return transparent

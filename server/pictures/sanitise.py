@@ -1,9 +1,10 @@
-"""The pieces of PNG, JPEG and WebP files: only those that an upload's pixels need are passed to the decoder.
+"""The pieces of PNG, JPEG and WebP files: only those that an upload's pixels need are passed to the
+decoder.
 
-Pillow reads a file piece by piece, in Python, and keeps what it finds: a small upload of millions of empty pieces, or
-of text, profiles and EXIF that inflate or overlap, would take minutes or gigabytes. So this module counts pieces,
-compares checksums, reads the orientation, the number of frames and a small colour profile, and drops everything else
-but the pixels.
+Pillow reads a file piece by piece, in Python, and keeps what it finds: a small upload of millions
+of empty pieces, or of text, profiles and EXIF that inflate or overlap, would take minutes or
+gigabytes. So this module counts pieces, compares checksums, reads the orientation, the number of
+frames and a small colour profile, and drops everything else but the pixels.
 """
 
 import re
@@ -15,13 +16,17 @@ from typing import Literal
 
 ContainerFormat = Literal["PNG", "JPEG", "WEBP"]
 
-MAX_PROFILE = 2**16   # bytes, as one segment of a JPEG has; those of cameras and screens have a few thousand
-MAX_PIECES = 16_384  # chunks or segments; 16 MiB of PNG in chunks of 8 KiB, the common size, have 2,048
+# bytes, as one segment of a JPEG has; those of cameras and screens have a few thousand
+MAX_PROFILE = 2**16
+# chunks or segments; 16 MiB of PNG in chunks of 8 KiB, the common size, have 2,048
+MAX_PIECES = 16_384
 _PNG = b"\x89PNG\r\n\x1a\n"
-_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # of JPEG; any number of 0xff may come before it
-_ALONE = {0x01, 0xd8}                                 # markers without a length; restarts, also without, are pixels
-_LEFT_OUT = {*range(0xe1, 0xf0), 0xfe} - {0xee}  # applications, comments; JFIF and Adobe stay: what colours mean
-_EXIF, _PROFILE, _END, _SCAN = 0xe1, 0xe2, 0xd9, 0xda
+# of JPEG; any number of 0xff may come before it
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
+_ALONE = {0x01, 0xD8}  # markers without a length; restarts, also without, are pixels
+# applications, comments; JFIF and Adobe stay: what colours mean
+_LEFT_OUT = {*range(0xE1, 0xF0), 0xFE} - {0xEE}
+_EXIF, _PROFILE, _END, _SCAN = 0xE1, 0xE2, 0xD9, 0xDA
 _WEBP_PIXELS = (b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF")
 _ORIENTATION = 0x0112
 
@@ -33,26 +38,35 @@ class Pixels:
     kind: ContainerFormat
     data: bytes
     frames: int = 1
-    scans: int = 1        # of a JPEG: passes over all its pixels
+    scans: int = 1  # of a JPEG: passes over all its pixels
     orientation: int = 1  # as EXIF counts, 1..8; 1 is upright
-    profile: bytes = b""  # what its colours mean (ICC); empty if there is none, or a damaged or very large one
+    # what its colours mean (ICC); empty if there is none, or a damaged or very large one
+    profile: bytes = b""
 
 
 _OTHERS: tuple[tuple[int, bytes, str], ...] = (
-    (0, b"GIF8", "a GIF; save it as PNG"), (0, b"BM", "a BMP; save it as PNG"),
+    (0, b"GIF8", "a GIF; save it as PNG"),
+    (0, b"BM", "a BMP; save it as PNG"),
     (0, b"II*\0", "a TIFF, or a camera's raw picture; save it as PNG or JPEG"),
     (0, b"MM\0*", "a TIFF, or a camera's raw picture; save it as PNG or JPEG"),
-    (0, b"\xff\x0a", "JPEG XL; save it as PNG or JPEG"), (4, b"JXL ", "JPEG XL; save it as PNG or JPEG"),
-    (4, b"jP  ", "JPEG 2000; save it as PNG or JPEG"), (0, b"8BPS", "a Photoshop file; export it as PNG"),
-    (0, b"%PDF", "a PDF; export the page as PNG"), (0, b"<svg", "an SVG; export it as PNG"),
-    (0, b"<?xml", "XML, perhaps an SVG; export it as PNG"), (0, b"\0\0\x01\0", "an icon (ICO); save it as PNG"))
+    (0, b"\xff\x0a", "JPEG XL; save it as PNG or JPEG"),
+    (4, b"JXL ", "JPEG XL; save it as PNG or JPEG"),
+    (4, b"jP  ", "JPEG 2000; save it as PNG or JPEG"),
+    (0, b"8BPS", "a Photoshop file; export it as PNG"),
+    (0, b"%PDF", "a PDF; export the page as PNG"),
+    (0, b"<svg", "an SVG; export it as PNG"),
+    (0, b"<?xml", "XML, perhaps an SVG; export it as PNG"),
+    (0, b"\0\0\x01\0", "an icon (ICO); save it as PNG"),
+)
 _HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 def other_kind(data: bytes) -> str | None:
-    """What an unsupported file is, from its first bytes, and what to do instead; None if it is unknown."""
+    """What an unsupported file is, from its first bytes, and what to do instead; None if it is
+    unknown.
+    """
     if data[4:8] == b"ftyp":
-        brands = data[8:12] + data[16:max(16, min(64, int.from_bytes(data[:4])))]
+        brands = data[8:12] + data[16 : max(16, min(64, int.from_bytes(data[:4])))]
         if b"avif" in brands or b"avis" in brands:
             return "AVIF; save it as PNG, JPEG or WebP"
         if any(brand in brands for brand in _HEIC):
@@ -62,13 +76,23 @@ def other_kind(data: bytes) -> str | None:
 
 
 def pixels_of(data: bytes) -> Pixels | None:
-    """The file without the pieces that its pixels do not need; None if its first bytes are those of another format.
+    """The file without the pieces that its pixels do not need; None if its first bytes are those of
+    another format.
 
     Raises ValueError for a damaged or unreasonable file.
     """
     try:
-        return (_png(data) if data.startswith(_PNG) else _jpeg(data) if data.startswith(b"\xff\xd8\xff") else
-                _webp(data) if data.startswith(b"WEBP", 8) else None)
+        return (
+            _png(data)
+            if data.startswith(_PNG)
+            else (
+                _jpeg(data)
+                if data.startswith(b"\xff\xd8\xff")
+                else _webp(data)
+                if data.startswith(b"WEBP", 8)
+                else None
+            )
+        )
     except struct.error as error:
         raise ValueError(f"truncated: {error}") from error
 
@@ -80,14 +104,16 @@ def _png(data: bytes) -> Pixels:
     frames, orientation = 0, 1
     for _ in range(MAX_PIECES):
         length, name = struct.unpack_from(">I4s", data, at)
-        body, end = view[at + 8:at + 8 + length], at + 8 + length
+        body, end = view[at + 8 : at + 8 + length], at + 8 + length
         [checksum] = struct.unpack_from(">I", data, end)
-        if zlib.crc32(view[at + 4:end]) != checksum:
+        if zlib.crc32(view[at + 4 : end]) != checksum:
             raise ValueError(f"the checksum of {name!r} is wrong")
         if name == b"IEND":
             break
         if not first and (name != b"IHDR" or length != 13):
-            raise ValueError(f"the first chunk is {name!r} of {length} bytes, expected IHDR of 13 bytes")
+            raise ValueError(
+                f"the first chunk is {name!r} of {length} bytes, expected IHDR of 13 bytes"
+            )
         if name == b"IDAT":
             rows.append(body)
         elif not rows:
@@ -102,13 +128,25 @@ def _png(data: bytes) -> Pixels:
     kept = [(name, bytes(first[name])) for name in (b"IHDR", b"PLTE", b"tRNS") if name in first]
     whole = [_PNG]
     for name, piece in (*kept, (b"IDAT", b"".join(rows)), (b"IEND", b"")):
-        whole += struct.pack(">I", len(piece)), name, piece, struct.pack(">I", zlib.crc32(piece, zlib.crc32(name)))
-    return Pixels("PNG", b"".join(whole), frames=max(1, frames), orientation=orientation,
-                  profile=_inflated(first[b"iCCP"]) if b"iCCP" in first else b"")
+        whole += (
+            struct.pack(">I", len(piece)),
+            name,
+            piece,
+            struct.pack(">I", zlib.crc32(piece, zlib.crc32(name))),
+        )
+    return Pixels(
+        "PNG",
+        b"".join(whole),
+        frames=max(1, frames),
+        orientation=orientation,
+        profile=_inflated(first[b"iCCP"]) if b"iCCP" in first else b"",
+    )
 
 
 def _inflated(body: bytes | memoryview) -> bytes:
-    """The profile in an iCCP chunk: its name, a zero, the method of compression, and the compressed profile."""
+    """The profile in an iCCP chunk: its name, a zero, the method of compression, and the compressed
+    profile.
+    """
     _, _, packed = bytes(body).partition(b"\0")
     try:
         profile = zlib.decompressobj().decompress(packed[1:], MAX_PROFILE + 1)
@@ -118,13 +156,15 @@ def _inflated(body: bytes | memoryview) -> bytes:
 
 
 def _jpeg(data: bytes) -> Pixels:
-    """The first of several pictures: in a phone's file, the photograph comes before its previews or film."""
+    """The first of several pictures: in a phone's file, the photograph comes before its previews or
+    film.
+    """
     at, scans, orientation, kept = 2, 0, 0, [b"\xff\xd8"]
     profile = b""
     for _ in range(MAX_PIECES):
         found = _MARKER.search(data, at)
         if scans:  # the pixels themselves
-            kept.append(data[at:found.start() if found else None])
+            kept.append(data[at : found.start() if found else None])
         if found is None or found[1][0] == _END:
             break
         marker, at = found[1][0], found.end()
@@ -134,19 +174,25 @@ def _jpeg(data: bytes) -> Pixels:
         if length < 2 or at + length > len(data):
             raise ValueError(f"a segment has the wrong length of {length} bytes")
         if marker == _EXIF and data.startswith(b"Exif\0\0", at + 2):
-            orientation = orientation or _orientation(data[at + 2:at + length])
-        if marker == _PROFILE and data.startswith(b"ICC_PROFILE\0\1\1", at + 2):  # the first part of one
-            profile = profile or data[at + 16:at + length]
+            orientation = orientation or _orientation(data[at + 2 : at + length])
+        # the first part of one
+        if marker == _PROFILE and data.startswith(b"ICC_PROFILE\0\1\1", at + 2):
+            profile = profile or data[at + 16 : at + length]
         if marker not in _LEFT_OUT:
-            kept.append(data[at - 2:at + length])
+            kept.append(data[at - 2 : at + length])
         scans += marker == _SCAN
         at += length
     else:
         raise ValueError(f"more than {MAX_PIECES} segments")
     if not scans:
         raise ValueError("the file ends before the pixels")
-    return Pixels("JPEG", b"".join([*kept, data[found.start():found.end()] if found else b""]), scans=scans,
-                  orientation=orientation or 1, profile=profile)
+    return Pixels(
+        "JPEG",
+        b"".join([*kept, data[found.start() : found.end()] if found else b""]),
+        scans=scans,
+        orientation=orientation or 1,
+        profile=profile,
+    )
 
 
 def _webp(data: bytes) -> Pixels:
@@ -158,15 +204,18 @@ def _webp(data: bytes) -> Pixels:
         if at + 8 > end:
             break
         name, length = struct.unpack_from("<4sI", data, at)
-        body, whole = data[at + 8:at + 8 + length], length + (length & 1)
+        body, whole = data[at + 8 : at + 8 + length], length + (length & 1)
         if at + 8 + whole > end:
-            raise ValueError(f"the chunk {name!r} should have {length} bytes, but the file ends earlier")
+            raise ValueError(
+                f"the chunk {name!r} should have {length} bytes, but the file ends earlier"
+            )
         if name == b"VP8X":
             if length < 10:
                 raise ValueError(f"the VP8X header has only {length} bytes")
-            kept.append(struct.pack("<4sIB", name, 10, body[0] & 0b00010010) + body[1:10])  # keeps alpha and animation
+            # keeps alpha and animation
+            kept.append(struct.pack("<4sIB", name, 10, body[0] & 0b00010010) + body[1:10])
         elif name in _WEBP_PIXELS:
-            kept.append(data[at:at + 8 + whole])
+            kept.append(data[at : at + 8 + whole])
         elif name == b"EXIF":
             orientation = _orientation(body)
         elif name == b"ICCP" and length <= MAX_PROFILE:
@@ -176,12 +225,19 @@ def _webp(data: bytes) -> Pixels:
     else:
         raise ValueError(f"more than {MAX_PIECES} chunks")
     body = b"WEBP" + b"".join(kept)
-    return Pixels("WEBP", b"RIFF" + struct.pack("<I", len(body)) + body, frames=max(1, frames),
-                  orientation=orientation, profile=profile)
+    return Pixels(
+        "WEBP",
+        b"RIFF" + struct.pack("<I", len(body)) + body,
+        frames=max(1, frames),
+        orientation=orientation,
+        profile=profile,
+    )
 
 
 def _orientation(exif: bytes | memoryview) -> int:
-    """The orientation; 1 if it is missing or unreadable: odd EXIF is not a reason to refuse a picture."""
+    """The orientation; 1 if it is missing or unreadable: odd EXIF is not a reason to refuse a
+    picture.
+    """
     tiff = bytes(exif).removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     with suppress(struct.error):
@@ -189,8 +245,12 @@ def _orientation(exif: bytes | memoryview) -> int:
             return 1
         [start] = struct.unpack_from(order + "I", tiff, 4)
         [count] = struct.unpack_from(order + "H", tiff, start)
-        for tag, kind, _, value in struct.iter_unpack(order + "HHI4s", tiff[start + 2:start + 2 + 12 * count]):
+        for tag, kind, _, value in struct.iter_unpack(
+            order + "HHI4s", tiff[start + 2 : start + 2 + 12 * count]
+        ):
             if tag == _ORIENTATION:
-                [turned] = struct.unpack_from(order + {1: "B", 3: "H", 4: "I"}.get(kind, "H"), value)
+                [turned] = struct.unpack_from(
+                    order + {1: "B", 3: "H", 4: "I"}.get(kind, "H"), value
+                )
                 return turned if 1 <= turned <= 8 else 1
     return 1

@@ -1,7 +1,9 @@
-"""Uploads: which part of a picture is known, what the model gets of it, and what completions are laid back over.
+"""Uploads: which part of a picture is known, what the model gets of it, and what completions are
+laid back over.
 
-A picture of the model's size comes through unchanged. A larger one is cropped to the model's aspect ratio, around its
-centre or around its holes, and reduced by the rules of coverage.py. prepare.py does more for photographed digits.
+A picture of the model's size comes through unchanged. A larger one is cropped to the model's aspect
+ratio, around its centre or around its holes, and reduced by the rules of coverage.py. prepare.py
+does more for photographed digits.
 """
 
 from dataclasses import dataclass, replace
@@ -24,32 +26,39 @@ from .prepare import SIDE, Box, NoFigure, prepare
 Preparation = Literal["none", "mnist"]
 
 LARGEST_SIDE = 1024  # pixels; uploads to prepare or to lay back are reduced to this side
-LIGHT_EDGE = 8       # grey levels; the mean of MNIST's edges is below 1, and completions suffer from 10 on
+# grey levels; the mean of MNIST's edges is below 1, and completions suffer from 10 on
+LIGHT_EDGE = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Upload:
-    """A picture of the model's size with holes. Counts are in sub-pixels; T, raster order, channels interleaved."""
+    """A picture of the model's size with holes. Counts are in sub-pixels; T, raster order, channels
+    interleaved.
+    """
 
-    canvas: NDArray[np.uint8]       # (T,); holes are 0, or what was beneath them
-    known: NDArray[np.bool_]        # (T,), the channels of one pixel always agree
-    crop: tuple[float, ...]         # left, top, right, bottom of what it shows, in pixels of the upload
-    read: bool                      # the model is conditional: it reads what is known before it draws anything
-    missed: float = 0.0             # the share of the hidden area that is outside the crop
+    canvas: NDArray[np.uint8]  # (T,); holes are 0, or what was beneath them
+    known: NDArray[np.bool_]  # (T,), the channels of one pixel always agree
+    crop: tuple[float, ...]  # left, top, right, bottom of what it shows, in pixels of the upload
+    read: bool  # the model is conditional: it reads what is known before it draws anything
+    missed: float = 0.0  # the share of the hidden area that is outside the crop
     figure: tuple[float, ...] | None = None  # as crop, of a prepared digit
-    inverted: bool = False          # the digit's ink was darker than the paper
+    inverted: bool = False  # the digit's ink was darker than the paper
     overlay: Overlay | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What answers say of it. conditioning: prefix, full: all that is known conditions all that is drawn, since it
-        comes before the first hole, or is read · partial: known sub-pixels after the first hole condition only the
-        sub-pixels that follow them.
+        """What answers say of it. conditioning: prefix, full: all that is known conditions all that
+        is drawn, since it comes before the first hole, or is read · partial: known sub-pixels after
+        the first hole condition only the sub-pixels that follow them.
         """
         known, prefix = int(self.known.sum()), first_hole(self.known)
-        return {"conditioning": "prefix" if prefix == known else "full" if self.read else "partial", "known": known,
-                "known_before_first_hole": prefix,
-                "known_after_last_hole": int(self.known[::-1].argmin())}  # argmin is 0 if all are True
+        return {
+            "conditioning": "prefix" if prefix == known else "full" if self.read else "partial",
+            "known": known,
+            "known_before_first_hole": prefix,
+            # argmin is 0 if all are True
+            "known_after_last_hole": int(self.known[::-1].argmin()),
+        }
 
     def prefix_only(self) -> "Upload":
         """The same upload, with everything from the first hole on hidden."""
@@ -57,75 +66,141 @@ class Upload:
         return replace(self, canvas=np.where(known, self.canvas, np.uint8(0)), known=known)
 
     def seen(self) -> bytes:
-        """A PNG of what the model sees of a prepared picture, transparent where pixels are to be drawn."""
-        return encoded(np.stack([self.canvas, 255 * self.known.astype(np.uint8)], -1).reshape(SIDE, SIDE, 2))
+        """A PNG of what the model sees of a prepared picture, transparent where pixels are to be
+        drawn.
+        """
+        return encoded(
+            np.stack([self.canvas, 255 * self.known.astype(np.uint8)], -1).reshape(SIDE, SIDE, 2)
+        )
 
 
-def read(image: bytes, config: ModelConfig, *, mask: bytes | None = None, keep_rows: int | None = None,
-         preparation: Preparation = "none", lay_back: bool = False, scored: bool = False) -> Upload:
-    """Decode a PNG, JPEG or WebP, and find its holes. Raises InvalidRequest for any bad upload, or MemoryError.
+def read(
+    image: bytes,
+    config: ModelConfig,
+    *,
+    mask: bytes | None = None,
+    keep_rows: int | None = None,
+    preparation: Preparation = "none",
+    lay_back: bool = False,
+    scored: bool = False,
+) -> Upload:
+    """Decode a PNG, JPEG or WebP, and find its holes. Raises InvalidRequest for any bad upload, or
+    MemoryError.
 
-    A mask or keep_rows decides alone, and transparent parts of the image then show black. A mask has holes where its
-    alpha is under 128; its colours do not count. It may have any size, and is cropped as the image is. keep_rows makes
-    holes from that row of the model's image on; an image that has holes of its own is refused with it, unless it is
-    prepared. Without either, the image has holes where its own alpha is under 128, and other pixels keep their colours
-    whatever their alpha. An opaque mask or alpha channel leaves nothing to fill. The crop is around the centre; holes
-    outside it move it, see coverage.moved.
-    preparation mnist: find the digit, and bring it to MNIST's size and place · lay_back: also make Upload.overlay ·
+    A mask or keep_rows decides alone, and transparent parts of the image then show black. A mask
+    has holes where its alpha is under 128; its colours do not count. It may have any size, and is
+    cropped as the image is. keep_rows makes holes from that row of the model's image on; an image
+    that has holes of its own is refused with it, unless it is prepared. Without either, the image
+    has holes where its own alpha is under 128, and other pixels keep their colours whatever their
+    alpha. An opaque mask or alpha channel leaves nothing to fill. The crop is around the centre;
+    holes outside it move it, see coverage.moved.
+    preparation mnist: find the digit, and bring it to MNIST's size and place · lay_back: also make
+        Upload.overlay ·
     scored: holes keep their values; if nothing says what is hidden, all is; and something must be.
     """
     if mask is not None and keep_rows is not None:
-        raise InvalidRequest("mask and keep_rows both say what to fill in; use one of them", param="mask")
+        raise InvalidRequest(
+            "mask and keep_rows both say what to fill in; use one of them", param="mask"
+        )
     if keep_rows is not None and not 0 <= keep_rows <= config.height:
-        raise InvalidRequest(f"keep_rows must be from 0 to {config.height}, the height of the model's image, got "
-                             f"{keep_rows}", param="keep_rows")
+        raise InvalidRequest(
+            f"keep_rows must be from 0 to {config.height}, the height of the model's image, got "
+            f"{keep_rows}",
+            param="keep_rows",
+        )
     if preparation == "mnist":
         check_preparable(config)
     picture = opened(image, "image")
     size, flat = picture.image.size, mask is not None or keep_rows is not None
     alpha = picture.alpha if mask is None else opened(mask, "mask").alpha
     if preparation == "none" and (size[0] < config.width or size[1] < config.height):
-        raise InvalidRequest(f"image must have at least the model's {config.width}x{config.height} pixels "
-                             f"(width x height), got {size[0]}x{size[1]}", param="image")
+        raise InvalidRequest(
+            f"image must have at least the model's {config.width}x{config.height} pixels "
+            f"(width x height), got {size[0]}x{size[1]}",
+            param="image",
+        )
     if mask is not None and alpha is None:
-        raise InvalidRequest("mask has no alpha channel; it must be a PNG or WebP that is transparent where pixels "
-                             "are to be filled in", param="mask")
+        raise InvalidRequest(
+            "mask has no alpha channel; it must be a PNG or WebP that is transparent where pixels "
+            "are to be filled in",
+            param="mask",
+        )
     if alpha is None and keep_rows is None and not scored:
-        raise InvalidRequest("it is not clear what to fill in: erase that part of the picture (save it as a PNG with "
-                             "transparent pixels), or use a mask or keep_rows", param="image")
+        raise InvalidRequest(
+            "it is not clear what to fill in: erase that part of the picture (save it as a PNG with"
+            " transparent pixels), or use a mask or keep_rows",
+            param="image",
+        )
     if preparation == "mnist":
-        return _prepared(picture, alpha, keep_rows, flat=flat, lay_back=lay_back, read=bool(config.patch))
+        return _prepared(
+            picture, alpha, keep_rows, flat=flat, lay_back=lay_back, read=bool(config.patch)
+        )
     crop, missed = centred(size, (config.width, config.height)), 0.0
     if keep_rows is not None:
         if picture.alpha is not None and (cut(picture.alpha, crop) < OPAQUE).any():
-            raise InvalidRequest("keep_rows and the transparent parts of the picture both say what to fill in; use one "
-                                 "of them", param="keep_rows")
+            raise InvalidRequest(
+                "keep_rows and the transparent parts of the picture both say what to fill in; use"
+                " one of them",
+                param="keep_rows",
+            )
         kept = np.arange(config.height)[:, None].repeat(config.width, axis=1) < keep_rows
     elif alpha is None:
         kept = np.zeros(size[::-1], np.bool_)
     else:
-        crop, within, missed = moved(alpha < OPAQUE, size, crop, crop if mask is None else centred(
-            alpha.shape[::-1], (crop[2] - crop[0], crop[3] - crop[1])))
+        crop, within, missed = moved(
+            alpha < OPAQUE,
+            size,
+            crop,
+            (
+                crop
+                if mask is None
+                else centred(alpha.shape[::-1], (crop[2] - crop[0], crop[3] - crop[1]))
+            ),
+        )
         kept = cut(alpha, within) >= OPAQUE
         if scored and mask is None and kept.all():
             kept = ~kept
-    canvas, known = reduced(picture.colours(config.channels, crop, flat=flat), kept, config.height, config.width)
+    canvas, known = reduced(
+        picture.colours(config.channels, crop, flat=flat), kept, config.height, config.width
+    )
     if scored and known.all():
         param = "keep_rows" if mask is None else "mask"
-        raise InvalidRequest(f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or leave "
-                             f"out {param} to score the whole picture", param=param)
+        raise InvalidRequest(
+            f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or"
+            f" leave out {param} to score the whole picture",
+            param=param,
+        )
     if scored:
-        beneath, _ = reduced(picture.colours(config.channels, crop, flat=flat), np.ones_like(kept), config.height,
-                             config.width)
+        beneath, _ = reduced(
+            picture.colours(config.channels, crop, flat=flat),
+            np.ones_like(kept),
+            config.height,
+            config.width,
+        )
         canvas = np.where(known[..., None], canvas, beneath)
     over = _overlay(picture, crop, kept, config.channels, flat=flat) if lay_back else None
-    return Upload(canvas=canvas.reshape(-1), known=known.reshape(-1).repeat(config.channels), read=bool(config.patch),
-                  crop=tuple(side * picture.scale for side in crop), missed=missed, overlay=over)
+    return Upload(
+        canvas=canvas.reshape(-1),
+        known=known.reshape(-1).repeat(config.channels),
+        read=bool(config.patch),
+        crop=tuple(side * picture.scale for side in crop),
+        missed=missed,
+        overlay=over,
+    )
 
 
-def _prepared(picture: Picture, alpha: NDArray[np.uint8] | None, keep_rows: int | None, *, flat: bool, lay_back: bool,
-              read: bool) -> Upload:
-    """An upload of a digit. alpha: of the picture, or of its mask; None: keep_rows says what is hidden."""
+def _prepared(
+    picture: Picture,
+    alpha: NDArray[np.uint8] | None,
+    keep_rows: int | None,
+    *,
+    flat: bool,
+    lay_back: bool,
+    read: bool,
+) -> Upload:
+    """An upload of a digit. alpha: of the picture, or of its mask; None: keep_rows says what is
+    hidden.
+    """
     grey = picture.colours(1, flat=flat)
     tall, wide, factor = _smaller(grey)
     kept = np.ones(grey.shape[:2], np.bool_)
@@ -144,64 +219,103 @@ def _prepared(picture: Picture, alpha: NDArray[np.uint8] | None, keep_rows: int 
         if keep_rows is not None:
             stays = stays & ~_below(stays.shape, found.field, keep_rows)
         over = overlay(colours, stays, found.field, 1, found, picture.profile)
-    crop, figure = (tuple(round(side * factor * picture.scale, 2) for side in box) for box in (found.field, found.box))
-    return Upload(canvas=np.where(known, found.canvas, np.uint8(0)).reshape(-1), known=known.reshape(-1), read=read,
-                  crop=crop, figure=figure, inverted=found.inverted, overlay=over)
+    crop, figure = (
+        tuple(round(side * factor * picture.scale, 2) for side in box)
+        for box in (found.field, found.box)
+    )
+    return Upload(
+        canvas=np.where(known, found.canvas, np.uint8(0)).reshape(-1),
+        known=known.reshape(-1),
+        read=read,
+        crop=crop,
+        figure=figure,
+        inverted=found.inverted,
+        overlay=over,
+    )
 
 
 def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[str]:
     """Why an answer may look different from the upload, or a model may complete it badly."""
     found = []
     if upload.missed:
-        found.append(f"{max(1, round(100 * upload.missed))} % of the hidden pixels are outside the part of the picture "
-                     "that the model sees, so they are not used; crop the picture to the part that you need, closer to "
-                     "the model's aspect ratio")
+        found.append(
+            f"{max(1, round(100 * upload.missed))} % of the hidden pixels are outside the part of"
+            " the picture that the model sees, so they are not used; crop the picture to the part"
+            " that you need, closer to the model's aspect ratio"
+        )
     elif upload.known.all():
-        found.append("no pixel of the model's picture is hidden, so nothing is drawn; hide some where the picture or a "
-                     "mask is transparent, whatever its colours are, or with a smaller keep_rows")
+        found.append(
+            "no pixel of the model's picture is hidden, so nothing is drawn; hide some where the"
+            " picture or a mask is transparent, whatever its colours are, or with a smaller"
+            " keep_rows"
+        )
     if upload.overlay is not None and upload.overlay.profile and not upload.overlay.fits:
-        found.append("the picture's colour profile is not one of RGB, so it is left out, and known pixels may look "
-                     "different; convert the picture to sRGB first")
-    if (checkpoint is not None and checkpoint.provenance.get("data") == "mnist" and upload.figure is None
-            and upload.canvas.size == SIDE * SIDE):
+        found.append(
+            "the picture's colour profile is not one of RGB, so it is left out, and known pixels"
+            " may look different; convert the picture to sRGB first"
+        )
+    if (
+        checkpoint is not None
+        and checkpoint.provenance.get("data") == "mnist"
+        and upload.figure is None
+        and upload.canvas.size == SIDE * SIDE
+    ):
         edge = np.pad(np.zeros((SIDE - 2, SIDE - 2), np.bool_), 1, constant_values=True)
         seen = upload.canvas[edge.reshape(-1) & upload.known]
         if seen.size and seen.mean() >= LIGHT_EDGE:
-            found.append("the picture's edge is not black, and this model knows only light digits on a black ground, "
-                         "so it may complete the picture badly; use prepare=mnist to have the digit found and brought "
-                         "to MNIST's form")
+            found.append(
+                "the picture's edge is not black, and this model knows only light digits on a black"
+                " ground, so it may complete the picture badly; use prepare=mnist to have the digit"
+                " found and brought to MNIST's form"
+            )
     return found
 
 
 def check_preparable(config: ModelConfig) -> None:
     """Raise InvalidRequest unless the model has the shape of MNIST's images."""
     if (config.height, config.width, config.channels) != (SIDE, SIDE, 1):
-        raise InvalidRequest(f"prepare=mnist works only with models of {SIDE}x{SIDE} grey pixels, but this one has "
-                             f"{config.width}x{config.height} with {config.channels} channels; leave out "
-                             "prepare, or choose another model", param="prepare")
+        raise InvalidRequest(
+            f"prepare=mnist works only with models of {SIDE}x{SIDE} grey pixels, but this one has "
+            f"{config.width}x{config.height} with {config.channels} channels; leave out "
+            "prepare, or choose another model",
+            param="prepare",
+        )
 
 
 def _smaller(pixels: NDArray[np.uint8]) -> tuple[int, int, float]:
-    """Height and width to which an upload is reduced, and the length of one reduced pixel in pixels of the upload."""
+    """Height and width to which an upload is reduced, and the length of one reduced pixel in pixels
+    of the upload.
+    """
     height, width = pixels.shape[:2]
     factor = max(1.0, max(height, width) / LARGEST_SIDE)
     return max(1, round(height / factor)), max(1, round(width / factor)), factor
 
 
 def _below(shape: tuple[int, ...], field: Box, rows: int) -> NDArray[np.bool_]:
-    """Pixels of (H, W) whose middle is in the field, below the first rows of the model's picture."""
+    """Pixels of (H, W) whose middle is in the field, below the first rows of the model's
+    picture.
+    """
     left, top, right, bottom = field
     y, x = np.arange(shape[0])[:, None] + 0.5, np.arange(shape[1])[None] + 0.5
     return (y >= top + rows * (bottom - top) / SIDE) & (y < bottom) & (x >= left) & (x < right)
 
 
-def _overlay(picture: Picture, crop: Crop, kept: NDArray[np.bool_], channels: int, *, flat: bool) -> Overlay:
+def _overlay(
+    picture: Picture, crop: Crop, kept: NDArray[np.bool_], channels: int, *, flat: bool
+) -> Overlay:
     """The overlay over a whole upload, of which the model sees only the crop."""
     whole = picture.colours(3, flat=True)
     tall, wide, factor = _smaller(whole)
     left, top, right, bottom = (round(side / factor) for side in crop)
     colours, stays = reduced(whole, np.ones(whole.shape[:2], np.bool_), tall, wide)
     inside = np.s_[top:bottom, left:right]
-    colours[inside], stays[inside] = reduced(picture.colours(3, crop, flat=flat), kept, bottom - top, right - left)
-    return overlay(colours, stays, (float(left), float(top), float(right), float(bottom)), channels,
-                   profile=picture.profile)
+    colours[inside], stays[inside] = reduced(
+        picture.colours(3, crop, flat=flat), kept, bottom - top, right - left
+    )
+    return overlay(
+        colours,
+        stays,
+        (float(left), float(top), float(right), float(bottom)),
+        channels,
+        profile=picture.profile,
+    )

@@ -1,51 +1,82 @@
 // The completion panel: a drawn or loaded picture, its holes filled in several ways, and one of these to continue from.
-import {decode, formOf, json, Problem} from "./service.js";
-import {$, all, counted, duration, el, fieldsOf, figure, models, percent, recognises, restore, shapeOf, Task, titleOf, whole, write} from "./parts.js";
-import {Board, GUIDE, pngOf} from "./editor.js";
-import {Gallery} from "./gallery.js";
-import {PATH as SAMPLES, drawn, Visit} from "./samples.js";
-import {EDITS, Upload} from "./upload.js";
+import { decode, formOf, json, Problem } from "./service.js";
+import {
+  $,
+  all,
+  counted,
+  duration,
+  el,
+  fieldsOf,
+  figure,
+  models,
+  percent,
+  recognises,
+  restore,
+  shapeOf,
+  Task,
+  titleOf,
+  whole,
+  write,
+} from "./parts.js";
+import { Board, GUIDE, pngOf } from "./editor.js";
+import { Gallery } from "./gallery.js";
+import { PATH as SAMPLES, drawn, Visit } from "./samples.js";
+import { EDITS, Upload } from "./upload.js";
 
-const FITS = .5;  // a class fits if the model recognises it in its completion with more than this confidence
+const FITS = 0.5; // a class fits if the model recognises it in its completion with more than this confidence
 const VIEWS = ["alternatives", "strip", "likelihood"];
 const LIKELIHOODS = "v1/images/likelihoods";
-const BLIND = 8;  // bits of a guess among 256 equally probable values
+const BLIND = 8; // bits of a guess among 256 equally probable values
 const SURPRISE = [255, 122, 24];
-const GIVEN = [[12, 44, 82], [158, 212, 255]];  // what black and white become where a pixel was given
+const GIVEN = [
+  [12, 44, 82],
+  [158, 212, 255],
+]; // what black and white become where a pixel was given
 
 export class Completion {
   constructor(viewer) {
     this.panel = $("completion");
     this.form = $("completion-form");
     this.board = new Board($("editor"));
-    const hooks = {paint: (record) => this.paint(record), open: (record, records) => viewer.open(record, records)};
+    const hooks = {
+      paint: (record) => this.paint(record),
+      open: (record, records) => viewer.open(record, records),
+    };
     this.gallery = new Gallery(this.panel, hooks);
     this.strip = ["strip-prefix", "strip-all"].map((id) => new Gallery($(id), hooks));
     this.likelihood = new Likelihood();
     this.task = new Task(this.panel);
     this.upload = new Upload(this.panel, this.board, this.task, () => this.settled());
-    this.visit = new Visit(this.panel.querySelector(".visit"), this.gallery, this.task, {shown: () => {
-      if (!this.task.running) this.task.notice.clear();
-      $("known").textContent = "";  // it describes the previous completions
-      this.show("alternatives");
-      this.follow();
-    }});
+    this.visit = new Visit(this.panel.querySelector(".visit"), this.gallery, this.task, {
+      shown: () => {
+        if (!this.task.running) this.task.notice.clear();
+        $("known").textContent = ""; // it describes the previous completions
+        this.show("alternatives");
+        this.follow();
+      },
+    });
     this.form.onsubmit = () => this.complete();
     this.form.elements.n.oninput = () => this.invite();
-    document.addEventListener("model", ({detail: card}) => this.take(card));
+    document.addEventListener("model", ({ detail: card }) => this.take(card));
     this.board.changed = () => this.follow();
     this.board.lifted = () => this.settled();
     this.board.entered = () => this.form.requestSubmit();
     for (const button of all("[data-tool]")) {
       button.onclick = () => this.use(button.dataset.tool);
     }
-    for (const button of all("[data-key]")) button.title = `${button.title || button.ariaLabel || button.textContent} (${button.dataset.key.toUpperCase()})`;
+    for (const button of all("[data-key]"))
+      button.title = `${button.title || button.ariaLabel || button.textContent} (${button.dataset.key.toUpperCase()})`;
     for (const button of all("[data-do]")) {
       button.onclick = () => this.do(button.dataset.do);
     }
-    $("brush").oninput = () => { this.board.brush = $("brush").valueAsNumber; };
+    $("brush").oninput = () => {
+      this.board.brush = $("brush").valueAsNumber;
+    };
     $("colour").oninput = () => this.ink();
-    document.addEventListener("keydown", (event) => this.panel.hidden || $("viewer").open || this.key(event));
+    document.addEventListener(
+      "keydown",
+      (event) => this.panel.hidden || $("viewer").open || this.key(event),
+    );
   }
 
   get records() {
@@ -53,13 +84,18 @@ export class Completion {
   }
 
   take(card) {
-    const {board, upload} = this;
+    const { board, upload } = this;
     $("colour").parentElement.hidden = card.channels === 1;
     const letters = card.classes[0] && card.classes.every((name) => /^\p{L}$/u.test(name));
-    $("thing").textContent = letters ? "letter" : card.classes.join("") === "0123456789" ? "digit" : "picture";
-    const {ink} = card.board;
-    if (ink && card.channels === 3) $("colour").value = `#${ink.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
-    const {source} = board;
+    $("thing").textContent = letters
+      ? "letter"
+      : card.classes.join("") === "0123456789"
+        ? "digit"
+        : "picture";
+    const { ink } = card.board;
+    if (ink && card.channels === 3)
+      $("colour").value = `#${ink.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
+    const { source } = board;
     if (board.take(card)) upload.follow(source);
     this.ink();
     this.invite();
@@ -68,16 +104,26 @@ export class Completion {
   }
 
   ink() {
-    const {channels, ground} = this.board;
-    this.board.colour = channels === 3 ? $("colour").value.match(/\w\w/g).map((digits) => parseInt(digits, 16))
-      : Array(3).fill(models.chosen.board.ink?.[0] ?? 255 - ground[0]);
+    const { channels, ground } = this.board;
+    this.board.colour =
+      channels === 3
+        ? $("colour")
+            .value.match(/\w\w/g)
+            .map((digits) => parseInt(digits, 16))
+        : Array(3).fill(models.chosen.board.ink?.[0] ?? 255 - ground[0]);
   }
 
   /** Show an example to a visitor who has drawn and loaded nothing. */
   arrive() {
-    const {board, task} = this;
-    if (this.panel.hidden || board.touched || !models.chosen || (task.running && task.controller.signal !== this.showing)) return;
-    this.sample({seed: 19, label: models.chosen.classes[3]}, "An example");
+    const { board, task } = this;
+    if (
+      this.panel.hidden ||
+      board.touched ||
+      !models.chosen ||
+      (task.running && task.controller.signal !== this.showing)
+    )
+      return;
+    this.sample({ seed: 19, label: models.chosen.classes[3] }, "An example");
   }
 
   /** Show half of a sample, and its completions. */
@@ -85,13 +131,19 @@ export class Completion {
     return this.task.start(async (signal) => {
       this.showing = signal;
       this.task.say("Drawing a sample.");
-      const {board} = this;
-      const {shape} = board;
-      const answer = await json(SAMPLES, {body: {...fieldsOf(this.form), ...how, n: 1}, signal});
+      const { board } = this;
+      const { shape } = board;
+      const answer = await json(SAMPLES, {
+        body: { ...fieldsOf(this.form), ...how, n: 1 },
+        signal,
+      });
       if (board.shape !== shape) return;
       await this.upload.adopt(answer.data[0].b64_json, what);
       board.example = true;
-      await this.fill(signal, `${what}, completed in several ways. Draw over it to begin your own, or load a picture.`);
+      await this.fill(
+        signal,
+        `${what}, completed in several ways. Draw over it to begin your own, or load a picture.`,
+      );
     });
   }
 
@@ -101,11 +153,12 @@ export class Completion {
   }
 
   invite() {
-    if (models.chosen) this.gallery.invite(Math.max(1, this.form.elements.n.valueAsNumber || 1), models.chosen);
+    if (models.chosen)
+      this.gallery.invite(Math.max(1, this.form.elements.n.valueAsNumber || 1), models.chosen);
   }
 
   use(tool) {
-    Object.assign(this.board, {tool, box: null});
+    Object.assign(this.board, { tool, box: null });
     this.board.draw();
     for (const button of all("[data-tool]")) {
       button.setAttribute("aria-pressed", String(button.dataset.tool === tool));
@@ -114,19 +167,24 @@ export class Completion {
 
   /** What a button does: something of the panel, or of the board. */
   do(name) {
-    const {board} = this;
+    const { board } = this;
     if (board.halves[name]) board.only(name);
     else (this[name] ? this : board)[name]();
-    if (board.halves[name] || ["undo", "redo", "inverse", "negative"].includes(name)) this.settled();
+    if (board.halves[name] || ["undo", "redo", "inverse", "negative"].includes(name))
+      this.settled();
   }
 
-  load() { $("file").click(); }
-  clear() { this.upload.clear(); }
+  load() {
+    $("file").click();
+  }
+  clear() {
+    this.upload.clear();
+  }
 
   /** Update the panel after a change of the board. */
   follow() {
-    const {board, panel} = this;
-    if (board.framed?.why && board.framed !== this.upload.framed) this.gallery.clear();  // completions of another picture
+    const { board, panel } = this;
+    if (board.framed?.why && board.framed !== this.upload.framed) this.gallery.clear(); // completions of another picture
     this.upload.show();
     $("editor-hint").hidden = board.touched;
     panel.querySelector("[data-do=undo]").disabled = !board.past.length;
@@ -136,11 +194,13 @@ export class Completion {
   }
 
   key(event) {
-    if (event.target.matches("input:not([type=range], [type=checkbox]), select") || event.altKey) return;
+    if (event.target.matches("input:not([type=range], [type=checkbox]), select") || event.altKey)
+      return;
     const letter = event.key.toLowerCase();
     let button;
     if (event.ctrlKey || event.metaKey) {
-      const name = letter === "y" || (letter === "z" && event.shiftKey) ? "redo" : letter === "z" && "undo";
+      const name =
+        letter === "y" || (letter === "z" && event.shiftKey) ? "redo" : letter === "z" && "undo";
       button = name && this.panel.querySelector(`[data-do=${name}]`);
     } else if (event.target === this.board.canvas) {
       if ("+-".includes(event.key)) {
@@ -163,25 +223,44 @@ export class Completion {
   /** The board's picture, which of its pixels are known, and the edges of its holes as an image. */
   given() {
     const picture = this.board.image();
-    const known = Array.from({length: picture.width * picture.height}, (_, pixel) => picture.data[4 * pixel + 3] > 0);
-    if (!this.board.touched) throw new Problem("Nothing is drawn yet. Draw something, or load a picture.");
+    const known = Array.from(
+      { length: picture.width * picture.height },
+      (_, pixel) => picture.data[4 * pixel + 3] > 0,
+    );
+    if (!this.board.touched)
+      throw new Problem("Nothing is drawn yet. Draw something, or load a picture.");
     const first = known.indexOf(false);
     if (first < 0) throw new Problem("Every pixel is known. Erase something, or press Lower half.");
     const before = this.board.from?.about.given?.kept;
-    const kept = known.map((is, pixel) => is && (before?.[pixel] ?? true));  // known in every step since it was loaded
-    return {picture, known, kept, first, edge: edgeOf(known, picture.width), photograph: this.board.photograph};
+    const kept = known.map((is, pixel) => is && (before?.[pixel] ?? true)); // known in every step since it was loaded
+    return {
+      picture,
+      known,
+      kept,
+      first,
+      edge: edgeOf(known, picture.width),
+      photograph: this.board.photograph,
+    };
   }
 
   /** Draw completions of a given picture; returns the last event's data. */
   async draw(gallery, given, fields, card, signal) {
     const sent = await pngOf(given.picture);
-    return drawn(gallery, this.task, fields, {card, path: EDITS, picture: sent, given}, signal, (body) => formOf({image: sent, ...body}), () => {
-      this.show(gallery === this.gallery ? "alternatives" : "strip");
-      for (const record of gallery.records) {
-        record.button.style.setProperty("--edge-of-hole", given.edge);
-        gallery.repaint(record);
-      }
-    });
+    return drawn(
+      gallery,
+      this.task,
+      fields,
+      { card, path: EDITS, picture: sent, given },
+      signal,
+      (body) => formOf({ image: sent, ...body }),
+      () => {
+        this.show(gallery === this.gallery ? "alternatives" : "strip");
+        for (const record of gallery.records) {
+          record.button.style.setProperty("--edge-of-hole", given.edge);
+          gallery.repaint(record);
+        }
+      },
+    );
   }
 
   complete() {
@@ -196,23 +275,29 @@ export class Completion {
   /** Complete the board's picture, and say (words) what is shown then. */
   async fill(signal, words, each = false) {
     const [fields, card] = [fieldsOf(this.form), models.chosen];
-    const {gallery, task} = this;
+    const { gallery, task } = this;
     const given = this.given();
-    const {n} = fields;
+    const { n } = fields;
     if (each) fields.label = "each";
-    task.say(task.doing = each ? "Trying each class." : `Completing in ${counted(n, "way")}.`);
+    task.say((task.doing = each ? "Trying each class." : `Completing in ${counted(n, "way")}.`));
     const began = performance.now();
     const answer = await this.draw(gallery, given, fields, card, signal);
-    let {records} = gallery;
+    let { records } = gallery;
     if (each) {
-      const sure = ({answer: {confidence}}) => confidence;
+      const sure = ({ answer: { confidence } }) => confidence;
       records = records.filter((record) => sure(record) > FITS).sort((a, b) => sure(b) - sure(a));
-      if (!records.length) throw new Problem("No class fits: the model recognises none of its completions. Erase more, or let it choose any class.");
+      if (!records.length)
+        throw new Problem(
+          "No class fits: the model recognises none of its completions. Erase more, or let it choose any class.",
+        );
       gallery.again(records);
     }
     this.visit.add(records);
     this.tell(answer, card);
-    task.say(words || `${each ? `${counted(records.length, "class", "classes")} of ${card.classes.length} fit` : counted(n, "completion")} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to continue from it.`);
+    task.say(
+      words ||
+        `${each ? `${counted(records.length, "class", "classes")} of ${card.classes.length} fit` : counted(n, "completion")} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to continue from it.`,
+    );
   }
 
   /** The first of these models that has the board's shape and uses all known pixels. */
@@ -222,32 +307,47 @@ export class Completion {
 
   /** Complete the same holes twice with the same seeds: given what comes before the first hole, and given all. */
   compare() {
-    let plan;  // of both sides, even if the board changes meanwhile
+    let plan; // of both sides, even if the board changes meanwhile
     const begin = async () => {
       const fields = fieldsOf(this.form);
-      const {board} = this;
-      const {chosen, cards} = models;
+      const { board } = this;
+      const { chosen, cards } = models;
       const other = this.conditional([chosen, ...cards]);
       if (!other) {
-        throw new Problem(`No loaded model uses all known pixels of ${board.width} × ${board.height} pictures. Load a conditional model, such as mnist-conditional.`);
+        throw new Problem(
+          `No loaded model uses all known pixels of ${board.width} × ${board.height} pictures. Load a conditional model, such as mnist-conditional.`,
+        );
       }
       const given = this.given();
-      const {known, first} = given;
+      const { known, first } = given;
       if (known.lastIndexOf(true) < first) {
-        throw new Problem("All known pixels come before the first hole, so both sides would be alike. Press Inverse.");
+        throw new Problem(
+          "All known pixels come before the first hole, so both sides would be alike. Press Inverse.",
+        );
       }
-      plan = {fields: {seed: Math.floor(Math.random() * 2 ** 32), ...fields}, sides: [
-        {card: chosen, count: first, given, conditioning: "prefix"},
-        {card: other, count: known.filter(Boolean).length, given},
-      ]};
+      plan = {
+        fields: { seed: Math.floor(Math.random() * 2 ** 32), ...fields },
+        sides: [
+          { card: chosen, count: first, given, conditioning: "prefix" },
+          { card: other, count: known.filter(Boolean).length, given },
+        ],
+      };
     };
     const half = (at) => async (signal) => {
-      const {card, count, given, ...more} = plan.sides[at];
-      $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent = `${titleOf(card)} · ${counted(count, "pixel")}`;
+      const { card, count, given, ...more } = plan.sides[at];
+      $(at ? "strip-all" : "strip-prefix").querySelector("p").textContent =
+        `${titleOf(card)} · ${counted(count, "pixel")}`;
       if (!at) this.strip[1].clear();
       this.task.say("Completing with the pixels before the first hole, and with all known pixels.");
-      await this.draw(this.strip[at], given, {...plan.fields, ...more, model: card.id}, card, signal);
-      if (at) this.task.say("The same hole and seeds, on both sides. Click one to continue from it.");
+      await this.draw(
+        this.strip[at],
+        given,
+        { ...plan.fields, ...more, model: card.id },
+        card,
+        signal,
+      );
+      if (at)
+        this.task.say("The same hole and seeds, on both sides. Click one to continue from it.");
     };
     return this.task.start(begin, half(0), half(1));
   }
@@ -255,26 +355,44 @@ export class Completion {
   /** Show the likelihood of a finished image, or of the board's picture: of what is erased, else of all of it. */
   judge(record) {
     return this.task.start(async (signal) => {
-      const {board, task} = this;
+      const { board, task } = this;
       task.say("Computing the likelihood.");
-      const {model, label} = fieldsOf(this.form);
+      const { model, label } = fieldsOf(this.form);
       const card = record?.about.card ?? models.chosen;
-      const known = record ? record.about.given?.known : board.holes ? [...board.known].map(Boolean) : null;
-      await this.likelihood.ask(record?.image ?? board.image(true), known, record?.about.fields ?? {model, label}, card, signal);
+      const known = record
+        ? record.about.given?.known
+        : board.holes
+          ? [...board.known].map(Boolean)
+          : null;
+      await this.likelihood.ask(
+        record?.image ?? board.image(true),
+        known,
+        record?.about.fields ?? { model, label },
+        card,
+        signal,
+      );
       this.show("likelihood");
-      task.say(record ? `The likelihood of image ${record.index + 1}.` : known ? "The likelihood of what was erased." : "The likelihood of the picture.");
+      task.say(
+        record
+          ? `The likelihood of image ${record.index + 1}.`
+          : known
+            ? "The likelihood of what was erased."
+            : "The likelihood of the picture.",
+      );
     });
   }
 
   /** Make a completion the board's picture, to be erased and completed again. Undo takes it back. */
   pin(record) {
-    const {board, task} = this;
+    const { board, task } = this;
     task.attempt(() => {
       if (shapeOf(record.about.card) !== board.shape) models.choose(record.answer.model);
       task.stop();
       board.put(record.image, record);
       if (board.tool === "pen") this.use("rub");
-      task.say(`Image ${record.index + 1} is your picture now. Erase what you do not like. Undo goes back.`);
+      task.say(
+        `Image ${record.index + 1} is your picture now. Erase what you do not like. Undo goes back.`,
+      );
       board.canvas.focus();
     });
   }
@@ -282,23 +400,31 @@ export class Completion {
   adopt(record) {
     this.task.attempt(() => {
       models.choose(record.answer.model);
-      this.upload.adopt(record.base64, `The image of seed ${record.seed}`).then(() => this.settled());
+      this.upload
+        .adopt(record.base64, `The image of seed ${record.seed}`)
+        .then(() => this.settled());
       this.board.canvas.focus();
     });
   }
 
   /** Complete as the settings in a picture say. */
-  async again({picture, ...fields}) {
+  async again({ picture, ...fields }) {
     const image = await decode(picture);
-    const known = Array.from({length: image.width * image.height}, (_, pixel) => image.data[4 * pixel + 3] > 0);
-    this.reuse({about: {fields, given: {picture: image, known, photograph: null}}, seed: fields.seed});
+    const known = Array.from(
+      { length: image.width * image.height },
+      (_, pixel) => image.data[4 * pixel + 3] > 0,
+    );
+    this.reuse({
+      about: { fields, given: { picture: image, known, photograph: null } },
+      seed: fields.seed,
+    });
     this.complete();
   }
 
   /** Restore the picture and the form that gave this completion. */
-  reuse({about, seed}) {
+  reuse({ about, seed }) {
     this.task.attempt(() => {
-      restore(this.form, {...about.fields, seed, n: null});
+      restore(this.form, { ...about.fields, seed, n: null });
       this.task.stop();
       this.board.put(about.given.picture, null, about.given.known);
       this.board.photograph = about.given.photograph;
@@ -318,12 +444,18 @@ export class Completion {
 
   back() {
     this.show("alternatives");
-    this.task.starter.focus();  // the button that had the focus is hidden
+    this.task.starter.focus(); // the button that had the focus is hidden
   }
 
   /** The known pixels and the rows drawn so far; the rest is transparent. */
-  paint({image, shown = 0, about: {given: {picture, known}}}) {
-    const {width, height} = picture;
+  paint({
+    image,
+    shown = 0,
+    about: {
+      given: { picture, known },
+    },
+  }) {
+    const { width, height } = picture;
     const painted = new ImageData(new Uint8ClampedArray((image ?? picture).data), width, height);
     known.forEach((is, pixel) => {
       if (!is && pixel >= shown * width) painted.data.fill(0, 4 * pixel, 4 * pixel + 4);
@@ -332,12 +464,14 @@ export class Completion {
   }
 
   /** Say if known pixels were not used, and which model would use them. */
-  tell({known, known_before_first_hole: before, conditioning}, card) {
+  tell({ known, known_before_first_hole: before, conditioning }, card) {
     const late = (known - before) / card.channels;
     const other = this.conditional(models.cards);
-    $("known").textContent = conditioning !== "partial" ? ""
-      : `${counted(late, "known pixel")} had little influence or none: ${card.id} draws from the top left to the bottom right, and they come after its first hole.`
-        + (other ? ` Choose ${other.id}, which uses them all.` : "");
+    $("known").textContent =
+      conditioning !== "partial"
+        ? ""
+        : `${counted(late, "known pixel")} had little influence or none: ${card.id} draws from the top left to the bottom right, and they come after its first hole.` +
+          (other ? ` Choose ${other.id}, which uses them all.` : "");
   }
 }
 
@@ -351,34 +485,47 @@ class Likelihood {
    * picture: opaque, of the model's shape · known: whether each pixel is given; null: all of it is scored.
    * The class is guessed from the whole picture. Resolves once the answers are shown; rejects with a Problem.
    */
-  async ask(picture, known, {model, label}, card, signal) {
+  async ask(picture, known, { model, label }, card, signal) {
     const image = await pngOf(picture);
-    const ask = async (fields) => json(LIKELIHOODS, {body: formOf({image, model, ...fields}), signal});
-    const given = label == null ? {} : {label};
+    const ask = async (fields) =>
+      json(LIKELIHOODS, { body: formOf({ image, model, ...fields }), signal });
+    const given = label == null ? {} : { label };
     if (known) {
       const mask = new ImageData(picture.width, picture.height);
-      known.forEach((is, pixel) => { mask.data[4 * pixel + 3] = is ? 255 : 0; });
+      known.forEach((is, pixel) => {
+        mask.data[4 * pixel + 3] = is ? 255 : 0;
+      });
       given.mask = await pngOf(mask);
     }
-    const found = await ask({...given, ...(!known && card.classes.length && {labels: "all"})});
-    const guess = known && card.classes.length ? await ask({labels: "all"}) : found;
-    this.shown = {picture, known, bits: found.map.flat().map(([...values]) => values[0] == null ? null
-      : values.reduce((sum, value) => sum + value, 0) / values.length)};
+    const found = await ask({ ...given, ...(!known && card.classes.length && { labels: "all" }) });
+    const guess = known && card.classes.length ? await ask({ labels: "all" }) : found;
+    this.shown = {
+      picture,
+      known,
+      bits: found.map
+        .flat()
+        .map(([...values]) =>
+          values[0] == null ? null : values.reduce((sum, value) => sum + value, 0) / values.length,
+        ),
+    };
     this.draw();
     this.tell(found, guess.labels, card);
   }
 
   draw() {
-    const {picture, bits} = this.shown;
+    const { picture, bits } = this.shown;
     const image = new ImageData(picture.width, picture.height);
     const over = $("overlay").checked;
     bits.forEach((value, pixel) => {
       const strength = value == null ? 0 : Math.min(1, value / BLIND);
       for (let channel = 0; channel < 3; channel++) {
         const ink = picture.data[4 * pixel + channel];
-        const [dark, light] = over && value == null ? GIVEN.map((colour) => colour[channel]) : [0, over ? 150 : 255];
-        const shown = dark + ink / 255 * (light - dark);
-        image.data[4 * pixel + channel] = over ? shown + (SURPRISE[channel] - shown) * strength : shown;
+        const [dark, light] =
+          over && value == null ? GIVEN.map((colour) => colour[channel]) : [0, over ? 150 : 255];
+        const shown = dark + (ink / 255) * (light - dark);
+        image.data[4 * pixel + channel] = over
+          ? shown + (SURPRISE[channel] - shown) * strength
+          : shown;
       }
       image.data[4 * pixel + 3] = 255;
     });
@@ -388,23 +535,40 @@ class Likelihood {
     canvas.getContext("2d").putImageData(image, 0, 0);
   }
 
-  tell({bits_per_dim: mean, counted}, labels, card) {
-    const {bits, known, picture} = this.shown;
+  tell({ bits_per_dim: mean, counted }, labels, card) {
+    const { bits, known, picture } = this.shown;
     const most = bits.indexOf(Math.max(...bits.map((value) => value ?? -1)));
-    const [column, row] = [most % picture.width + 1, Math.floor(most / picture.width) + 1];
-    const what = !known ? "The whole picture" : card.conditional ? "What was erased, given the rest" : "What was erased, given the pixels before each";
-    $("likelihood-words").textContent = `${what}: ${figure(mean)} bits for each of ${whole(counted)} values. `
-      + `The greatest surprise: ${figure(bits[most])} bits in column ${column}, row ${row}.`;
-    $("likelihood-canvas").setAttribute("aria-label", `The picture, brighter orange where ${card.id} was more surprised`);
+    const [column, row] = [(most % picture.width) + 1, Math.floor(most / picture.width) + 1];
+    const what = !known
+      ? "The whole picture"
+      : card.conditional
+        ? "What was erased, given the rest"
+        : "What was erased, given the pixels before each";
+    $("likelihood-words").textContent =
+      `${what}: ${figure(mean)} bits for each of ${whole(counted)} values. ` +
+      `The greatest surprise: ${figure(bits[most])} bits in column ${column}, row ${row}.`;
+    $("likelihood-canvas").setAttribute(
+      "aria-label",
+      `The picture, brighter orange where ${card.id} was more surprised`,
+    );
     $("given").hidden = !known;
     $("guess").hidden = !labels;
     if (!labels) return;
-    $("guess-words").textContent = `${card.id} takes it for: ${labels[0].label} (${percent(labels[0].posterior).replace(" %", "\u00a0%")})`;
-    $("guess-bars").replaceChildren(...labels.slice(0, 3).map(({label, posterior}) => {
-      const bar = el("i");
-      bar.style.width = `${100 * posterior}%`;
-      return el("li", {}, el("span", {}, label), el("b", {}, bar), el("span", {}, percent(posterior)));
-    }));
+    $("guess-words").textContent =
+      `${card.id} takes it for: ${labels[0].label} (${percent(labels[0].posterior).replace(" %", "\u00a0%")})`;
+    $("guess-bars").replaceChildren(
+      ...labels.slice(0, 3).map(({ label, posterior }) => {
+        const bar = el("i");
+        bar.style.width = `${100 * posterior}%`;
+        return el(
+          "li",
+          {},
+          el("span", {}, label),
+          el("b", {}, bar),
+          el("span", {}, percent(posterior)),
+        );
+      }),
+    );
   }
 }
 
@@ -412,8 +576,13 @@ class Likelihood {
 function edgeOf(known, width) {
   const lines = known.map((is, pixel) => {
     const [x, y] = [pixel % width, Math.floor(pixel / width)];
-    return (x && is !== known[pixel - 1] ? `M${x} ${y}v1` : "") + (y && is !== known[pixel - width] ? `M${x} ${y}h1` : "");
+    return (
+      (x && is !== known[pixel - 1] ? `M${x} ${y}v1` : "") +
+      (y && is !== known[pixel - width] ? `M${x} ${y}h1` : "")
+    );
   });
-  return `url("data:image/svg+xml,${encodeURIComponent(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${known.length / width}">`
-    + `<path d="${lines.join("")}" stroke="${GUIDE}" stroke-width="2" vector-effect="non-scaling-stroke"/></svg>`)}")`;
+  return `url("data:image/svg+xml,${encodeURIComponent(
+    `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${known.length / width}">` +
+      `<path d="${lines.join("")}" stroke="${GUIDE}" stroke-width="2" vector-effect="non-scaling-stroke"/></svg>`,
+  )}")`;
 }

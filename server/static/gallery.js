@@ -1,11 +1,11 @@
 // Images in a grid that fills as their pixels arrive, and one of them enlarged.
-import {bytesOf, decode} from "./service.js";
-import {$, copied, el, percent, recognises} from "./parts.js";
+import { bytesOf, decode } from "./service.js";
+import { $, copied, el, percent, recognises } from "./parts.js";
 
-const CAPTION = 20;  // screen pixels below a picture
-const KEYWORD = "linpix\0\0\0\0\0";  // of an iTXt chunk: not compressed, in no language
-const TABLE = Uint32Array.from({length: 256}, (_, n) => {
-  for (let bit = 0; bit < 8; bit++) n = n & 1 ? 0xedb88320 ^ n >>> 1 : n >>> 1;
+const CAPTION = 20; // screen pixels below a picture
+const KEYWORD = "linpix\0\0\0\0\0"; // of an iTXt chunk: not compressed, in no language
+const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
+  for (let bit = 0; bit < 8; bit++) n = n & 1 ? 0xedb88320 ^ (n >>> 1) : n >>> 1;
   return n;
 });
 
@@ -14,26 +14,35 @@ const TABLE = Uint32Array.from({length: 256}, (_, n) => {
  * below: screen pixels for the words below an image.
  */
 function arrange(count, image, room, below) {
-  let best = {scale: 0};
+  let best = { scale: 0 };
   for (const gap of [12, 8, 6]) {
     for (let columns = 1; columns <= count; columns++) {
       const rows = Math.ceil(count / columns);
-      const scale = Math.floor(Math.min((room.width - gap * (columns - 1)) / (columns * image.width),
-        (room.height - gap * (rows - 1) - below * rows) / (rows * image.height)));
+      const scale = Math.floor(
+        Math.min(
+          (room.width - gap * (columns - 1)) / (columns * image.width),
+          (room.height - gap * (rows - 1) - below * rows) / (rows * image.height),
+        ),
+      );
       const empty = rows * columns - count;
-      if (scale > best.scale || (scale === best.scale && empty < best.empty)) best = {scale, columns, gap, empty};
+      if (scale > best.scale || (scale === best.scale && empty < best.empty))
+        best = { scale, columns, gap, empty };
     }
   }
   if (best.scale) return best;
-  return {scale: 1, columns: Math.max(1, Math.floor((room.width + 6) / (image.width + 6))), gap: 6};
+  return {
+    scale: 1,
+    columns: Math.max(1, Math.floor((room.width + 6) / (image.width + 6))),
+    gap: 6,
+  };
 }
 
 export class Gallery {
   /** paint(record) gives the ImageData to show; open(record, records) is called for an image that is clicked. */
-  constructor(stage, {paint, open}) {
+  constructor(stage, { paint, open }) {
     this.field = stage.querySelector(".field");
     this.list = stage.querySelector(".gallery");
-    Object.assign(this, {paint, open, records: []});
+    Object.assign(this, { paint, open, records: [] });
     new ResizeObserver(() => this.layout()).observe(this.field);
   }
 
@@ -41,25 +50,35 @@ export class Gallery {
   invite(count, image) {
     if (this.records.length) return;
     this.image = image;
-    this.list.replaceChildren(...Array.from({length: count}, () => el("li", {class: "frame"})));
+    this.list.replaceChildren(...Array.from({ length: count }, () => el("li", { class: "frame" })));
     this.list.setAttribute("aria-hidden", "true");
     this.layout();
   }
 
   /** Begin anew with count frames; about holds what the images have in common. */
   begin(count, image, about) {
-    this.again(Array.from({length: count}, (_, index) => {
-      const canvas = el("canvas", {width: image.width, height: image.height});
-      const record = {gallery: this, index, about, canvas, rows: 0, done: false, pinned: false};
-      record.button = el("button", {class: "picture", "aria-label": `Image ${index + 1}, not begun`,
-        click: () => record.image && this.open(record, this.records)}, canvas);
-      record.words = el("p", {class: "caption"});
-      record.frame = el("li", {class: "frame"}, record.button, record.words);
-      about.given?.photograph?.surround(record);
-      return record;
-    }));
-    const {top, bottom} = this.field.getBoundingClientRect();
-    if (top > innerHeight * .7 || bottom < innerHeight * .3) this.field.closest(".stage").scrollIntoView();
+    this.again(
+      Array.from({ length: count }, (_, index) => {
+        const canvas = el("canvas", { width: image.width, height: image.height });
+        const record = { gallery: this, index, about, canvas, rows: 0, done: false, pinned: false };
+        record.button = el(
+          "button",
+          {
+            class: "picture",
+            "aria-label": `Image ${index + 1}, not begun`,
+            click: () => record.image && this.open(record, this.records),
+          },
+          canvas,
+        );
+        record.words = el("p", { class: "caption" });
+        record.frame = el("li", { class: "frame" }, record.button, record.words);
+        about.given?.photograph?.surround(record);
+        return record;
+      }),
+    );
+    const { top, bottom } = this.field.getBoundingClientRect();
+    if (top > innerHeight * 0.7 || bottom < innerHeight * 0.3)
+      this.field.closest(".stage").scrollIntoView();
   }
 
   /** Show these images, which may have been shown before. */
@@ -81,7 +100,7 @@ export class Gallery {
     const record = records[data.image_index];
     const done = data.type.endsWith(".completed");
     const rows = done ? record.canvas.height : data.rows;
-    Object.assign(record, {seed: data.seed, answer: data, rows, done, base64: data.b64_json});
+    Object.assign(record, { seed: data.seed, answer: data, rows, done, base64: data.b64_json });
     this.name(record, done ? "" : ", being drawn");
     record.showing ??= this.show(record);
     return record.showing;
@@ -90,9 +109,9 @@ export class Gallery {
   async show(record) {
     let shown;
     do {
-      shown = record.answer;  // not its picture: new rows that are black do not change that
-      const {rows} = record;
-      Object.assign(record, {image: await decode(shown.b64_json), shown: rows});
+      shown = record.answer; // not its picture: new rows that are black do not change that
+      const { rows } = record;
+      Object.assign(record, { image: await decode(shown.b64_json), shown: rows });
       this.repaint(record);
     } while (shown !== record.answer);
     if (record.done) record.about.given?.photograph?.finish(record);
@@ -113,9 +132,11 @@ export class Gallery {
 
   name(record, state) {
     const what = nameOf(record);
-    if (record.done) record.words.textContent = what && `${what} · ${percent(record.answer.confidence)}`;
+    if (record.done)
+      record.words.textContent = what && `${what} · ${percent(record.answer.confidence)}`;
     const label = `Image ${record.index + 1}${what && record.done ? `, a ${what}` : ""}${record.seed == null ? "" : `, seed ${record.seed}`}${state}${record.pinned ? ", pinned" : ""}`;
-    if (record.button.getAttribute("aria-label") !== label) record.button.setAttribute("aria-label", label);
+    if (record.button.getAttribute("aria-label") !== label)
+      record.button.setAttribute("aria-label", label);
   }
 
   /** No more events will come: mark the images that are unfinished. */
@@ -135,12 +156,18 @@ export class Gallery {
     if (!this.image || !width) return;
     const image = this.records[0]?.about.given?.photograph?.shape ?? this.image;
     const below = recognises(this.records[0]?.about.card ?? this.image) ? CAPTION : 0;
-    const left = innerHeight - this.field.getBoundingClientRect().top - scrollY - 20;  // of the screen's height
-    const tall = matchMedia("(min-width: 60rem)").matches ? Math.max(340, left)
-      : Math.min(width * 1.7, Math.max(width * .75, left));
+    const left = innerHeight - this.field.getBoundingClientRect().top - scrollY - 20; // of the screen's height
+    const tall = matchMedia("(min-width: 60rem)").matches
+      ? Math.max(340, left)
+      : Math.min(width * 1.7, Math.max(width * 0.75, left));
     const count = this.list.childElementCount || 1;
-    const {scale, columns, gap} = arrange(count, image, {width, height: Math.max(tall, 120)}, below);
-    const {style} = this.list;
+    const { scale, columns, gap } = arrange(
+      count,
+      image,
+      { width, height: Math.max(tall, 120) },
+      below,
+    );
+    const { style } = this.list;
     style.width = `${columns * (image.width * scale + gap) - gap}px`;
     style.setProperty("--gap", `${gap}px`);
     style.setProperty("--width", `${image.width * scale}px`);
@@ -150,21 +177,21 @@ export class Gallery {
 }
 
 /** The class that the model recognises in an image; "" if it does not recognise classes. */
-function nameOf({answer, about: {card}}) {
+function nameOf({ answer, about: { card } }) {
   const label = answer?.label ?? "";
   return card.classes.length && Number.isInteger(label) ? card.classes[label] : label;
 }
 
 /** The rows drawn so far; those to come are transparent. */
 export function rowsSoFar(record) {
-  const {image, shown} = record;
+  const { image, shown } = record;
   image.data.fill(0, shown * image.width * 4);
   return image;
 }
 
 /** A record's picture as a PNG, ten times as large, by nearest neighbour. */
 async function enlarged(record) {
-  const {canvas} = record;
+  const { canvas } = record;
   const large = new OffscreenCanvas(canvas.width * 10, canvas.height * 10);
   const context = large.getContext("2d");
   context.imageSmoothingEnabled = false;
@@ -172,17 +199,26 @@ async function enlarged(record) {
   return withSettings(record, await large.convertToBlob());
 }
 
-function curlOf({about, seed}) {
+function curlOf({ about, seed }) {
   const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const {model, temperature, label, conditioning} = about.fields;
-  const header = about.keyed ? ["-H \"authorization: Bearer $LINPIX_KEY\""] : [];
+  const { model, temperature, label, conditioning } = about.fields;
+  const header = about.keyed ? ['-H "authorization: Bearer $LINPIX_KEY"'] : [];
   const url = new URL(about.path, location.href).href;
-  const fields = {model, seed, temperature, label, conditioning};
+  const fields = { model, seed, temperature, label, conditioning };
   const body = about.picture
-    ? ["-F image=@picture.png", ...Object.entries(fields).filter(([, value]) => value != null)
-      .map(([name, value]) => `-F ${quote(`${name}=${value}`)}`)]
+    ? [
+        "-F image=@picture.png",
+        ...Object.entries(fields)
+          .filter(([, value]) => value != null)
+          .map(([name, value]) => `-F ${quote(`${name}=${value}`)}`),
+      ]
     : ["-H 'content-type: application/json'", `-d ${quote(JSON.stringify(fields))}`];
-  return [`curl -s ${quote(url)} -H 'accept: image/png'`, ...header, ...body, `-o linpix-${seed}.png`].join(" \\\n  ");
+  return [
+    `curl -s ${quote(url)} -H 'accept: image/png'`,
+    ...header,
+    ...body,
+    `-o linpix-${seed}.png`,
+  ].join(" \\\n  ");
 }
 
 /** The dialog that shows one image. Its buttons close it, and pass the image to reuse, complete or judge. */
@@ -192,9 +228,11 @@ export class Viewer {
     this.links = [];
     this.status = this.dialog.querySelector(".status");
     this.dialog.onclose = () => this.forget();
-    this.dialog.onclick = ({target}) => { if (target === this.dialog) target.close(); };
+    this.dialog.onclick = ({ target }) => {
+      if (target === this.dialog) target.close();
+    };
     this.dialog.onkeydown = (event) => {
-      const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (step) this.turn(step);
     };
     $("viewer-curl").onclick = () => this.copy();
@@ -203,7 +241,7 @@ export class Viewer {
   }
 
   open(record, records) {
-    Object.assign(this, {record, records});
+    Object.assign(this, { record, records });
     record.painted = () => this.draw();
     this.laid = record.done ? record.around : null;
     $("viewer-command").hidden = true;
@@ -215,12 +253,15 @@ export class Viewer {
   turn(step) {
     const there = this.records.filter((record) => record.image);
     this.forget();
-    this.open(there[(there.indexOf(this.record) + step + there.length) % there.length], this.records);
+    this.open(
+      there[(there.indexOf(this.record) + step + there.length) % there.length],
+      this.records,
+    );
   }
 
   draw() {
-    const {record} = this;
-    const {answer, about} = record;
+    const { record } = this;
+    const { answer, about } = record;
     const canvas = this.laid ?? record.canvas;
     const shown = $("viewer-canvas");
     shown.width = canvas.width;
@@ -232,14 +273,27 @@ export class Viewer {
     shown.style.height = `${canvas.height * scale}px`;
     shown.classList.toggle("smooth", Boolean(this.laid));
     shown.getContext("2d").drawImage(canvas, 0, 0);
-    shown.setAttribute("aria-label", `Seed ${record.seed}, drawn by ${answer.model}${this.laid ? ", laid over the photograph" : ""}`);
-    const {label} = about.fields;
+    shown.setAttribute(
+      "aria-label",
+      `Seed ${record.seed}, drawn by ${answer.model}${this.laid ? ", laid over the photograph" : ""}`,
+    );
+    const { label } = about.fields;
     const what = record.done && nameOf(record);
-    $("viewer-title").textContent = what ? `${what}, recognised with ${percent(answer.confidence)}` : `Image ${record.index + 1}`;
-    $("viewer-facts").textContent = [answer.model, label == null ? "any class" : `class ${label}`,
-      `seed ${record.seed}`, `temperature ${about.fields.temperature}`, `${answer.engine} engine, ${answer.precision}`,
-      record.done ? null : `${record.rows} rows so far`].filter(Boolean).join(" · ");
-    for (const id of ["viewer-save", "viewer-save-large", "viewer-complete", "viewer-judge"]) $(id).hidden = !record.done;
+    $("viewer-title").textContent = what
+      ? `${what}, recognised with ${percent(answer.confidence)}`
+      : `Image ${record.index + 1}`;
+    $("viewer-facts").textContent = [
+      answer.model,
+      label == null ? "any class" : `class ${label}`,
+      `seed ${record.seed}`,
+      `temperature ${about.fields.temperature}`,
+      `${answer.engine} engine, ${answer.precision}`,
+      record.done ? null : `${record.rows} rows so far`,
+    ]
+      .filter(Boolean)
+      .join(" · ");
+    for (const id of ["viewer-save", "viewer-save-large", "viewer-complete", "viewer-judge"])
+      $(id).hidden = !record.done;
     $("viewer-complete").textContent = about.picture ? "Pin it" : "Complete it";
     $("viewer-sent").hidden = !about.picture;
     $("viewer-photo").hidden = !record.around || !record.done;
@@ -263,9 +317,12 @@ export class Viewer {
   async offer(record) {
     if (this.offered === record) return;
     this.offered = record;
-    await record.showing;  // until its last rows are decoded
-    const files = {"": await withSettings(record), "-large": await enlarged(record),
-      "-photo": record.around && await new Promise((resolve) => record.around.toBlob(resolve))};
+    await record.showing; // until its last rows are decoded
+    const files = {
+      "": await withSettings(record),
+      "-large": await enlarged(record),
+      "-photo": record.around && (await new Promise((resolve) => record.around.toBlob(resolve))),
+    };
     if (this.offered !== record) return;
     for (const [id, blob] of Object.entries(files)) {
       if (blob) this.link($(`viewer-save${id}`), blob, `linpix-${record.seed}${id}.png`);
@@ -283,7 +340,7 @@ export class Viewer {
   }
 
   leave(where) {
-    const {record} = this;
+    const { record } = this;
     this.dialog.close();
     where(record);
   }
@@ -293,27 +350,36 @@ export class Viewer {
     pre.textContent = curlOf(this.record);
     pre.hidden = false;
     getSelection().selectAllChildren(pre);
-    this.status.textContent = !await copied(pre.textContent) ? "Copy the selected command by hand."
-      : this.record.about.picture ? "Copied. It reads picture.png: download “What was sent”." : "Copied.";
+    this.status.textContent = !(await copied(pre.textContent))
+      ? "Copy the selected command by hand."
+      : this.record.about.picture
+        ? "Copied. It reads picture.png: download “What was sent”."
+        : "Copied.";
   }
 }
 
 // --- settings that travel with a picture, as a text chunk of its PNG ---
 
-const crc32 = (bytes) => ~bytes.reduce((sum, byte) => TABLE[(sum ^ byte) & 255] ^ sum >>> 8, -1);
+const crc32 = (bytes) => ~bytes.reduce((sum, byte) => TABLE[(sum ^ byte) & 255] ^ (sum >>> 8), -1);
 
 /** A PNG of a record, with the settings that draw it again, and the picture that was sent, if any. png: a Blob, that of the server if absent. */
-export async function withSettings({about: {fields, picture}, seed, base64}, png, settings = {...fields, n: 1, seed}) {
+export async function withSettings(
+  { about: { fields, picture }, seed, base64 },
+  png,
+  settings = { ...fields, n: 1, seed },
+) {
   const bytes = png ? await bytesIn(png) : bytesOf(base64);
-  const sent = picture && btoa(String.fromCharCode(...await bytesIn(picture)));
-  const text = new TextEncoder().encode(`iTXt${KEYWORD}${JSON.stringify({...settings, picture: sent})}`);
+  const sent = picture && btoa(String.fromCharCode(...(await bytesIn(picture))));
+  const text = new TextEncoder().encode(
+    `iTXt${KEYWORD}${JSON.stringify({ ...settings, picture: sent })}`,
+  );
   const chunk = new Uint8Array(text.length + 8);
   const view = new DataView(chunk.buffer);
   view.setUint32(0, text.length - 4);
   chunk.set(text, 4);
   view.setUint32(text.length + 4, crc32(text));
-  const end = bytes.length - 12;  // IEND is last, and empty
-  return new Blob([bytes.subarray(0, end), chunk, bytes.subarray(end)], {type: "image/png"});
+  const end = bytes.length - 12; // IEND is last, and empty
+  return new Blob([bytes.subarray(0, end), chunk, bytes.subarray(end)], { type: "image/png" });
 }
 
 const bytesIn = async (blob) => new Uint8Array(await blob.arrayBuffer());

@@ -1,18 +1,30 @@
 // The page: its panels, one of which, Now, shows what the service is doing; the key if the server asks for one; and the
 // notice while the server does not answer.
-import {json, key, onKey, patiently, Problem} from "./service.js";
-import {$, all, counted, duration, el, figure, models as loaded, Notice, size, whole, write} from "./parts.js";
-import {Completion} from "./completion.js";
-import {settingsIn, Viewer} from "./gallery.js";
-import {Race} from "./race.js";
-import {Samples} from "./samples.js";
+import { json, key, onKey, patiently, Problem } from "./service.js";
+import {
+  $,
+  all,
+  counted,
+  duration,
+  el,
+  figure,
+  models as loaded,
+  Notice,
+  size,
+  whole,
+  write,
+} from "./parts.js";
+import { Completion } from "./completion.js";
+import { settingsIn, Viewer } from "./gallery.js";
+import { Race } from "./race.js";
+import { Samples } from "./samples.js";
 
 const PANELS = ["samples", "completion", "race", "now"];
 const notice = new Notice($("page-notice"));
-let latest = null;  // the last status of the service; null while it does not answer
+let latest = null; // the last status of the service; null while it does not answer
 
-const KEPT = 60;  // points of a chart, one an answer
-const SPAN = 4;   // rates are over this many intervals between answers
+const KEPT = 60; // points of a chart, one an answer
+const SPAN = 4; // rates are over this many intervals between answers
 const SVG = "http://www.w3.org/2000/svg";
 
 const served = (status) => status.models.map((model) => model.id).join();
@@ -31,20 +43,35 @@ const TILES = {
 /** The panel Now: what the service is doing, polled every second, and the pulse that every panel shows. */
 class Now {
   /** heard(status) is called for each answer, lost() when there is none. */
-  constructor({heard, lost}) {
-    Object.assign(this, {heard, lost, answers: []});
-    this.tiles = Object.fromEntries(Object.entries(TILES).map(([name, [title, unit]]) => {
-      const line = document.createElementNS(SVG, "polyline");
-      const chart = document.createElementNS(SVG, "svg");
-      const attributes = {viewBox: `0 0 ${KEPT - 1} 20`, preserveAspectRatio: "none", "aria-hidden": "true"};
-      for (const [key, value] of Object.entries(attributes)) chart.setAttribute(key, value);
-      chart.append(line);
-      const [value, note] = [el("p", {class: "value"}, "–"), el("p", {class: "quiet"}, unit)];
-      $("tiles").append(el("div", {class: "tile", id: `tile-${name}`}, el("h3", {}, title), value, note, unit ? chart : null));
-      return [name, {value, note, line, unit, past: []}];
-    }));
+  constructor({ heard, lost }) {
+    Object.assign(this, { heard, lost, answers: [] });
+    this.tiles = Object.fromEntries(
+      Object.entries(TILES).map(([name, [title, unit]]) => {
+        const line = document.createElementNS(SVG, "polyline");
+        const chart = document.createElementNS(SVG, "svg");
+        const attributes = {
+          viewBox: `0 0 ${KEPT - 1} 20`,
+          preserveAspectRatio: "none",
+          "aria-hidden": "true",
+        };
+        for (const [key, value] of Object.entries(attributes)) chart.setAttribute(key, value);
+        chart.append(line);
+        const [value, note] = [el("p", { class: "value" }, "–"), el("p", { class: "quiet" }, unit)];
+        $("tiles").append(
+          el(
+            "div",
+            { class: "tile", id: `tile-${name}` },
+            el("h3", {}, title),
+            value,
+            note,
+            unit ? chart : null,
+          ),
+        );
+        return [name, { value, note, line, unit, past: [] }];
+      }),
+    );
     document.addEventListener("visibilitychange", () => this.poll());
-    document.addEventListener("idle", () => key.get() || this.poll());  // a key's rate limit is for drawing
+    document.addEventListener("idle", () => key.get() || this.poll()); // a key's rate limit is for drawing
   }
 
   /** Poll now, and then regularly while the page is visible. */
@@ -53,13 +80,14 @@ class Now {
     if (document.hidden || this.asking) return;
     this.asking = true;
     const began = performance.now();
-    let pause = key.get() && $("now").hidden ? 5000 : 1000;  // polling must not use up a key's rate limit
+    let pause = key.get() && $("now").hidden ? 5000 : 1000; // polling must not use up a key's rate limit
     try {
-      const status = await json("v1/status", {patience: 10});
+      const status = await json("v1/status", { patience: 10 });
       this.take(status);
       await this.heard(status);
     } catch (problem) {
-      if (problem.status === 429) {  // the rate limit of this visitor's key
+      if (problem.status === 429) {
+        // the rate limit of this visitor's key
         this.pulse("waiting", "Asking less often");
         pause = 1000 * problem.retryAfter;
       } else {
@@ -69,7 +97,10 @@ class Now {
       }
     } finally {
       this.asking = false;
-      this.timer = setTimeout(() => this.poll(), Math.max(200, pause - (performance.now() - began)));
+      this.timer = setTimeout(
+        () => this.poll(),
+        Math.max(200, pause - (performance.now() - began)),
+      );
     }
   }
 
@@ -80,11 +111,20 @@ class Now {
 
   take(status) {
     const before = this.answers.at(-1);
-    if (before && (status.uptime < before.uptime || served(before) !== served(status))) this.answers = [];  // sums began anew
+    if (before && (status.uptime < before.uptime || served(before) !== served(status)))
+      this.answers = []; // sums began anew
     this.answers = [...this.answers, status].slice(-SPAN - 1);
     const used = total(status, "slots_used");
-    this.pulse(status.status === "ready" ? used ? "busy" : "ready" : "waiting",
-      status.status === "ready" ? used ? `Drawing ${counted(used, "image")}` : "Ready" : status.status === "draining" ? "Shutting down" : "Starting");
+    this.pulse(
+      status.status === "ready" ? (used ? "busy" : "ready") : "waiting",
+      status.status === "ready"
+        ? used
+          ? `Drawing ${counted(used, "image")}`
+          : "Ready"
+        : status.status === "draining"
+          ? "Shutting down"
+          : "Starting",
+    );
     if ($("now").hidden && this.drawn) this.record(status);
     else this.show(status);
   }
@@ -95,48 +135,91 @@ class Now {
     const since = (field) => total(status, field) - total(first, field);
     const quanta = since("quanta");
     const rows = status.rows_sum - first.rows_sum;
-    const rate = (count) => seconds ? count / seconds : null;
-    const figures = {images: rate(since("images_completed")), pixels: rate(since("pixels_generated")),
-      step: quanta ? since("step_seconds_sum") / quanta : null, batch: quanta ? rows / quanta : null,
-      waiting: total(status, "images_waiting"), requests: status.requests_running};
-    for (const [name, tile] of Object.entries(this.tiles)) tile.past = [...tile.past, figures[name] ?? 0].slice(-KEPT);
+    const rate = (count) => (seconds ? count / seconds : null);
+    const figures = {
+      images: rate(since("images_completed")),
+      pixels: rate(since("pixels_generated")),
+      step: quanta ? since("step_seconds_sum") / quanta : null,
+      batch: quanta ? rows / quanta : null,
+      waiting: total(status, "images_waiting"),
+      requests: status.requests_running,
+    };
+    for (const [name, tile] of Object.entries(this.tiles))
+      tile.past = [...tile.past, figures[name] ?? 0].slice(-KEPT);
     return figures;
   }
 
   show(status) {
     this.drawn = true;
     const figures = this.record(status);
-    const texts = {images: figure(figures.images), pixels: whole(figures.pixels ?? 0), step: duration(figures.step), batch: figure(figures.batch),
-      waiting: whole(figures.waiting), requests: whole(figures.requests), kernel: status.kernel};
+    const texts = {
+      images: figure(figures.images),
+      pixels: whole(figures.pixels ?? 0),
+      step: duration(figures.step),
+      batch: figure(figures.batch),
+      waiting: whole(figures.waiting),
+      requests: whole(figures.requests),
+      kernel: status.kernel,
+    };
     for (const [name, tile] of Object.entries(this.tiles)) {
       write(tile.value, texts[name]);
       const top = Math.max(...tile.past, 1e-9);
-      tile.line.setAttribute("points", tile.past.map((x, at) => `${at + KEPT - tile.past.length},${19 - 18 * x / top}`).join(" "));
+      tile.line.setAttribute(
+        "points",
+        tile.past
+          .map((x, at) => `${at + KEPT - tile.past.length},${19 - (18 * x) / top}`)
+          .join(" "),
+      );
     }
     const refused = Object.entries(status.requests_rejected).filter(([, count]) => count);
-    this.tiles.requests.note.textContent = [`running, ${whole(status.requests_waiting)} waiting`,
-      ...refused.map(([why, count]) => `${whole(count)} refused (${why.replaceAll("_", " ")})`)].join(", ");
+    this.tiles.requests.note.textContent = [
+      `running, ${whole(status.requests_waiting)} waiting`,
+      ...refused.map(([why, count]) => `${whole(count)} refused (${why.replaceAll("_", " ")})`),
+    ].join(", ");
     this.showSlots(status.models);
     this.tiles.kernel.note.textContent = `LinPix ${status.version}, torch ${status.torch}, up for ${upFor(status.uptime)}`;
   }
 
   showSlots(models) {
-    const names = models.map((model) => `${model.id} ${model.slots} ${memoryOf(model.id)}`).join();  // memory is known later
+    const names = models.map((model) => `${model.id} ${model.slots} ${memoryOf(model.id)}`).join(); // memory is known later
     if (this.names !== names) {
       this.names = names;
       this.rows = models.map((model) => {
-        const squares = Array.from({length: Math.min(model.slots, 256)}, () => el("i", {}));
+        const squares = Array.from({ length: Math.min(model.slots, 256) }, () => el("i", {}));
         const text = el("span", {});
-        return {squares, text, item: el("div", {class: "slots"}, el("h3", {}, model.id),
-          el("p", {class: "quiet"}, [model.backend, model.engine, model.precision, model.device, memoryOf(model.id)].filter(Boolean).join(", ")),
-          el("div", {class: "squares", "aria-hidden": "true"}, ...squares), el("p", {}, text))};
+        return {
+          squares,
+          text,
+          item: el(
+            "div",
+            { class: "slots" },
+            el("h3", {}, model.id),
+            el(
+              "p",
+              { class: "quiet" },
+              [model.backend, model.engine, model.precision, model.device, memoryOf(model.id)]
+                .filter(Boolean)
+                .join(", "),
+            ),
+            el("div", { class: "squares", "aria-hidden": "true" }, ...squares),
+            el("p", {}, text),
+          ),
+        };
       });
       $("slots").replaceChildren(el("h2", {}, "Slots"), ...this.rows.map((row) => row.item));
     }
     models.forEach((model, index) => {
-      const {squares, text} = this.rows[index];
-      squares.forEach((square, at) => square.classList.toggle("used", at < Math.ceil(model.slots_used * squares.length / model.slots)));
-      write(text, `${whole(model.slots_used)} of ${counted(model.slots, "slot")} in use, ${whole(model.images_waiting)} waiting, ${counted(model.images_completed, "image")} drawn`);
+      const { squares, text } = this.rows[index];
+      squares.forEach((square, at) =>
+        square.classList.toggle(
+          "used",
+          at < Math.ceil((model.slots_used * squares.length) / model.slots),
+        ),
+      );
+      write(
+        text,
+        `${whole(model.slots_used)} of ${counted(model.slots, "slot")} in use, ${whole(model.images_waiting)} waiting, ${counted(model.images_completed, "image")} drawn`,
+      );
     });
   }
 }
@@ -147,7 +230,14 @@ function memoryOf(id) {
 }
 
 function upFor(seconds) {
-  const [unit, word] = seconds >= 86400 ? [86400, "day"] : seconds >= 3600 ? [3600, "hour"] : seconds >= 60 ? [60, "minute"] : [1, "second"];
+  const [unit, word] =
+    seconds >= 86400
+      ? [86400, "day"]
+      : seconds >= 3600
+        ? [3600, "hour"]
+        : seconds >= 60
+          ? [60, "minute"]
+          : [1, "second"];
   return counted(Math.floor(seconds / unit), word);
 }
 
@@ -168,7 +258,7 @@ const viewer = new Viewer({
 const samples = new Samples(viewer);
 const completion = new Completion(viewer);
 const race = new Race();
-const now = new Now({heard, lost});
+const now = new Now({ heard, lost });
 
 function select(name) {
   for (const panel of PANELS) {
@@ -177,20 +267,23 @@ function select(name) {
     tab.tabIndex = panel === name ? 0 : -1;
     $(panel).hidden = panel !== name;
   }
-  if (named() !== name) history.replaceState(null, "", `#/${name}`);  // not an id: the browser would scroll there
+  if (named() !== name) history.replaceState(null, "", `#/${name}`); // not an id: the browser would scroll there
   if (!latest) return;
   if (name === "samples") samples.arrive(location.hash.split("?")[1] ?? "");
   if (name === "completion") completion.arrive();
   if (name === "race") race.open(latest.comparison);
 }
 
-const named = () => PANELS.find((panel) => location.hash.split("?")[0] === `#/${panel}`) ?? "samples";
+const named = () =>
+  PANELS.find((panel) => location.hash.split("?")[0] === `#/${panel}`) ?? "samples";
 
 const tabs = document.querySelector("[role=tablist]");
-tabs.onclick = ({target}) => { if (target.role === "tab") select(target.getAttribute("aria-controls")); };
+tabs.onclick = ({ target }) => {
+  if (target.role === "tab") select(target.getAttribute("aria-controls"));
+};
 tabs.onkeydown = (event) => {
   const at = PANELS.indexOf(named());
-  const to = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: PANELS.length - 1}[event.key];
+  const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: PANELS.length - 1 }[event.key];
   if (to === undefined) return;
   event.preventDefault();
   const panel = PANELS[(to + PANELS.length) % PANELS.length];
@@ -201,24 +294,28 @@ addEventListener("hashchange", () => select(named()));
 
 for (const output of all("output[data-of]")) {
   const range = output.closest("form").elements[output.dataset.of];
-  range.oninput = () => { output.textContent = range.valueAsNumber.toFixed(2); };
+  range.oninput = () => {
+    output.textContent = range.valueAsNumber.toFixed(2);
+  };
 }
 
 /** A file that was dropped, pasted or chosen: a picture by this page brings its settings back, any other is completed. */
-document.addEventListener("file", async ({detail: file}) => {
-  const settings = latest && await settingsIn(file).catch(() => null);
+document.addEventListener("file", async ({ detail: file }) => {
+  const settings = latest && (await settingsIn(file).catch(() => null));
   if (settings && !settings.picture && $("completion").hidden) {
     select("samples");
     samples.task.attempt(() => samples.again(settings, "picture"));
   } else {
     select("completion");
-    completion.task.attempt(() => settings?.picture ? completion.again(settings) : completion.upload.load(file));
+    completion.task.attempt(() =>
+      settings?.picture ? completion.again(settings) : completion.upload.load(file),
+    );
   }
 });
 
 async function heard(status) {
   const same = latest && served(latest) === served(status);
-  if (!same) loaded.set((await patiently("v1/models")).data, status.limits);  // the server came back, or has other models
+  if (!same) loaded.set((await patiently("v1/models")).data, status.limits); // the server came back, or has other models
   latest = status;
   if (same) return;
   notice.clear();
@@ -230,8 +327,11 @@ async function heard(status) {
 }
 
 function lost(problem) {
-  if (problem.code === "unreachable") problem = new Problem("The server does not answer. This page continues when it is back. If it is yours, start it: linpix serve.");
-  if (latest || notice.box.hidden) notice.show(problem);  // only once: screen readers read it aloud
+  if (problem.code === "unreachable")
+    problem = new Problem(
+      "The server does not answer. This page continues when it is back. If it is yours, start it: linpix serve.",
+    );
+  if (latest || notice.box.hidden) notice.show(problem); // only once: screen readers read it aloud
   latest = null;
 }
 
@@ -241,7 +341,8 @@ onKey.ask = (tried) => {
   if (key.get() !== tried) return Promise.resolve();
   asking ??= new Promise((resolve) => {
     const dialog = $("key");
-    $("key-why").textContent = tried ? "The server does not know that key. Enter another one."
+    $("key-why").textContent = tried
+      ? "The server does not know that key. Enter another one."
       : "Enter one of its API keys. It stays in this tab until you close it.";
     dialog.oncancel = (event) => event.preventDefault();
     dialog.onclose = () => {

@@ -1,5 +1,5 @@
 // Shared by the panels: elements, figures as text, the models' choices, and the notice with its retry.
-import {pause, Problem, unless} from "./service.js";
+import { pause, Problem, unless } from "./service.js";
 
 export const $ = (id) => document.getElementById(id);
 export const all = (selector) => document.querySelectorAll(selector);
@@ -30,23 +30,36 @@ export function write(element, text) {
 export function figure(x) {
   if (x == null) return "–";
   const digits = x ? Math.max(0, 2 - Math.floor(Math.log10(Math.abs(x)))) : 0;
-  return x.toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits});
+  return x.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
 /** The shape and ground, which a picture and a model must share. */
-export const shapeOf = ({width, height, channels, board}) => [width, height, channels, board.ground].join();
+export const shapeOf = ({ width, height, channels, board }) =>
+  [width, height, channels, board.ground].join();
 
-const TITLES = {"mnist-conditional": "Digits", "mnist-large": "Digits, larger model", "mnist-small": "Digits, smaller model",
-  "letters-conditional": "Letters", "cifar10-conditional": "Colour", "cifar10-small": "Colour, smaller model"};
+const TITLES = {
+  "mnist-conditional": "Digits",
+  "mnist-large": "Digits, larger model",
+  "mnist-small": "Digits, smaller model",
+  "letters-conditional": "Letters",
+  "cifar10-conditional": "Colour",
+  "cifar10-small": "Colour, smaller model",
+};
 
 /** A model's name for people, with its id. */
-export const titleOf = ({id, attention}) => TITLES[id] ? `${TITLES[id]} (${id})` : attention === "linear" ? id : `${id}: for comparison, slower`;
+export const titleOf = ({ id, attention }) =>
+  TITLES[id]
+    ? `${TITLES[id]} (${id})`
+    : attention === "linear"
+      ? id
+      : `${id}: for comparison, slower`;
 
 /** Whether a model draws the class first, and so recognises it in what it has drawn; false while there is no model. */
 export const recognises = (card) => Boolean(card?.conditional && card.classes.length);
 
 export const whole = (x) => Math.round(x).toLocaleString("en");
-export const percent = (share) => share < .01 ? "under 1 %" : `${share < 1 ? Math.min(99, Math.round(100 * share)) : 100} %`;
+export const percent = (share) =>
+  share < 0.01 ? "under 1 %" : `${share < 1 ? Math.min(99, Math.round(100 * share)) : 100} %`;
 export const counted = (n, one, many = `${one}s`) => `${whole(n)} ${n === 1 ? one : many}`;
 
 export function duration(seconds) {
@@ -57,19 +70,25 @@ export function duration(seconds) {
 
 export function size(bytes) {
   if (!bytes) return "none";
-  return bytes >= 2 ** 20 ? `${figure(bytes / 2 ** 20)} MiB` : bytes >= 1024 ? `${figure(bytes / 1024)} KiB` : `${bytes} B`;
+  return bytes >= 2 ** 20
+    ? `${figure(bytes / 2 ** 20)} MiB`
+    : bytes >= 1024
+      ? `${figure(bytes / 1024)} KiB`
+      : `${bytes} B`;
 }
 
 /** The loaded models. One of them is chosen, in all panels at once; the race follows if it can compare it. */
 export const models = {
   cards: [],
   chosen: null,
-  limits: {max_n: 16, compare_budget: 60},
+  limits: { max_n: 16, compare_budget: 60 },
   set(cards, limits) {
-    cards = this.cards = cards.map((card) => ({board: {}, ...card}));  // an older server's cards have none
+    cards = this.cards = cards.map((card) => ({ board: {}, ...card })); // an older server's cards have none
     this.limits = limits;
     for (const select of all("select.models")) {
-      select.replaceChildren(...cards.map((card) => el("option", {value: card.id}, titleOf(card))));
+      select.replaceChildren(
+        ...cards.map((card) => el("option", { value: card.id }, titleOf(card))),
+      );
       select.onchange = () => this.choose(select.value);
     }
     for (const input of all("input[name=n]")) {
@@ -90,37 +109,55 @@ export const models = {
       const choices = [["", "any"], ...found.classes.map((name) => [name, name])];
       if (found.classes.length && chips.closest("#samples")) choices.push(["each", "one of each"]);
       chips.hidden = !found.classes.length;
-      chips.lastElementChild.replaceChildren(...choices.map(([value, text]) => el("label", {},
-        el("input", {type: "radio", name: "label", value, checked: value === label}), el("span", {}, text))));
+      chips.lastElementChild.replaceChildren(
+        ...choices.map(([value, text]) =>
+          el(
+            "label",
+            {},
+            el("input", { type: "radio", name: "label", value, checked: value === label }),
+            el("span", {}, text),
+          ),
+        ),
+      );
     }
     const [calmest, wildest] = found.temperature_range ?? [0.3, 1.5];
     for (const input of all("input[name=temperature]")) {
-      Object.assign(input, {min: calmest, max: wildest});
+      Object.assign(input, { min: calmest, max: wildest });
       if (before?.id !== id) enter(input, found.temperature ?? 1);
     }
-    const facts = [`${found.width} × ${found.height} ${found.channels === 1 ? "grey" : "colour"}`,
+    const facts = [
+      `${found.width} × ${found.height} ${found.channels === 1 ? "grey" : "colour"}`,
       found.bits_per_dim.test_10000 && `${figure(found.bits_per_dim.test_10000)} bits/dim`,
       found.engine !== "compiled" && `slow: ${found.slots} at a time, by torch`,
-      found.class_agreement && `draws a chosen class in ${percent(found.class_agreement)} of cases`];
+      found.class_agreement && `draws a chosen class in ${percent(found.class_agreement)} of cases`,
+    ];
     for (const span of all("[data-facts]")) span.textContent = facts.filter(Boolean).join(" · ");
     for (const span of all("[data-limits]")) span.textContent = found.limits ?? "";
-    document.dispatchEvent(new CustomEvent("model", {detail: this.chosen}));
+    document.dispatchEvent(new CustomEvent("model", { detail: this.chosen }));
   },
 };
 
 /** The model to begin with: of those with the first one's shape, the one that most often draws the class asked for. */
 function surest([first, ...others]) {
   const alike = others.filter((card) => shapeOf(card) === shapeOf(first));
-  return alike.reduce((best, card) => (card.class_agreement ?? 0) > (best.class_agreement ?? 0) ? card : best, first);
+  return alike.reduce(
+    (best, card) => ((card.class_agreement ?? 0) > (best.class_agreement ?? 0) ? card : best),
+    first,
+  );
 }
 
 /** The fields of a form as the API names them, without empty ones. */
 export function fieldsOf(form) {
-  if (!models.chosen) throw new Problem("The list of models has not arrived yet. Try again in a moment.", {code: "early"});
+  if (!models.chosen)
+    throw new Problem("The list of models has not arrived yet. Try again in a moment.", {
+      code: "early",
+    });
   const given = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
-  const fields = {model: given.model};
-  for (const name of ["n", "seed", "temperature", "label"]) if (given[name] != null) fields[name] = name === "label" ? given[name] : Number(given[name]);
-  if (fields.seed > Number.MAX_SAFE_INTEGER) throw new Problem(`The seed must be at most ${Number.MAX_SAFE_INTEGER}. Enter a smaller one.`);
+  const fields = { model: given.model };
+  for (const name of ["n", "seed", "temperature", "label"])
+    if (given[name] != null) fields[name] = name === "label" ? given[name] : Number(given[name]);
+  if (fields.seed > Number.MAX_SAFE_INTEGER)
+    throw new Problem(`The seed must be at most ${Number.MAX_SAFE_INTEGER}. Enter a smaller one.`);
   return fields;
 }
 
@@ -131,17 +168,21 @@ function enter(input, value) {
 }
 
 /** Set a form to the fields of an earlier request, or of a link; without n, the form keeps its own. */
-export function restore(form, {model, label = "", seed = "", temperature, n}) {
+export function restore(form, { model, label = "", seed = "", temperature, n }) {
   models.choose(model ?? models.chosen.id);
-  const {classes} = models.chosen;
-  form.elements.label.value = classes.includes(`${label}`) ? label : classes[label] ?? label;  // older links have an index
+  const { classes } = models.chosen;
+  form.elements.label.value = classes.includes(`${label}`) ? label : (classes[label] ?? label); // older links have an index
   form.elements.seed.value = seed;
   enter(form.elements.temperature, temperature ?? models.chosen.temperature ?? 1);
   if (n) enter(form.elements.n, n);
 }
 
 /** Copy a text to the clipboard. Resolves to whether it worked: only pages from https or localhost may write there. */
-export const copied = (text) => navigator.clipboard?.writeText(text).then(() => true, () => false) ?? false;
+export const copied = (text) =>
+  navigator.clipboard?.writeText(text).then(
+    () => true,
+    () => false,
+  ) ?? false;
 
 /** A box that says what went wrong. If the server says when to try again, it counts down to that. */
 export class Notice {
@@ -157,17 +198,23 @@ export class Notice {
 
   show(problem, again) {
     this.problem = problem;
-    const text = problem instanceof Problem ? problem.message : `This page failed: ${problem.message}. Reload it.`;
+    const text =
+      problem instanceof Problem
+        ? problem.message
+        : `This page failed: ${problem.message}. Reload it.`;
     if (!(problem instanceof Problem)) console.error(problem);
     this.box.replaceChildren(el("p", {}, text));
-    if (again) this.box.append(el("button", {click: again}, "Try again"));
+    if (again) this.box.append(el("button", { click: again }, "Try again"));
     this.box.hidden = false;
   }
 
   /** Resolves when the wait is over. Rejects when the signal is aborted. */
   async wait(problem, signal) {
-    const left = el("strong", {"aria-hidden": "true"});
-    const why = problem.code === "queue_full" ? "The queue is full." : problem.message.replace(/[;,] try again in \d+ s/, "");
+    const left = el("strong", { "aria-hidden": "true" });
+    const why =
+      problem.code === "queue_full"
+        ? "The queue is full."
+        : problem.message.replace(/[;,] try again in \d+ s/, "");
     this.box.replaceChildren(el("p", {}, why, " This page tries again ", left));
     this.box.hidden = false;
     const end = performance.now() + problem.retryAfter * 1000;
@@ -182,9 +229,14 @@ export class Notice {
 /** Work that a panel's form starts and stops. */
 export class Task {
   constructor(panel) {
-    const [form, notice, status, starter, stopper] = ["form", ".notice", ".status", "[type=submit]", "[data-stop]"]
-      .map((selector) => panel.querySelector(selector));
-    Object.assign(this, {form, notice: new Notice(notice), status, starter, stopper});
+    const [form, notice, status, starter, stopper] = [
+      "form",
+      ".notice",
+      ".status",
+      "[type=submit]",
+      "[data-stop]",
+    ].map((selector) => panel.querySelector(selector));
+    Object.assign(this, { form, notice: new Notice(notice), status, starter, stopper });
     stopper.onclick = () => this.stop();
     form.addEventListener("submit", (event) => event.preventDefault());
     document.addEventListener("back", () => {
@@ -233,8 +285,8 @@ export class Task {
   /** Run each work(signal) in order, until an error, a stop, or a later start. */
   async start(...works) {
     this.stop();
-    const controller = this.controller = new AbortController();
-    const {signal} = controller;
+    const controller = (this.controller = new AbortController());
+    const { signal } = controller;
     this.notice.clear();
     this.stopper.disabled = false;
     this.form.dataset.running = "";
@@ -246,10 +298,14 @@ export class Task {
     } catch (problem) {
       if (!signal.aborted) {
         this.say("");
-        this.notice.show(problem, problem.passing && (() => {
-          this.starter.focus();  // the button that has the focus goes away
-          this.start(...works);
-        }));
+        this.notice.show(
+          problem,
+          problem.passing &&
+            (() => {
+              this.starter.focus(); // the button that has the focus goes away
+              this.start(...works);
+            }),
+        );
       } else if (this.controller === controller) {
         this.notice.clear();
         this.say(problem.stopped ?? "Stopped.");

@@ -1,21 +1,26 @@
 // Samples: images drawn from nothing, as their rows arrive, and the draws of this visit.
-import {call, events, key, Problem} from "./service.js";
-import {$, copied, counted, duration, el, fieldsOf, models, restore, Task} from "./parts.js";
-import {Gallery, rowsSoFar, withSettings} from "./gallery.js";
+import { call, events, key, Problem } from "./service.js";
+import { $, copied, counted, duration, el, fieldsOf, models, restore, Task } from "./parts.js";
+import { Gallery, rowsSoFar, withSettings } from "./gallery.js";
 
 export const PATH = "v1/images/generations";
-const KEPT = 20;  // draws
-const SHOWN = 8;  // images in a small picture
+const KEPT = 20; // draws
+const SHOWN = 8; // images in a small picture
 const ACROSS = 4;
-const AT_ONCE = 4;  // requests of a draw: a browser has six connections
+const AT_ONCE = 4; // requests of a draw: a browser has six connections
 
 export class Samples {
   constructor(viewer) {
     const panel = $("samples");
     this.form = $("samples-form");
-    this.gallery = new Gallery(panel, {paint: rowsSoFar, open: (record, records) => viewer.open(record, records)});
+    this.gallery = new Gallery(panel, {
+      paint: rowsSoFar,
+      open: (record, records) => viewer.open(record, records),
+    });
     this.task = new Task(panel);
-    this.visit = new Visit(panel.querySelector(".visit"), this.gallery, this.task, {link: linkOf});
+    this.visit = new Visit(panel.querySelector(".visit"), this.gallery, this.task, {
+      link: linkOf,
+    });
     this.form.onsubmit = () => this.draw();
   }
 
@@ -23,21 +28,26 @@ export class Samples {
   arrive(query) {
     if (query === this.query || (this.query != null && !query)) return;
     this.query = query;
-    this.task.attempt(() => this.again(query && Object.fromEntries(new URLSearchParams(query)), "link"));
+    this.task.attempt(() =>
+      this.again(query && Object.fromEntries(new URLSearchParams(query)), "link"),
+    );
   }
 
   /** Draw with these fields, if any; from: where they are from. */
   again(fields, from) {
     if (fields) restore(this.form, fields);
     const wrong = this.form.querySelector(":invalid");
-    if (wrong) throw new Problem(`This ${from} cannot be drawn: its ${wrong.name} is ${wrong.value}. ${wrong.validationMessage}`);
+    if (wrong)
+      throw new Problem(
+        `This ${from} cannot be drawn: its ${wrong.name} is ${wrong.value}. ${wrong.validationMessage}`,
+      );
     this.form.requestSubmit();
   }
 
   /** Restore the form that gave this image. */
-  reuse({about, seed}) {
+  reuse({ about, seed }) {
     this.task.attempt(() => {
-      restore(this.form, {...about.fields, seed, n: null});
+      restore(this.form, { ...about.fields, seed, n: null });
       this.form.elements.seed.focus();
     });
   }
@@ -46,23 +56,46 @@ export class Samples {
     const task = this.task;
     return task.start(async (signal) => {
       const [fields, card] = [fieldsOf(this.form), models.chosen];
-      task.say(task.doing = fields.label === "each" ? "Drawing one of each." : `Drawing ${counted(fields.n, "image")}.`);
+      task.say(
+        (task.doing =
+          fields.label === "each"
+            ? "Drawing one of each."
+            : `Drawing ${counted(fields.n, "image")}.`),
+      );
       const began = performance.now();
       let records;
       try {
-        await drawn(this.gallery, task, fields, {card, path: PATH}, signal, (body) => body, () => { ({records} = this.gallery); });
+        await drawn(
+          this.gallery,
+          task,
+          fields,
+          { card, path: PATH },
+          signal,
+          (body) => body,
+          () => {
+            ({ records } = this.gallery);
+          },
+        );
       } finally {
         if (records) this.visit.add(records);
       }
-      task.say(`${counted(records.length, "image")} in ${duration((performance.now() - began) / 1000)}, `
-        + `from seed ${records[0].seed}. Click one to enlarge it.`);
+      task.say(
+        `${counted(records.length, "image")} in ${duration((performance.now() - began) / 1000)}, ` +
+          `from seed ${records[0].seed}. Click one to enlarge it.`,
+      );
     });
   }
 }
 
 function linkOf(records) {
-  const [{about: {fields, each}, seed, index}] = records;
-  return `${location.href.split("#")[0]}#/samples?${new URLSearchParams({...fields, ...(each && {label: "each"}), seed: seed - index})}`;
+  const [
+    {
+      about: { fields, each },
+      seed,
+      index,
+    },
+  ] = records;
+  return `${location.href.split("#")[0]}#/samples?${new URLSearchParams({ ...fields, ...(each && { label: "each" }), seed: seed - index })}`;
 }
 
 /**
@@ -72,7 +105,9 @@ function linkOf(records) {
 export async function drawn(gallery, task, fields, about, signal, bodyOf, begun) {
   const each = fields.label === "each";
   const seed = fields.seed ?? Math.floor(Math.random() * 2 ** 32);
-  const parts = each ? about.card.classes.map((label, at) => ({...fields, n: 1, label, seed: seed + at})) : [fields];
+  const parts = each
+    ? about.card.classes.map((label, at) => ({ ...fields, n: 1, label, seed: seed + at }))
+    : [fields];
   const waiting = [...parts.entries()];
   const failed = new AbortController();
   const every = AbortSignal.any([signal, failed.signal]);
@@ -80,19 +115,30 @@ export async function drawn(gallery, task, fields, about, signal, bodyOf, begun)
   const some = async () => {
     while (waiting.length && !every.aborted) {
       const [at, part] = waiting.shift();
-      const body = bodyOf({...part, stream: true});
-      const response = await task.insist(() => call(about.path, {body, accept: "text/event-stream", signal: every}), every);
+      const body = bodyOf({ ...part, stream: true });
+      const response = await task.insist(
+        () => call(about.path, { body, accept: "text/event-stream", signal: every }),
+        every,
+      );
       if (!records) {
-        gallery.begin(each ? parts.length : fields.n, about.card, {...about, keyed: Boolean(key.get()), each, fields: part});
-        ({records} = gallery);
-        if (each) records.forEach((record, label) => { record.about = {...record.about, fields: parts[label]}; });
+        gallery.begin(each ? parts.length : fields.n, about.card, {
+          ...about,
+          keyed: Boolean(key.get()),
+          each,
+          fields: part,
+        });
+        ({ records } = gallery);
+        if (each)
+          records.forEach((record, label) => {
+            record.about = { ...record.about, fields: parts[label] };
+          });
         begun();
       }
       last = await receive(gallery, response, every, each ? [records[at]] : records);
     }
   };
   try {
-    await Promise.all(Array.from({length: AT_ONCE}, some));
+    await Promise.all(Array.from({ length: AT_ONCE }, some));
   } finally {
     failed.abort();
   }
@@ -104,12 +150,14 @@ async function receive(gallery, response, signal, records) {
   const finished = () => records.filter((record) => record.done).length;
   let last;
   try {
-    for await (const {data} of events(response, signal)) {
+    for await (const { data } of events(response, signal)) {
       last = data;
       gallery.receive(data, records);
     }
     if (finished() < records.length) {
-      throw new Problem("The connection ended before the images were finished. Try again.", {code: "broken"});
+      throw new Problem("The connection ended before the images were finished. Try again.", {
+        code: "broken",
+      });
     }
   } catch (problem) {
     gallery.end(records);
@@ -124,12 +172,26 @@ async function receive(gallery, response, signal, records) {
 /** The draws of this visit: earlier ones to show again, all images of one in a picture, and a link that draws them again. */
 export class Visit {
   /** box: where it is shown · shown: called when an earlier draw is · link(records): an address, optional. */
-  constructor(box, gallery, task, {shown = () => {}, link} = {}) {
-    Object.assign(this, {gallery, task, shown, draws: []});
-    this.list = el("ul", {"aria-label": "Earlier draws"});
-    this.buttons = [el("button", {disabled: true, click: () => this.download()}, "Save all")];
-    if (link) this.buttons.push(el("button", {disabled: true, click: () => gallery.finished.length && this.send(link(gallery.finished))}, "Copy link"));
-    box.append(el("div", {class: "buttons"}, ...this.buttons), el("h3", {}, "This visit"), this.list);
+  constructor(box, gallery, task, { shown = () => {}, link } = {}) {
+    Object.assign(this, { gallery, task, shown, draws: [] });
+    this.list = el("ul", { "aria-label": "Earlier draws" });
+    this.buttons = [el("button", { disabled: true, click: () => this.download() }, "Save all")];
+    if (link)
+      this.buttons.push(
+        el(
+          "button",
+          {
+            disabled: true,
+            click: () => gallery.finished.length && this.send(link(gallery.finished)),
+          },
+          "Copy link",
+        ),
+      );
+    box.append(
+      el("div", { class: "buttons" }, ...this.buttons),
+      el("h3", {}, "This visit"),
+      this.list,
+    );
   }
 
   /** Keep a draw if at least one image of it is finished. */
@@ -143,48 +205,102 @@ export class Visit {
 
   entry(records) {
     const done = records.filter((record) => record.done);
-    const {card, fields} = done[0].about;
-    const words = [card.id, done[0].about.each ? "one of each" : fields.label == null ? "any class" : `class ${fields.label}`,
-      `temperature ${fields.temperature}`, `seed ${done[0].seed}`].join(", ");
-    return el("li", {}, el("button", {class: "draw", "aria-label": words, title: words, click: () => {
-      this.task.stop();
-      this.gallery.again(records);
-      this.shown();
-      this.mark();
-      this.task.say(`Drawn before: ${words}.`);
-    }}, sheet(done.slice(0, SHOWN).map((record) => record.canvas), ACROSS)));
+    const { card, fields } = done[0].about;
+    const words = [
+      card.id,
+      done[0].about.each
+        ? "one of each"
+        : fields.label == null
+          ? "any class"
+          : `class ${fields.label}`,
+      `temperature ${fields.temperature}`,
+      `seed ${done[0].seed}`,
+    ].join(", ");
+    return el(
+      "li",
+      {},
+      el(
+        "button",
+        {
+          class: "draw",
+          "aria-label": words,
+          title: words,
+          click: () => {
+            this.task.stop();
+            this.gallery.again(records);
+            this.shown();
+            this.mark();
+            this.task.say(`Drawn before: ${words}.`);
+          },
+        },
+        sheet(
+          done.slice(0, SHOWN).map((record) => record.canvas),
+          ACROSS,
+        ),
+      ),
+    );
   }
 
   mark() {
-    [...this.list.children].forEach((item, at) => item.firstChild.setAttribute("aria-current", String(this.draws[at] === this.gallery.records)));
+    [...this.list.children].forEach((item, at) =>
+      item.firstChild.setAttribute("aria-current", String(this.draws[at] === this.gallery.records)),
+    );
     for (const button of this.buttons) button.disabled = !this.gallery.finished.length;
   }
 
   /** All images in one picture, which draws them again where it is dropped on the page. */
   async download() {
-    const {finished} = this.gallery;
-    if (!finished.length) return;  // the next draw has just begun
+    const { finished } = this.gallery;
+    if (!finished.length) return; // the next draw has just begun
     const [first] = finished;
-    const pictures = finished.map(({around, canvas}) => around ?? canvas);
-    const canvas = sheet(pictures, Math.ceil(Math.sqrt(pictures.length)), Math.max(1, Math.floor(112 / pictures[0].width)));
+    const pictures = finished.map(({ around, canvas }) => around ?? canvas);
+    const canvas = sheet(
+      pictures,
+      Math.ceil(Math.sqrt(pictures.length)),
+      Math.max(1, Math.floor(112 / pictures[0].width)),
+    );
     const png = await new Promise((resolve) => canvas.toBlob(resolve));
-    const {about: {fields, each}, seed, index} = first;
-    const all = {...fields, seed: seed - index, n: finished.length, ...(each && !first.about.picture && {label: "each"})};
+    const {
+      about: { fields, each },
+      seed,
+      index,
+    } = first;
+    const all = {
+      ...fields,
+      seed: seed - index,
+      n: finished.length,
+      ...(each && !first.about.picture && { label: "each" }),
+    };
     const url = URL.createObjectURL(await withSettings(first, png, all));
-    el("a", {href: url, download: `linpix-${seed}-all.png`}).click();
+    el("a", { href: url, download: `linpix-${seed}-all.png` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);
   }
 
   async send(address) {
-    this.task.say(await copied(address) ? "The link is copied. It draws these images again." : `This link draws these images again: ${address}`);
+    this.task.say(
+      (await copied(address))
+        ? "The link is copied. It draws these images again."
+        : `This link draws these images again: ${address}`,
+    );
   }
 }
 
 function sheet(pictures, across, zoom = 1) {
   const [width, height] = [pictures[0].width * zoom, pictures[0].height * zoom];
-  const canvas = el("canvas", {width: across * width, height: Math.ceil(pictures.length / across) * height});
+  const canvas = el("canvas", {
+    width: across * width,
+    height: Math.ceil(pictures.length / across) * height,
+  });
   const context = canvas.getContext("2d");
   context.imageSmoothingEnabled = false;
-  pictures.forEach((picture, at) => context.drawImage(picture, at % across * width, Math.floor(at / across) * height, width, height));
+  pictures.forEach((picture, at) =>
+    context.drawImage(
+      picture,
+      (at % across) * width,
+      Math.floor(at / across) * height,
+      width,
+      height,
+    ),
+  );
   return canvas;
 }

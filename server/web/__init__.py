@@ -1,1 +1,3 @@
-"""HTTP: what requests ask for, uploads, answers. Besides app.py and serve.py, the only package that imports FastAPI."""
+"""HTTP: what requests ask for, uploads, answers. Besides app.py and serve.py, the only package that
+imports FastAPI.
+"""

@@ -1,4 +1,6 @@
-"""A request about pictures, from its fields to the last byte of its answer: what its routes have in common."""
+"""A request about pictures, from its fields to the last byte of its answer: what its routes have in
+common.
+"""
 
 import asyncio
 import logging
@@ -22,15 +24,17 @@ from .prompts import wish
 from .request_schemas import TIMEOUT_HEADER, PictureFields
 from .service import Service, preferred
 
-UNREAD_S = 10.0  # after a request's deadline, in which its client may still read the end of the stream
+# after a request's deadline, in which its client may still read the end of the stream
+UNREAD_S = 10.0
 T = TypeVar("T")
 logger = logging.getLogger("linpix")
 
 
 class Answer(Response):
-    """A response that does its work when it is sent. Its route only checks the fields, and makes the job. FastAPI then
-    calls it: the request is admitted, waited for, released once all of its answer is known, and sent. Errors before the
-    first byte reach the error handlers, as a route's do.
+    """A response that does its work when it is sent. Its route only checks the fields, and makes
+    the job. FastAPI then calls it: the request is admitted, waited for, released once all of its
+    answer is known, and sent. Errors before the first byte reach the error handlers, as a route's
+    do.
     """
 
     job: Job
@@ -44,19 +48,25 @@ class Answer(Response):
         self.config, self.checkpoint = self.model.config, self.model.checkpoint
         http.state.model = self.model.name  # for the log
         if fields.response_format not in (None, "b64_json", "url"):
-            raise InvalidRequest(f"response_format must be b64_json or url, got {shown(fields.response_format)}",
-                                 param="response_format")
+            raise InvalidRequest(
+                f"response_format must be b64_json or url, got {shown(fields.response_format)}",
+                param="response_format",
+            )
         self.frame = encode.frame_of(fields.size, self.config)
         if self.frame.warning:
             self.warnings.append(self.frame.warning)
         # whether a picture is encoded in a moment, so that no thread is needed
         self.inline = self.frame.width * self.frame.height <= encode.INLINE_PIXELS
         self.accepted = preferred(http.headers.get("accept", ""))
-        self.sole_format = encode.MEDIA_TYPES.get(self.accepted)  # the picture itself is the answer, in this format
+        # the picture itself is the answer, in this format
+        self.sole_format = encode.MEDIA_TYPES.get(self.accepted)
         header_s = http.state.timeout_s
         if fields.timeout is not None and header_s not in (math.inf, fields.timeout):
-            raise InvalidRequest(f"timeout {fields.timeout:g} contradicts {TIMEOUT_HEADER}: {header_s:g}; send one of "
-                                 "them", param="timeout")
+            raise InvalidRequest(
+                f"timeout {fields.timeout:g} contradicts {TIMEOUT_HEADER}: {header_s:g}; send one"
+                " of them",
+                param="timeout",
+            )
         self.timeout_s = min(header_s, fields.timeout or math.inf, service.settings.request_timeout)
         self.label = class_of(fields.label, self.checkpoint)
         self.revised_prompt: str | None = None
@@ -72,8 +82,10 @@ class Answer(Response):
         names, label = self.checkpoint.class_names, self.label
         wished, revised, warning = wish(prompt, names)
         if None not in (label, wished) and label != wished:
-            raise InvalidRequest(f"label {shown(label)} contradicts prompt {shown(prompt)}; send one of them",
-                                 param="label")
+            raise InvalidRequest(
+                f"label {shown(label)} contradicts prompt {shown(prompt)}; send one of them",
+                param="label",
+            )
         if warning:
             self.warnings.append(warning)
         self.revised_prompt = revised if label is None or wished is not None else names[label]
@@ -81,29 +93,45 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         requests, state = self.service.requests, self.http.state
-        request = Request(state.request_id, scope["path"].rsplit("/", 1)[1], state.client, self.job, self.model,
-                          self.timeout_s, state.began)
+        request = Request(
+            state.request_id,
+            scope["path"].rsplit("/", 1)[1],
+            state.client,
+            self.job,
+            self.model,
+            self.timeout_s,
+            state.began,
+        )
         state.counted = True  # from here on, admission counts it
         try:
             with requests.admit(request):
                 if self.job.stream:
                     await while_connected(self.http, requests.answering(request))
-                    response: Response = EventSourceResponse(self.events(request), headers={
-                        "cache-control": "no-store", "x-accel-buffering": "no"})
+                    response: Response = EventSourceResponse(
+                        self.events(request),
+                        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+                    )
                 else:
                     response = await while_connected(self.http, self.in_one_piece(request))
                     requests.release(request, "completed")
                 try:
-                    async with asyncio.timeout_at(request.deadline + UNREAD_S if self.job.stream else None):
+                    async with asyncio.timeout_at(
+                        request.deadline + UNREAD_S if self.job.stream else None
+                    ):
                         await response(scope, receive, send)
                 except TimeoutError:
-                    logger.warning("a request was ended because its client does not read the stream")
+                    logger.warning(
+                        "a request was ended because its client does not read the stream"
+                    )
         finally:
             if logs.TRACED and request.begun:
                 began = min(request.begun.values())[0]
                 drawing = began + max((image.prefill_s for image in request.images), default=0.0)
-                logs.spans(("queue", request.began, began), ("prefill", began, drawing),
-                           ("decode", drawing, request.drawn))
+                logs.spans(
+                    ("queue", request.began, began),
+                    ("prefill", began, drawing),
+                    ("decode", drawing, request.drawn),
+                )
 
     async def in_one_piece(self, request: Request) -> Response:
         """The response, once all of it is there. Raises ServiceError."""
@@ -114,10 +142,14 @@ class Answer(Response):
         raise NotImplementedError
 
     async def made(self, request: Request, make: Callable[..., T], *arguments: object) -> T:
-        """The result of work, which is done in a thread if it takes more than a moment. Raises deadline_passed."""
+        """The result of work, which is done in a thread if it takes more than a moment. Raises
+        deadline_passed.
+        """
         try:
             async with asyncio.timeout_at(request.deadline):
-                result = make(*arguments) if self.inline else await asyncio.to_thread(make, *arguments)
+                result = (
+                    make(*arguments) if self.inline else await asyncio.to_thread(make, *arguments)
+                )
         except TimeoutError:
             request.late = True
             raise deadline_passed(request.timeout_s) from None
@@ -130,7 +162,9 @@ def as_json(answer: BaseModel) -> Response:
 
 
 async def while_connected(http: Http, work: Awaitable[T]) -> T:
-    """The result of work. Raises ClientLeft if the client, whose body has been read, closes its connection first."""
+    """The result of work. Raises ClientLeft if the client, whose body has been read, closes its
+    connection first.
+    """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(http.receive())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -11,25 +11,47 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import compile_path
 
 from .. import errors
-from ..errors import EXHAUSTED, MODEL_NOT_FOUND, UNEXPECTED, ClientLeft, InvalidRequest, ServiceError, in_seconds, shown
+from ..errors import (
+    EXHAUSTED,
+    MODEL_NOT_FOUND,
+    UNEXPECTED,
+    ClientLeft,
+    InvalidRequest,
+    ServiceError,
+    in_seconds,
+    shown,
+)
 from ..metrics import ENDPOINTS, REJECTIONS, Metrics
 from .schemas import ErrorEnvelope, ErrorFields
 
 logger = logging.getLogger("linpix")
 _MIN_RETRY_MS = 250  # smallest retry-after-ms: when a body gives back its place cannot be predicted
 # of refusals: by status, or else by code, if it is not the code itself
-_REASONS: dict[object, str] = {400: "invalid", 401: "unauthorized", 413: "too_large", 415: "invalid",
-                               MODEL_NOT_FOUND: "invalid"}
+_REASONS: dict[object, str] = {
+    400: "invalid",
+    401: "unauthorized",
+    413: "too_large",
+    415: "invalid",
+    MODEL_NOT_FOUND: "invalid",
+}
 
 
 def envelope(error: ServiceError) -> ErrorEnvelope:
     """For an answer, or for an `error` event inside a stream."""
-    return ErrorEnvelope(error=ErrorFields(message=sendable(str(error)), type=error.type, code=error.code,
-                                           param=None if error.param is None else sendable(error.param)))
+    return ErrorEnvelope(
+        error=ErrorFields(
+            message=sendable(str(error)),
+            type=error.type,
+            code=error.code,
+            param=None if error.param is None else sendable(error.param),
+        )
+    )
 
 
 def sendable(text: str) -> str:
-    """A client's text, as it can be sent back: JSON may hold lone surrogates, which UTF-8 cannot encode."""
+    """A client's text, as it can be sent back: JSON may hold lone surrogates, which UTF-8 cannot
+    encode.
+    """
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -38,14 +60,17 @@ def response_of(error: ServiceError, allow: str = "") -> Response:
     headers = {"allow": allow} if allow else {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(in_seconds(error.retry_after_s))
-        headers["retry-after-ms"] = str(max(_MIN_RETRY_MS, round(1000 * error.retry_after_s)))  # for OpenAI's SDKs
+        # for OpenAI's SDKs
+        headers["retry-after-ms"] = str(max(_MIN_RETRY_MS, round(1000 * error.retry_after_s)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return Response(envelope(error).model_dump_json(), error.status, headers, "application/json")
 
 
 async def handle(http: Request, failure: Exception) -> Response:
-    """The answer to every request that fails before its answer begins. Gate calls it for what routes do not raise."""
+    """The answer to every request that fails before its answer begins. Gate calls it for what
+    routes do not raise.
+    """
     allow = ""
     if isinstance(failure, ServiceError):
         error = failure
@@ -68,28 +93,49 @@ def _count(http: Request, error: ServiceError) -> None:
     reason = _REASONS.get(error.status) or _REASONS.get(error.code, error.code)
     if error.code == "deadline_passed":
         metrics.deadlines_passed.labels("reading").inc()
-    elif error.code in (EXHAUSTED, UNEXPECTED) and (endpoint := http.scope["path"].rpartition("/")[2]) in ENDPOINTS:
+    elif (
+        error.code in (EXHAUSTED, UNEXPECTED)
+        and (endpoint := http.scope["path"].rpartition("/")[2]) in ENDPOINTS
+    ):
         metrics.requests.labels(endpoint, "failed").inc()
-    elif reason in REJECTIONS and (http.method == "POST" or error.status not in (404, 503)):  # else it asks how we are
+    # else it asks how we are
+    elif reason in REJECTIONS and (http.method == "POST" or error.status not in (404, 503)):
         metrics.requests_rejected.labels(reason).inc()
 
 
-HANDLERS: dict[Any, Any] = dict.fromkeys((ServiceError, RequestValidationError, HTTPException), handle)
+HANDLERS: dict[Any, Any] = dict.fromkeys(
+    (ServiceError, RequestValidationError, HTTPException), handle
+)
 
 
 def _of_fields(failure: RequestValidationError) -> ServiceError:
     first = failure.errors()[0]
     if first["type"] == "json_invalid":
-        return InvalidRequest(f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}")
+        return InvalidRequest(
+            f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}"
+        )
     if first["loc"] == ("body",):
-        return InvalidRequest(f'the body must be a JSON object, such as {{}}, got {shown(first["input"])}')
+        return InvalidRequest(
+            f"the body must be a JSON object, such as {{}}, got {shown(first['input'])}"
+        )
     # a field of several types, such as label, has an error for each, whose place ends with the type
-    param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "int", "str")) or None
-    wanted = " or ".join(other["msg"].removeprefix("Input should be ") if index else other["msg"]
-                         for index, other in enumerate(failure.errors()) if other["loc"][:-1] == first["loc"][:-1]
-                         and (not index or other["loc"][-1] in ("int", "str")))
-    return InvalidRequest(f"{param}: {wanted[:1].lower()}{wanted[1:]}, got {shown(first.get('input'))}",
-                          param=param)
+    param = (
+        ".".join(
+            str(part)
+            for part in first["loc"]
+            if part not in ("body", "query", "path", "int", "str")
+        )
+        or None
+    )
+    wanted = " or ".join(
+        other["msg"].removeprefix("Input should be ") if index else other["msg"]
+        for index, other in enumerate(failure.errors())
+        if other["loc"][:-1] == first["loc"][:-1]
+        and (not index or other["loc"][-1] in ("int", "str"))
+    )
+    return InvalidRequest(
+        f"{param}: {wanted[:1].lower()}{wanted[1:]}, got {shown(first.get('input'))}", param=param
+    )
 
 
 def _of_http(http: Request, failure: HTTPException) -> ServiceError:
@@ -110,8 +156,10 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
         message = "the body is not JSON that can be read: it has too many levels"
     elif failure.status_code == 404:
         path, routes = http.url.path[:80], http.app.openapi()["paths"]
-        cure = next((f"use {near}" for near in (f"/v1{path}", path.removeprefix("/v1")) if near in routes),
-                    "/docs lists the routes")
+        cure = next(
+            (f"use {near}" for near in (f"/v1{path}", path.removeprefix("/v1")) if near in routes),
+            "/docs lists the routes",
+        )
         if path in ("/metrics", "/healthz", "/readyz"):
             cure = "it is on the port of --metrics-port"
         message = f"there is no route {path}; {cure}"
@@ -119,7 +167,9 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
 
 
 def _allowed(http: Request, first: str) -> str:
-    """The methods of a path. first: those of the first route that matches it, which are all that the router names."""
+    """The methods of a path. first: those of the first route that matches it, which are all that
+    the router names.
+    """
     for template, operations in http.app.openapi()["paths"].items():
         if compile_path(template)[0].match(http.url.path):
             return ", ".join(sorted(map(str.upper, operations)))

@@ -11,48 +11,85 @@ from .error_handlers import sendable
 LONGEST = 1_000  # characters of a prompt that are read
 MAX_LISTED = 10  # largest number of words without effect that a warning lists
 
-# Other words for classes of MNIST and CIFAR-10. A model whose classes have other names understands only these names.
+# Other words for classes of MNIST and CIFAR-10. A model whose classes have other names understands
+# only these names.
 _SYNONYMS = {
-    "0": "zero nought", "1": "one", "2": "two", "3": "three", "4": "four", "5": "five", "6": "six", "7": "seven",
-    "8": "eight", "9": "nine",
-    "airplane": "aeroplane plane aircraft jet airliner", "automobile": "car auto sedan", "bird": "birdie sparrow",
-    "cat": "kitten kitty tomcat", "deer": "stag doe fawn reindeer", "dog": "puppy hound doggy",
-    "frog": "toad treefrog", "horse": "pony foal mare stallion", "ship": "boat vessel ferry steamer yacht",
+    "0": "zero nought",
+    "1": "one",
+    "2": "two",
+    "3": "three",
+    "4": "four",
+    "5": "five",
+    "6": "six",
+    "7": "seven",
+    "8": "eight",
+    "9": "nine",
+    "airplane": "aeroplane plane aircraft jet airliner",
+    "automobile": "car auto sedan",
+    "bird": "birdie sparrow",
+    "cat": "kitten kitty tomcat",
+    "deer": "stag doe fawn reindeer",
+    "dog": "puppy hound doggy",
+    "frog": "toad treefrog",
+    "horse": "pony foal mare stallion",
+    "ship": "boat vessel ferry steamer yacht",
     "truck": "lorry",
 }
 
 
 def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
-    """The class that a prompt asks for; what the prompt was taken for, for clients that show `revised_prompt`; and a
-    warning about words without effect, empty if there are none.
+    """The class that a prompt asks for; what the prompt was taken for, for clients that show
+    `revised_prompt`; and a warning about words without effect, empty if there are none.
 
-    names: of the model's classes, in the order of their indices. A prompt that is one index asks for that class.
+    names: of the model's classes, in the order of their indices. A prompt that is one index asks
+           for that class.
     """
     alike = Counter(map(folded, names))
     cased = [alike[folded(name)] > 1 for name in names]  # such as a and A
     known = [folded(name, cased=case) for name, case in zip(names, cased, strict=True)]
     texts = [folded(prompt[:LONGEST], cased=case) for case in (False, True)]
     exact = [label for label, name in enumerate(known) if name == texts[cased[label]]] or [
-        label for label in range(len(names)) if texts[0] == str(label)]
+        label for label in range(len(names)) if texts[0] == str(label)
+    ]
     if exact:
         return exact[0], names[exact[0]], ""
     said = [_spaced(text) for text in texts]
-    found = [(words.count(" ", 0, words.find(named)), -len(named), label, named)
-             for label, (name, words) in enumerate(zip(known, map(said.__getitem__, cased), strict=True))
-             for named in map(_spaced, (name, *_SYNONYMS.get(name, "").split())) if named.strip() and named in words]
+    found = [
+        (words.count(" ", 0, words.find(named)), -len(named), label, named)
+        for label, (name, words) in enumerate(zip(known, map(said.__getitem__, cased), strict=True))
+        for named in map(_spaced, (name, *_SYNONYMS.get(name, "").split()))
+        if named.strip() and named in words
+    ]
     if not found:
-        return (None, "an image of any class" if names else "an image", "prompt was ignored: it names no class of this "
-                f"model{'; classes: ' if names else ''}{', '.join(names)}")
-    # The first one; of several that begin there, the longest. "A picture of a g" asks for g, and "I want an A" for A.
-    certain = [one for one in found if one[-1].strip() not in (("a", "A", "I") if cased[one[2]] else ("a", "i"))]
+        return (
+            None,
+            "an image of any class" if names else "an image",
+            (
+                "prompt was ignored: it names no class of this "
+                f"model{'; classes: ' if names else ''}{', '.join(names)}"
+            ),
+        )
+    # The first one; of several that begin there, the longest. "A picture of a g" asks for g, and "I
+    # want an A" for A.
+    certain = [
+        one
+        for one in found
+        if one[-1].strip() not in (("a", "A", "I") if cased[one[2]] else ("a", "i"))
+    ]
     *_, label, named = min(certain) if certain else max(found)
-    others = [word for word in dict.fromkeys(said[cased[label]].split()) if word not in named.split()]
-    listed = sendable(", ".join(word[:40] for word in others[:MAX_LISTED])) + (", ..." if others[MAX_LISTED:] else "")
+    others = [
+        word for word in dict.fromkeys(said[cased[label]].split()) if word not in named.split()
+    ]
+    listed = sendable(", ".join(word[:40] for word in others[:MAX_LISTED])) + (
+        ", ..." if others[MAX_LISTED:] else ""
+    )
     return label, names[label], f"prompt: these words have no effect: {listed}" if others else ""
 
 
 def _spaced(text: str) -> str:
-    """The words of a text, each between two spaces. A number keeps its sign and what follows its point."""
+    """The words of a text, each between two spaces. A number keeps its sign and what follows its
+    point.
+    """
     # I'd is one word, dog's is two
     words = r"(?<!\w)-?\d+\.\d+|(?<!\w)-\d+|['\u2019]s\b|[^\W_]+(?:['\u2019](?!s\b)[^\W_]+)*"
     return " ".join(["", *re.findall(words, text), ""])

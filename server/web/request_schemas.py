@@ -1,5 +1,5 @@
-"""Bodies of requests, and the header with a deadline. All fields may be left out; examples are of the shipped
-`mnist-small`. The images routes ignore unknown fields, and their answers warn of them.
+"""Bodies of requests, and the header with a deadline. All fields may be left out; examples are of
+the shipped `mnist-small`. The images routes ignore unknown fields, and their answers warn of them.
 """
 
 import math
@@ -17,50 +17,102 @@ from ..errors import InvalidRequest, shown
 from ..pictures import encode
 from ..pictures.uploads import Preparation
 
-_FILE = WithJsonSchema({"type": "string", "format": "binary"})  # as generators of clients know files
-_Model = Annotated[str | None, Field(examples=["mnist-small"], description="a model listed by /v1/models; default: the "
-    "first one")]
-_Timeout = Annotated[float | None, Field(gt=0, allow_inf_nan=False, examples=[600.0], description="seconds within "
-    "which the request must be finished, else the answer is 504; default: the server's limit")]
+# as generators of clients know files
+_FILE = WithJsonSchema({"type": "string", "format": "binary"})
+_Model = Annotated[
+    str | None,
+    Field(
+        examples=["mnist-small"], description="a model listed by /v1/models; default: the first one"
+    ),
+]
+_Timeout = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        allow_inf_nan=False,
+        examples=[600.0],
+        description=(
+            "seconds within which the request must be finished, else the answer is 504; default:"
+            " the server's limit"
+        ),
+    ),
+]
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 _timeout: TypeAdapter[float | None] = TypeAdapter(_Timeout)
 _schema = _timeout.json_schema()
-TIMEOUT_PARAMETER: dict[str, Any] = {"name": TIMEOUT_HEADER, "in": "header", "required": False,
-                                     "schema": _schema["anyOf"][0], "description": _schema["description"],
-                                     "example": _schema["examples"][0]}
+TIMEOUT_PARAMETER: dict[str, Any] = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "required": False,
+    "schema": _schema["anyOf"][0],
+    "description": _schema["description"],
+    "example": _schema["examples"][0],
+}
 
 
 def timeout_of(text: str) -> float:
     """The seconds that the header X-Request-Timeout allows. Raises InvalidRequest."""
     try:
-        return _timeout.validate_python(text.replace("_", "x")) or math.inf  # it would read 1_0 as 10
+        # it would read 1_0 as 10
+        return _timeout.validate_python(text.replace("_", "x")) or math.inf
     except ValidationError:
-        raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number of seconds greater than 0, got {shown(text)}",
-                             param=TIMEOUT_HEADER) from None
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER} must be a number of seconds greater than 0, got {shown(text)}",
+            param=TIMEOUT_HEADER,
+        ) from None
 
 
 class PictureFields(BaseModel):
     """The fields of every route that answers with pictures, or about one."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=lambda schema: schema.pop("additionalProperties"))
+    model_config = ConfigDict(
+        extra="allow", json_schema_extra=lambda schema: schema.pop("additionalProperties")
+    )
 
-    _absent = model_validator(mode="before")(lambda cls, given: {  # an empty text is an absent field, as in forms
-        name: value for name, value in given.items() if value != "" or name not in cls.model_fields
-    } if isinstance(given, dict) else given)
+    # an empty text is an absent field, as in forms
+    _absent = model_validator(mode="before")(
+        lambda cls, given: (
+            {
+                name: value
+                for name, value in given.items()
+                if value != "" or name not in cls.model_fields
+            }
+            if isinstance(given, dict)
+            else given
+        )
+    )
 
     model: _Model = None
-    prompt: str | None = Field(None, examples=["7"], description="words that name a class, such as 7, seven or a green "
-        "frog; the first one counts, and warnings list all other words; default: any class")
-    size: str | None = Field(None, examples=["native"], description="width x height in pixels, from the model's own "
-        f"size to {encode.LARGEST_SIDE}x{encode.LARGEST_SIDE}: the picture is enlarged by the largest whole factor "
-        "that fits, by nearest neighbour, and placed in the middle, and its edge pixels fill the rest; default, auto "
-        "and native: the model's own size")
-    response_format: str | None = Field(None, examples=["b64_json"], description="b64_json: the picture in base64; "
-        "url: the picture as a data URL; default: b64_json, but url for an alias that begins with dall-e, as in "
-        "OpenAI's API")
-    label: int | str | None = Field(None, examples=[7], description="class to draw, by index or name; default: any "
-        "class")
+    prompt: str | None = Field(
+        None,
+        examples=["7"],
+        description=(
+            "words that name a class, such as 7, seven or a green "
+            "frog; the first one counts, and warnings list all other words; default: any class"
+        ),
+    )
+    size: str | None = Field(
+        None,
+        examples=["native"],
+        description=(
+            "width x height in pixels, from the model's own size to"
+            f" {encode.LARGEST_SIDE}x{encode.LARGEST_SIDE}: the picture is enlarged by the largest"
+            " whole factor that fits, by nearest neighbour, and placed in the middle, and its edge"
+            " pixels fill the rest; default, auto and native: the model's own size"
+        ),
+    )
+    response_format: str | None = Field(
+        None,
+        examples=["b64_json"],
+        description=(
+            "b64_json: the picture in base64; url: the picture as a data URL; default: b64_json,"
+            " but url for an alias that begins with dall-e, as in OpenAI's API"
+        ),
+    )
+    label: int | str | None = Field(
+        None, examples=[7], description="class to draw, by index or name; default: any class"
+    )
     timeout: _Timeout = None
 
 
@@ -69,40 +121,107 @@ class GenerateBody(PictureFields):
 
     model_config = ConfigDict(strict=True)
 
-    n: int | None = Field(None, ge=1, examples=[1], description="number of images, up to max_n of "
-        "/v1/status; default: 1")
-    candidates: int | None = Field(None, ge=1, examples=[8], description="draw this many images and "
-        "answer with the best n of them; from n to max_n of /v1/status; only for models that draw the class first; "
-        "default: draw n images and answer with all")
-    attempts: int | None = Field(None, ge=1, le=MAX_ATTEMPTS, examples=[1], description="draw an "
-        "image up to this many times, until the model recognises its class and it is not torn into pieces; only for "
-        "models that draw the class first; default: the model's own, in /v1/models; 1 with candidates and at "
-        "temperature 0")
-    output_format: encode.Format | None = Field(None, examples=["png"], description="format of the pictures: png (the "
-        "default), webp (lossless) or jpeg (lossy)")
-    stream: bool | None = Field(None, examples=[False], description="answer with server-sent events while images are "
-        "drawn; default: one answer when all images are done")
-    partial_images: int | None = Field(None, ge=0, examples=[3], description="number of unfinished "
-        "versions of each image in a stream, evenly spread; default: one per finished image row")
-    seed: int | None = Field(None, ge=0, le=MAX_SEED, examples=[1], description="image i uses seed "
-        "+ i; default: a random seed")
-    temperature: float | None = Field(None, ge=0, le=10, allow_inf_nan=False, examples=[1.0],
-        description="1: as trained; lower: less varied; higher: more varied; 0: no randomness; default: the model's "
-        "own; /v1/models lists it and the useful range")
-    priority: Literal["interactive", "bulk"] | None = Field(None, examples=["interactive"], description="interactive "
-        "(the default): drawn first; bulk: gets one slot in four")
+    n: int | None = Field(
+        None,
+        ge=1,
+        examples=[1],
+        description="number of images, up to max_n of /v1/status; default: 1",
+    )
+    candidates: int | None = Field(
+        None,
+        ge=1,
+        examples=[8],
+        description=(
+            "draw this many images and answer with the best n of them; from n to max_n of"
+            " /v1/status; only for models that draw the class first; default: draw n images and"
+            " answer with all"
+        ),
+    )
+    attempts: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_ATTEMPTS,
+        examples=[1],
+        description=(
+            "draw an image up to this many times, until the model recognises its class and it is"
+            " not torn into pieces; only for models that draw the class first; default: the model's"
+            " own, in /v1/models; 1 with candidates and at temperature 0"
+        ),
+    )
+    output_format: encode.Format | None = Field(
+        None,
+        examples=["png"],
+        description="format of the pictures: png (the default), webp (lossless) or jpeg (lossy)",
+    )
+    stream: bool | None = Field(
+        None,
+        examples=[False],
+        description=(
+            "answer with server-sent events while images are "
+            "drawn; default: one answer when all images are done"
+        ),
+    )
+    partial_images: int | None = Field(
+        None,
+        ge=0,
+        examples=[3],
+        description=(
+            "number of unfinished "
+            "versions of each image in a stream, evenly spread; default: one per finished image row"
+        ),
+    )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_SEED,
+        examples=[1],
+        description="image i uses seed + i; default: a random seed",
+    )
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        le=10,
+        allow_inf_nan=False,
+        examples=[1.0],
+        description=(
+            "1: as trained; lower: less varied; higher: more varied; 0: no randomness; default: the"
+            " model's own; /v1/models lists it and the useful range"
+        ),
+    )
+    priority: Literal["interactive", "bulk"] | None = Field(
+        None,
+        examples=["interactive"],
+        description="interactive (the default): drawn first; bulk: gets one slot in four",
+    )
 
 
 class UploadFields(BaseModel):
     """A picture, and what of it is hidden."""
 
-    image: Annotated[UploadFile | None, _FILE] = Field(None, examples=["seven.png"], description="PNG, JPEG or WebP, "
-        "not smaller than the model's size; without mask and keep_rows, its transparent parts are hidden; some clients "
-        "name it image[]")
-    mask: Annotated[UploadFile | None, _FILE] = Field(None, examples=["mask.png"], description="picture whose "
-        "transparent parts say what is hidden, instead of the transparent parts of image")
-    keep_rows: int | None = Field(None, examples=[14], description="image rows of the model's size "
-        "to keep; the rows below are filled in; not together with a mask")
+    image: Annotated[UploadFile | None, _FILE] = Field(
+        None,
+        examples=["seven.png"],
+        description=(
+            "PNG, JPEG or WebP, not smaller than the model's size; without mask and keep_rows, its"
+            " transparent parts are hidden; some clients name it image[]"
+        ),
+    )
+    mask: Annotated[UploadFile | None, _FILE] = Field(
+        None,
+        examples=["mask.png"],
+        description=(
+            "picture whose "
+            "transparent parts say what is hidden, instead of the transparent parts of image"
+        ),
+    )
+    keep_rows: int | None = Field(
+        None,
+        examples=[14],
+        description=(
+            "image rows of the model's size "
+            "to keep; the rows below are filled in; not together with a mask"
+        ),
+    )
 
 
 class EditForm(GenerateBody, UploadFields):
@@ -110,26 +229,59 @@ class EditForm(GenerateBody, UploadFields):
 
     model_config = ConfigDict(strict=False)
 
-    prepare: Preparation | None = Field(None, examples=["none"], description="mnist: find a dark or light digit in a "
-        "photograph or scan, and give it the size and position of MNIST digits; only for models of 28x28 grey pixels; "
-        "none (the default): use the middle of the picture, in the model's aspect ratio")
-    lay_back: bool | None = Field(None, examples=[False], description="answer with the upload at its own size, at most "
-        "1024 pixels a side, with its hidden parts filled in; not together with size or partial_images; default: "
-        "answer with the model's picture")
-    conditioning: Literal["prefix", "full"] | None = Field(None, examples=["prefix"], description="prefix: draw as if "
-        "everything from the first hole on were hidden; the answer still keeps the known pixels there; full: refuse "
-        "the request if the model cannot use all known pixels; default: use all known pixels that the model can use")
+    prepare: Preparation | None = Field(
+        None,
+        examples=["none"],
+        description=(
+            "mnist: find a dark or light digit in a photograph or scan, and give it the size and"
+            " position of MNIST digits; only for models of 28x28 grey pixels; none (the default):"
+            " use the middle of the picture, in the model's aspect ratio"
+        ),
+    )
+    lay_back: bool | None = Field(
+        None,
+        examples=[False],
+        description=(
+            "answer with the upload at its own size, at most 1024 pixels a side, with its hidden"
+            " parts filled in; not together with size or partial_images; default: answer with the"
+            " model's picture"
+        ),
+    )
+    conditioning: Literal["prefix", "full"] | None = Field(
+        None,
+        examples=["prefix"],
+        description=(
+            "prefix: draw as if everything from the first hole on were hidden; the answer still"
+            " keeps the known pixels there; full: refuse the request if the model cannot use all"
+            " known pixels; default: use all known pixels that the model can use"
+        ),
+    )
 
 
 class LikelihoodForm(PictureFields, UploadFields):
     """Unknown fields are ignored, and the answer's warnings name them."""
 
-    label: int | str | None = Field(None, examples=[7], description="class that the model assumes, by index or name; "
-        "default: no class; with labels=all, or with a model that draws the class first: the mixture of all classes")
-    labels: Literal["all"] | None = Field(None, examples=["all"], description="all: compute the likelihood under every "
-        "class, and the probability of each class; default: only under label")
-    response_format: str | None = Field(None, examples=["b64_json"], description="b64_json: answer with the map as a "
-        "PNG too; default: only as numbers")
+    label: int | str | None = Field(
+        None,
+        examples=[7],
+        description=(
+            "class that the model assumes, by index or name; default: no class; with labels=all, or"
+            " with a model that draws the class first: the mixture of all classes"
+        ),
+    )
+    labels: Literal["all"] | None = Field(
+        None,
+        examples=["all"],
+        description=(
+            "all: compute the likelihood under every "
+            "class, and the probability of each class; default: only under label"
+        ),
+    )
+    response_format: str | None = Field(
+        None,
+        examples=["b64_json"],
+        description="b64_json: answer with the map as a PNG too; default: only as numbers",
+    )
 
 
 class CompareBody(BaseModel):
@@ -138,17 +290,40 @@ class CompareBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: _Model = None
-    backends: list[str] | None = Field(None, min_length=1, max_length=8, examples=[["linear", "stateful-softmax"]],
-                                       description=f"some of {', '.join(BACKENDS)}; absent: all of them")
-    batch: list[Annotated[int, Field(ge=1, le=256)]] = Field([1, 16], min_length=1, max_length=8, examples=[[1, 16]],
-        description="batch sizes: numbers of images that are decoded together; 1 is always measured too")
-    budget: float = Field(30.0, gt=0, le=3600, allow_inf_nan=False, examples=[10.0], description="time for the "
-        "measurement, in seconds; up to compare_budget of /v1/status")
+    backends: list[str] | None = Field(
+        None,
+        min_length=1,
+        max_length=8,
+        examples=[["linear", "stateful-softmax"]],
+        description=f"some of {', '.join(BACKENDS)}; absent: all of them",
+    )
+    batch: list[Annotated[int, Field(ge=1, le=256)]] = Field(
+        [1, 16],
+        min_length=1,
+        max_length=8,
+        examples=[[1, 16]],
+        description=(
+            "batch sizes: numbers of images that are decoded together; 1 is always measured too"
+        ),
+    )
+    budget: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        allow_inf_nan=False,
+        examples=[10.0],
+        description="time for the measurement, in seconds; up to compare_budget of /v1/status",
+    )
 
 
-FORM_FIELDS = EditForm.model_fields.keys() | LikelihoodForm.model_fields.keys()  # a route ignores the fields of others
-FORM_NUMBERS = frozenset(name for form in (EditForm, LikelihoodForm) for name, field in form.model_fields.items()
-                         if field.annotation in (int | None, float | None))
+# a route ignores the fields of others
+FORM_FIELDS = EditForm.model_fields.keys() | LikelihoodForm.model_fields.keys()
+FORM_NUMBERS = frozenset(
+    name
+    for form in (EditForm, LikelihoodForm)
+    for name, field in form.model_fields.items()
+    if field.annotation in (int | None, float | None)
+)
 
 GENERATE: dict[str, Any] = {  # example bodies, by what they show
     "one image of a class": {"value": {"label": 7, "seed": 1}},
@@ -162,8 +337,12 @@ EDIT: dict[str, Any] = {
 LIKELIHOOD: dict[str, Any] = {
     "a whole picture, and its class": {"value": {"image": "seven.png", "labels": "all"}},
     "the lower half, as a 7": {"value": {"image": "seven.png", "keep_rows": 14, "label": 7}},
-    "the part that a mask hides": {"value": {"image": "seven.png", "mask": "mask.png", "response_format": "b64_json"}},
+    "the part that a mask hides": {
+        "value": {"image": "seven.png", "mask": "mask.png", "response_format": "b64_json"}
+    },
 }
 COMPARE: dict[str, Any] = {
-    "two kinds of attention": {"value": {"backends": ["linear", "stateful-softmax"], "batch": [1, 16], "budget": 10.0}},
+    "two kinds of attention": {
+        "value": {"backends": ["linear", "stateful-softmax"], "batch": [1, 16], "budget": 10.0}
+    },
 }

@@ -1,5 +1,5 @@
-"""What the routes share: the settings, the requests that are served, which model is the default, and the few slots in
-which uploads are decoded. Used on the event loop only.
+"""What the routes share: the settings, the requests that are served, which model is the default,
+and the few slots in which uploads are decoded. Used on the event loop only.
 """
 
 import asyncio
@@ -20,19 +20,25 @@ from ..settings import Settings
 from .keys import Keys
 from .middleware.bodies import Bodies
 
-UPLOAD_SLOTS = 2  # the largest upload takes 430 MB while it is decoded, 550 if it is to be laid back
+# the largest upload takes 430 MB while it is decoded, 550 if it is to be laid back
+UPLOAD_SLOTS = 2
 T = TypeVar("T")
 
 
 class UploadSlots:
-    """Slots for decoding. A free one goes to the client that has the fewest; of equals, to the one waiting longest."""
+    """Slots for decoding. A free one goes to the client that has the fewest; of equals, to the one
+    waiting longest.
+    """
 
     def __init__(self) -> None:
-        self._running = Counter[str]()                              # uploads being decoded, by client
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []  # in the order of the clients' last turns
+        self._running = Counter[str]()  # uploads being decoded, by client
+        # in the order of the clients' last turns
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
 
     async def run(self, client: str, read: Callable[[], T]) -> T:
-        """Run read in a thread; return its result. Once begun, it keeps its slot until it ends, even if cancelled."""
+        """Run read in a thread; return its result. Once begun, it keeps its slot until it ends,
+        even if cancelled.
+        """
         if self._running.total() < UPLOAD_SLOTS:
             self._running[client] += 1
         else:
@@ -51,7 +57,8 @@ class UploadSlots:
     def _give_back(self, client: str, thread: asyncio.Future[T] | None = None) -> None:
         """Free a client's slot, and give it to the next upload."""
         if thread is not None and not thread.cancelled():
-            thread.exception()  # read, so that asyncio does not log it if the client has disconnected
+            # read, so that asyncio does not log it if the client has disconnected
+            thread.exception()
         self._running[client] -= 1
         self._running = +self._running  # drops clients that have none
         if waiting := [(other, slot) for other, slot in self._waiting if not slot.cancelled()]:
@@ -68,13 +75,16 @@ class Service:
     settings: Settings
     requests: Requests
     comparisons: Comparisons | None  # None: replicas draw, and none of them can be measured alone
-    reload_models: Callable[[], Awaitable[None]] | None  # on SIGHUP; None: this process has no models of its own
+    # on SIGHUP; None: this process has no models of its own
+    reload_models: Callable[[], Awaitable[None]] | None
     bodies: Bodies
     keys: Keys | None = None  # None: no key is required
     upload_slots: UploadSlots = field(default_factory=UploadSlots)
 
     def find(self, model: str | None) -> ServedModel:
-        """The loaded model with this name or alias (--alias); None means the default. Raises ServiceError."""
+        """The loaded model with this name or alias (--alias); None means the default. Raises
+        ServiceError.
+        """
         name = next(iter(self.requests.models)) if model is None else model
         if name not in self.requests.models:
             name = self.settings.aliases.get(name, name)
@@ -83,14 +93,25 @@ class Service:
         return self.requests.models[name]
 
     def instead_of(self, served: ServedModel, able: Callable[[ModelConfig], bool]) -> str | None:
-        """A loaded model that can do what `served` cannot, with pictures of the same shape; None if there is none."""
-        return next((name for name, other in self.requests.models.items()
-                     if able(other.config) and other.config.image_shape == served.config.image_shape), None)
+        """A loaded model that can do what `served` cannot, with pictures of the same shape; None if
+        there is none.
+        """
+        return next(
+            (
+                name
+                for name, other in self.requests.models.items()
+                if able(other.config) and other.config.image_shape == served.config.image_shape
+            ),
+            None,
+        )
 
     def max_images(self, *models: ServedModel, bulk: bool = False) -> int:
         """Images that one request may ask for, for any of these models."""
-        return min(self.settings.max_n, self.settings.client_images or self.settings.max_n,
-                   *(served.slots + served.queue[bulk] for served in models))
+        return min(
+            self.settings.max_n,
+            self.settings.client_images or self.settings.max_n,
+            *(served.slots + served.queue[bulk] for served in models),
+        )
 
 
 async def _service(request: Request) -> Service:

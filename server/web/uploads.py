@@ -17,14 +17,17 @@ from .middleware.bodies import Exchange
 from .request_schemas import FORM_FIELDS, FORM_NUMBERS, UploadFields
 
 logger = logging.getLogger("linpix")
-# While a form is read, memory holds up to 1 MiB of each file, and 4 bytes per character of a known field.
+# While a form is read, memory holds up to 1 MiB of each file, and 4 bytes per character of a known
+# field.
 MAX_FILES, MAX_FIELDS, FIELD_BYTES = 3, 64, 2**12
 FILES = re.compile(r"(image|mask)(\[\d*\])?")  # some clients name a file like one of several
 NAME_CHARACTERS = 80  # kept of the name of an unknown field, for the warning about it
 
 
 class Form(MultiPartParser):
-    """Starlette's parser, but it keeps only the name of an unknown field, and notes whether the form has ended."""
+    """Starlette's parser, but it keeps only the name of an unknown field, and notes whether the
+    form has ended.
+    """
 
     ended = False
 
@@ -38,9 +41,11 @@ class Form(MultiPartParser):
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         name = self._current_part.field_name
         if self._current_part.file is None and start < end and FILES.fullmatch(name):
-            raise InvalidRequest(f"{name} must be a file, so its part needs a filename; with curl, -F "
-                                 f"{name}=@picture.png sends one. A picture as text, such as base64, is not read",
-                                 param=name)
+            raise InvalidRequest(
+                f"{name} must be a file, so its part needs a filename; with curl, -F "
+                f"{name}=@picture.png sends one. A picture as text, such as base64, is not read",
+                param=name,
+            )
         if name in FORM_FIELDS:
             super().on_part_data(data, start, end)
 
@@ -57,28 +62,45 @@ class FormRoute(APIRoute):
 
     async def read(self, http: Request) -> Response:
         """Read a request's form, and go on with the route. Raises ServiceError."""
-        parser = Form(http.headers, http.stream(), max_files=MAX_FILES, max_fields=MAX_FIELDS,
-                       max_part_size=FIELD_BYTES)
+        parser = Form(
+            http.headers,
+            http.stream(),
+            max_files=MAX_FILES,
+            max_fields=MAX_FIELDS,
+            max_part_size=FIELD_BYTES,
+        )
         try:
-            form = http._form = await parser.parse()  # where Request.form() keeps what it has parsed
+            # where Request.form() keeps what it has parsed
+            form = http._form = await parser.parse()
         except ServiceError:
             raise
-        except (OSError, MemoryError, RuntimeError) as error:  # such as a full disk, or no more threads
+        # such as a full disk, or no more threads
+        except (OSError, MemoryError, RuntimeError) as error:
             logger.exception("an upload could not be read")
             raise exhausted() from error
         except Exception as error:  # whatever else it is, it is the client's mistake
             why = error.message if isinstance(error, MultiPartException) else type(error).__name__
-            raise InvalidRequest(f"the body cannot be read as a form ({why}); send multipart/form-data with at most "
-                                 f"{MAX_FILES} files and {MAX_FIELDS} fields of up to {FIELD_BYTES:,} bytes "
-                                 "each") from error
+            raise InvalidRequest(
+                f"the body cannot be read as a form ({why}); send multipart/form-data with at most "
+                f"{MAX_FILES} files and {MAX_FIELDS} fields of up to {FIELD_BYTES:,} bytes "
+                "each"
+            ) from error
         try:
             if not parser.ended:
-                raise InvalidRequest("the form ends before its closing boundary; send the whole form")
+                raise InvalidRequest(
+                    "the form ends before its closing boundary; send the whole form"
+                )
             for name, value in form.multi_items():
                 if name in FORM_FIELDS and (times := len(form.getlist(name))) > 1:
-                    raise InvalidRequest(f"the form has {times} fields {name}; send one", param=name)
-                if name in FORM_NUMBERS and isinstance(value, str) and "_" in value:  # pydantic would read 1_0 as 10
-                    raise InvalidRequest(f"{name}: a number must not have underscores, got {shown(value)}", param=name)
+                    raise InvalidRequest(
+                        f"the form has {times} fields {name}; send one", param=name
+                    )
+                # pydantic would read 1_0 as 10
+                if name in FORM_NUMBERS and isinstance(value, str) and "_" in value:
+                    raise InvalidRequest(
+                        f"{name}: a number must not have underscores, got {shown(value)}",
+                        param=name,
+                    )
             return await self._handle(http)
         finally:
             await form.close()  # its files are not needed while it waits for a slot
@@ -87,8 +109,8 @@ class FormRoute(APIRoute):
 async def decoded(answer: Answer, form: UploadFields, **options: Any) -> Upload:
     """A form's picture, with its mask or keep_rows. options: of `read`. Raises ServiceError.
 
-    The files are read in a thread: waiting uploads stay in their files, and out of memory. The bytes that the result
-    holds count from then on, in place of the upload's.
+    The files are read in a thread: waiting uploads stay in their files, and out of memory. The
+    bytes that the result holds count from then on, in place of the upload's.
     """
     http, service, mask = answer.http, answer.service, form.mask
     if (image := form.image) is None:
@@ -97,14 +119,25 @@ async def decoded(answer: Answer, form: UploadFields, **options: Any) -> Upload:
         raise refusal
     try:
         async with asyncio.timeout_at(http.state.began + answer.timeout_s) as limit:
-            found = await while_connected(http, service.upload_slots.run(http.state.client, lambda: read(
-                image.file.read(), answer.config, mask=None if mask is None else mask.file.read(),
-                keep_rows=form.keep_rows, **options)))
+            found = await while_connected(
+                http,
+                service.upload_slots.run(
+                    http.state.client,
+                    lambda: read(
+                        image.file.read(),
+                        answer.config,
+                        mask=None if mask is None else mask.file.read(),
+                        keep_rows=form.keep_rows,
+                        **options,
+                    ),
+                ),
+            )
     except TimeoutError:
         if not limit.expired():
             raise
         raise deadline_passed(answer.timeout_s) from None
-    except (OSError, MemoryError, RuntimeError) as error:  # from reading a file, or from starting a thread
+    # from reading a file, or from starting a thread
+    except (OSError, MemoryError, RuntimeError) as error:
         logger.exception("a picture could not be decoded")
         raise exhausted() from error
     exchange: Exchange = http.scope["linpix.exchange"]

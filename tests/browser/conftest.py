@@ -19,13 +19,15 @@ DESKTOP, PHONE = (1280, 800), (390, 844)
 expect.set_options(timeout=WAIT_MS)
 
 
-# The synchronous driver keeps an event loop of its own on this thread, so it ends with this package: tests elsewhere
-# call asyncio.run.
+# The synchronous driver keeps an event loop of its own on this thread, so it ends with this
+# package: tests elsewhere call asyncio.run.
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
-        pytest.skip("there is no chromium on the PATH; on Debian: apt-get install chromium fonts-dejavu")
+        pytest.skip(
+            "there is no chromium on the PATH; on Debian: apt-get install chromium fonts-dejavu"
+        )
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
@@ -35,25 +37,42 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def shipped() -> Iterator[Process]:
     """A server of shipped checkpoints, for tests that leave it as they found it."""
-    with serving(ROOT / "checkpoints", "--models", "mnist-small,cifar10-small,mnist-conditional") as process:
+    with serving(
+        ROOT / "checkpoints", "--models", "mnist-small,cifar10-small,mnist-conditional"
+    ) as process:
         yield process
 
 
 class Visit:
     """A page of a browser without a past, and what went wrong in it."""
 
-    def __init__(self, browser: Browser, url: str, *, panel: str = "samples", size: tuple[int, int] = DESKTOP,
-                 scheme: str = "light", touch: bool = False) -> None:
+    def __init__(
+        self,
+        browser: Browser,
+        url: str,
+        *,
+        panel: str = "samples",
+        size: tuple[int, int] = DESKTOP,
+        scheme: str = "light",
+        touch: bool = False,
+    ) -> None:
         self.url, self.errors, self.foreign = url, [], []
         self.sizes: dict[str, int] = {}  # bytes of the page's own files, by path
-        self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme,
-                                           has_touch=touch, accept_downloads=True,
-                                           permissions=["clipboard-read", "clipboard-write"])
+        self.context = browser.new_context(
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme=scheme,
+            has_touch=touch,
+            accept_downloads=True,
+            permissions=["clipboard-read", "clipboard-write"],
+        )
         self.context.set_default_timeout(WAIT_MS)
         self.page: Page = self.context.new_page()
         self.page.on("console", self._heard)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.foreign.append(request.url) if self._elsewhere(request.url) else 0)
+        self.page.on(
+            "request",
+            lambda request: self.foreign.append(request.url) if self._elsewhere(request.url) else 0,
+        )
         self.page.goto(f"{url}/#/{panel}")
 
     def _elsewhere(self, url: str) -> bool:
@@ -61,7 +80,8 @@ class Visit:
         return parts.scheme in ("http", "https", "ws") and parts.netloc != urlsplit(self.url).netloc
 
     def _heard(self, message: ConsoleMessage) -> None:
-        # the browser's own line for an answer that is no success, or none at all; the tests look at what the page says
+        # the browser's own line for an answer that is no success, or none at all; the tests look at
+        # what the page says
         if message.type == "error" and not message.text.startswith("Failed to load resource"):
             self.errors.append(message.text)
 
@@ -76,8 +96,11 @@ class Visit:
 
     def pixels(self, selector: str, index: int = 0) -> list[int]:
         """RGBA of a canvas, row by row."""
-        return self.page.locator(selector).nth(index).evaluate(
-            "c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]")
+        return (
+            self.page.locator(selector)
+            .nth(index)
+            .evaluate("c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]")
+        )
 
     def picture(self, selector: str) -> str:
         """A canvas as a data URL, to be compared: much faster than its pixels."""
@@ -86,7 +109,9 @@ class Visit:
 
 @pytest.fixture
 def visit(chromium: Browser) -> Iterator[Any]:
-    """visit(url, ...) opens the page. Afterwards nothing may have gone wrong in it, nor been asked of other hosts."""
+    """visit(url, ...) opens the page. Afterwards nothing may have gone wrong in it, nor been asked
+    of other hosts.
+    """
     visits: list[Visit] = []
 
     def begin(url: str, **options: Any) -> Visit:

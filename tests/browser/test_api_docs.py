@@ -1,4 +1,6 @@
-"""The page /docs: forms send exactly what the user filled in; dark mode follows the system; padlocks only with keys."""
+"""The page /docs: forms send exactly what the user filled in; dark mode follows the system;
+padlocks only with keys.
+"""
 
 import re
 
@@ -24,7 +26,9 @@ def test_a_form_sends_what_was_filled_in_and_nothing_else(server, visit, tmp_pat
     block.locator(".opblock-summary-control").click()
     block.get_by_role("button", name="Try it out").click()
     rows = block.locator("tr[data-property-name]")
-    values = rows.locator("input[type=text], select").evaluate_all("fields => fields.map((field) => field.value)")
+    values = rows.locator("input[type=text], select").evaluate_all(
+        "fields => fields.map((field) => field.value)"
+    )
     assert set(values) <= {"", "--"}, values
     picture = written(tmp_path, "p.png", encode(np.full((8, 8), 7, np.uint8)))
     block.locator("tr[data-property-name='image'] input[type=file]").set_input_files(picture)
@@ -40,7 +44,9 @@ def test_the_page_is_dark_where_the_system_is_and_has_padlocks_only_for_keys(ser
     for scheme, dark in (("light", False), ("dark", True)):
         visitor = docs(visit, server.url, scheme=scheme)
         brightness = visitor.page.evaluate(
-            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)")
-        assert (max(brightness) < 80) is dark or (not dark and brightness == [0, 0, 0])  # transparent, on white
+            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
+        )
+        # transparent, on white
+        assert (max(brightness) < 80) is dark or (not dark and brightness == [0, 0, 0])
         visitor.keep(f"docs-1280-{scheme}")
         assert not visitor.page.locator(".authorization__btn, .btn.authorize").count()

@@ -1,4 +1,6 @@
-"""Completion: the example, real strokes, own models, photographs; uploads by file, paste and drop."""
+"""Completion: the example, real strokes, own models, photographs; uploads by file, paste and
+drop.
+"""
 
 import base64
 import re
@@ -22,12 +24,16 @@ pytestmark = pytest.mark.slow
 TOP_OF_SEVEN = [(8, 5), (20, 5), (17, 13)]  # in pixels of a 28 x 28 image
 
 
-def stroke(page: Page, points: list[tuple[float, float]], size: int = 28, within: str = "#editor") -> None:
+def stroke(
+    page: Page, points: list[tuple[float, float]], size: int = 28, within: str = "#editor"
+) -> None:
     """The mouse, pressed along these points."""
     page.locator(within).scroll_into_view_if_needed()
     box = page.locator(within).bounding_box()
     assert box
-    places = [(box["x"] + x / size * box["width"], box["y"] + y / size * box["height"]) for x, y in points]
+    places = [
+        (box["x"] + x / size * box["width"], box["y"] + y / size * box["height"]) for x, y in points
+    ]
     page.mouse.move(*places[0])
     page.mouse.down()
     for place in places[1:]:
@@ -44,7 +50,8 @@ def complete(page: Page, n: int) -> None:
 def results(page: Page, within: str = "#alternatives") -> np.ndarray:
     """(n, H, W, 3), as the page shows them, without the photographs around them."""
     found = page.locator(f"{within} .picture canvas:not(.around)").evaluate_all(
-        "all => all.map(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])")
+        "all => all.map(c => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
+    )
     pixels = np.array(found, np.uint8)
     side = round((pixels.shape[1] / 4) ** 0.5)
     pixels = pixels.reshape(-1, side, side, 4)
@@ -84,7 +91,10 @@ def begin(visit, server, *, model: str = "", live: bool = False, **options) -> t
 def photograph(pixels: np.ndarray) -> np.ndarray:
     """A digit in ink on yellowish paper, off its centre: 600 x 400, in RGB."""
     paper = np.full((400, 600, 3), (226, 220, 190), np.uint8)
-    ink = np.asarray(Image.fromarray(pixels).resize((224, 224), Image.Resampling.BICUBIC))[..., None] / 255
+    ink = (
+        np.asarray(Image.fromarray(pixels).resize((224, 224), Image.Resampling.BICUBIC))[..., None]
+        / 255
+    )
     paper[100:324, 40:264] = paper[100:324, 40:264] * (1 - ink) + np.array([40, 40, 80]) * ink
     return paper
 
@@ -95,11 +105,18 @@ def test_it_opens_with_an_example_and_completes_after_each_stroke_and_after_undo
     says(page, "#completion .status", "An example, completed")
     visitor.keep("completion-example-1280-light")
     assert len(results(page)) == 6
-    assert all(re.search(r"^\d · \d+ %$", words) for words in page.locator("#completion .caption").all_inner_texts())
+    assert all(
+        re.search(r"^\d · \d+ %$", words)
+        for words in page.locator("#completion .caption").all_inner_texts()
+    )
     stroke(page, TOP_OF_SEVEN)  # which takes the place of the example
     says(page, "#completion .status", "6 completions in")
     picture = sent(page)
-    assert picture[5, 9:20, 0].min() == 255 and (picture[:3, :, :3] == 0).all() and (picture[:14, :, 3] == 255).all()
+    assert (
+        picture[5, 9:20, 0].min() == 255
+        and (picture[:3, :, :3] == 0).all()
+        and (picture[:14, :, 3] == 255).all()
+    )
     draws = page.locator("#completion .draw")
     stroke(page, [(14, 8), (20, 8)])
     expect(draws).to_have_count(3)
@@ -113,20 +130,30 @@ def test_it_opens_with_an_example_and_completes_after_each_stroke_and_after_undo
     says(page, "#completion .status", "6 completions in")
     page.get_by_role("button", name="One of each that fits").click()
     says(page, "#completion .status", r"\d class(es)? of 10 fit in")
-    classes = [words.split(" · ") for words in page.locator("#completion .caption").all_inner_texts()]
+    classes = [
+        words.split(" · ") for words in page.locator("#completion .caption").all_inner_texts()
+    ]
     assert len({name for name, _ in classes}) == len(classes) >= 1, classes
     sure = [int(share.removesuffix(" %")) for _, share in classes]
     assert sure == sorted(sure, reverse=True) and min(sure) >= 50, sure
     visitor.keep("completion-each-1280-light")
 
 
-def test_a_model_of_dark_ink_on_paper_has_paper_and_a_dark_pen_and_takes_pictures_as_they_are(visit, tmp_path):
+def test_a_model_of_dark_ink_on_paper_has_paper_and_a_dark_pen_and_takes_pictures_as_they_are(
+    visit, tmp_path
+):
     found = checkpoint.read(ROOT / "checkpoints/mnist-conditional")
     net = Transformer(negative(found.net.config))
     net.load_state_dict(inverted(found.net.state_dict(), found.net.config))
-    source = {name: found.provenance[name] for name in ("temperature_range", "class_names", "attempts")}
-    checkpoint.save(tmp_path / "mine", net, source | {
-        "data": "photos", "board": {"ground": [255], "ink": [20], "prepare": None}}, "")
+    source = {
+        name: found.provenance[name] for name in ("temperature_range", "class_names", "attempts")
+    }
+    checkpoint.save(
+        tmp_path / "mine",
+        net,
+        source | {"data": "photos", "board": {"ground": [255], "ink": [20], "prepare": None}},
+        "",
+    )
     with serving(tmp_path, "--models", "mine") as server:
         visitor, page = begin(visit, server)
         stroke(page, TOP_OF_SEVEN)
@@ -144,14 +171,20 @@ def test_a_model_of_dark_ink_on_paper_has_paper_and_a_dark_pen_and_takes_picture
         np.testing.assert_array_equal(sent(page)[:14, :, 0], 255 - shape[:14])
 
 
-def test_a_preparation_that_fails_says_why_and_the_frame_and_the_colour_model_help(shipped, visit, tmp_path):
+def test_a_preparation_that_fails_says_why_and_the_frame_and_the_colour_model_help(
+    shipped, visit, tmp_path
+):
     visitor, page = begin(visit, shipped, live=True)
     sheet = np.full((240, 320, 3), (226, 220, 190), np.uint8)
     for left, label in ((20, 7), (190, 3)):
         ink = digit(shipped.url, label).repeat(4, 0).repeat(4, 1)[:112, :112] > 128
-        sheet[60:172, left:left + 112][ink] = (30, 30, 80)
+        sheet[60:172, left : left + 112][ink] = (30, 30, 80)
     page.locator("#file").set_input_files(written(tmp_path, "two.png", png(sheet)))
-    says(page, "#upload-words", "^Not prepared: 2 separate shapes were found; crop the picture to one digit")
+    says(
+        page,
+        "#upload-words",
+        "^Not prepared: 2 separate shapes were found; crop the picture to one digit",
+    )
     expect(page.locator("#completion .picture")).to_have_count(0)
     visitor.keep("completion-reason-1280-light")
     stroke(page, [(0.86, 0.98), (0.5, 0.6)], size=1, within="#upload-canvas")
@@ -174,17 +207,41 @@ def test_a_preparation_that_fails_says_why_and_the_frame_and_the_colour_model_he
     expect(page.locator("#completion-form [name=model]")).to_have_value("cifar10-small")
 
 
-def test_a_large_photograph_is_sent_small_and_a_file_that_is_no_picture_leaves_the_board(shipped, visit, tmp_path):
+def test_a_large_photograph_is_sent_small_and_a_file_that_is_no_picture_leaves_the_board(
+    shipped, visit, tmp_path
+):
     visitor, page = begin(visit, shipped)
-    large = np.asarray(Image.fromarray(photograph(digit(shipped.url, 7))).resize((1800, 1200))).astype(int)
-    large = png((large + np.random.default_rng(0).integers(-3, 4, large.shape)).clip(0, 255).astype(np.uint8))
-    with page.expect_request_finished(lambda request: request.url.endswith("/v1/images/edits")) as asked_for:
+    large = np.asarray(
+        Image.fromarray(photograph(digit(shipped.url, 7))).resize((1800, 1200))
+    ).astype(int)
+    large = png(
+        (large + np.random.default_rng(0).integers(-3, 4, large.shape))
+        .clip(0, 255)
+        .astype(np.uint8)
+    )
+    with page.expect_request_finished(
+        lambda request: request.url.endswith("/v1/images/edits")
+    ) as asked_for:
         page.locator("#file").set_input_files(written(tmp_path, "large.png", large))
-    assert 1000 < int(asked_for.value.all_headers()["content-length"]) < 400_000 < 2_000_000 < len(large)
-    says(page, "#completion .status", "^large.png is loaded and prepared, cropped and shrunk to 28 . 28.")
+    assert (
+        1000
+        < int(asked_for.value.all_headers()["content-length"])
+        < 400_000
+        < 2_000_000
+        < len(large)
+    )
+    says(
+        page,
+        "#completion .status",
+        "^large.png is loaded and prepared, cropped and shrunk to 28 . 28.",
+    )
     before = visitor.picture("#editor")
     page.locator("#file").set_input_files(written(tmp_path, "photo.heic", b"ftypheic" * 100))
-    says(page, "#completion .notice", "^This browser cannot read photo.heic. Save it as PNG or JPEG.$")
+    says(
+        page,
+        "#completion .notice",
+        "^This browser cannot read photo.heic. Save it as PNG or JPEG.$",
+    )
     assert visitor.picture("#editor") == before
 
 
@@ -198,7 +255,8 @@ def test_a_picture_comes_by_file_by_paste_and_by_drop(shipped, visit, tmp_path, 
             page.get_by_role("button", name="Load picture").click()
         chooser.value.set_files(written(tmp_path, "three.png", picture))
     else:
-        page.evaluate("""([way, base64]) => {
+        page.evaluate(
+            """([way, base64]) => {
             const bytes = Uint8Array.from(atob(base64), letter => letter.charCodeAt(0));
             const files = new DataTransfer();
             files.items.add(new File([bytes], 'three.png', {type: 'image/png'}));
@@ -206,7 +264,9 @@ def test_a_picture_comes_by_file_by_paste_and_by_drop(shipped, visit, tmp_path, 
             target.dispatchEvent(way === 'paste'
                 ? new ClipboardEvent('paste', {clipboardData: files, bubbles: true, cancelable: true})
                 : new DragEvent('drop', {dataTransfer: files, bubbles: true, cancelable: true}));
-        }""", [way, base64.b64encode(picture).decode()])
+        }""",  # noqa: E501
+            [way, base64.b64encode(picture).decode()],
+        )
     says(page, "#completion .status", "three.png is loaded")
     complete(page, 2)
     went = sent(page)
@@ -229,19 +289,29 @@ def test_the_page_lays_a_completion_back_over_its_photograph(shipped, visit, tmp
         laid = np.asarray(Image.open(download.value.path()).convert("RGB")).astype(int)
         visitor.keep("completion-photograph-1280-light")
         page.get_by_role("button", name="Pin it").click()
-        answer = httpx.post(f"{shipped.url}/v1/images/edits", files={"image": png(upload)}, timeout=60,
-                            data={"prepare": "mnist", "keep_rows": 28}).json()
+        answer = httpx.post(
+            f"{shipped.url}/v1/images/edits",
+            files={"image": png(upload)},
+            timeout=60,
+            data={"prepare": "mnist", "keep_rows": 28},
+        ).json()
         left, top, right, _ = answer["crop"]
         side = (right - left) / 28
         rows, columns = ((np.arange(28) + 0.5) * side + start for start in (top, left))
         cells = laid[rows.astype(int)][:, columns.astype(int)]
         ink = cells.sum(-1) < 350
-        assert (ink == (drawn > 128))[~known & ((drawn < 20) | (drawn > 235))].mean() > 0.97, "ink where the model drew"
-        assert (np.abs(cells[~known & (drawn < 5) & ~ink] - (226, 220, 190)) <= 12).mean() > 0.99, "and paper elsewhere"
+        assert (ink == (drawn > 128))[~known & ((drawn < 20) | (drawn > 235))].mean() > 0.97, (
+            "ink where the model drew"
+        )
+        assert (np.abs(cells[~known & (drawn < 5) & ~ink] - (226, 220, 190)) <= 12).mean() > 0.99, (
+            "and paper elsewhere"
+        )
         outside = np.ones(upload.shape[:2], bool)
-        outside[int(top):, int(left):int(right) + 1] = False
+        outside[int(top) :, int(left) : int(right) + 1] = False
         np.testing.assert_array_equal(laid[outside], upload[outside])
-        np.testing.assert_array_equal(cells[:10], upload[rows.astype(int)][:, columns.astype(int)][:10])
+        np.testing.assert_array_equal(
+            cells[:10], upload[rows.astype(int)][:, columns.astype(int)][:10]
+        )
         page.get_by_role("button", name="Rectangle").click()
         stroke(page, [(4, 20), (24, 24)])
         complete(page, 1)
@@ -261,7 +331,9 @@ def test_a_completion_can_be_pinned_erased_again_and_taken_back(shipped, visit):
     page.get_by_role("button", name="Pin it").click()
     says(page, "#completion .status", "Image 2 is your picture now")
     expect(page.get_by_role("button", name=re.compile("Image 2, .*, pinned"))).to_be_visible()
-    expect(page.get_by_role("button", name="Erase", exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="Erase", exact=True)).to_have_attribute(
+        "aria-pressed", "true"
+    )
     visitor.keep("completion-pinned-1280-light")
     page.get_by_role("button", name="Undo").click()
     assert visitor.picture("#editor") == before, "the way back"
@@ -283,7 +355,8 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
     stroke(page, TOP_OF_SEVEN)
     page.get_by_role("button", name="Prefix or all").click()
     says(page, "#completion .notice", "All known pixels come before the first hole.* Press Inverse")
-    expect(page.locator("#completion .notice button")).to_have_count(0)  # trying again would not help
+    # trying again would not help
+    expect(page.locator("#completion .notice button")).to_have_count(0)
     page.get_by_role("button", name="Take a sample").click()
     says(page, "#completion .status", "A sample, completed")
     page.get_by_role("button", name="Keep all").click()
@@ -297,24 +370,36 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
     visitor.keep("completion-strip-1280-light")
     shown = results(page, "#strip")
     seeds = []
-    for at, (side, model) in enumerate((("#strip-prefix", "mnist-small"), ("#strip-all", "mnist-conditional"))):
+    for at, (side, model) in enumerate(
+        (("#strip-prefix", "mnist-small"), ("#strip-all", "mnist-conditional"))
+    ):
         picture = sent(page, f"{side} .picture")
-        seeds.append(page.locator(f"{side} .picture").first.get_attribute("aria-label").split("seed ")[1])
+        seeds.append(
+            page.locator(f"{side} .picture").first.get_attribute("aria-label").split("seed ")[1]
+        )
         known = np.ones((28, 28), bool)
         known[8:18, 6:21] = False
         np.testing.assert_array_equal(picture[..., 3] > 0, known)
         if side == "#strip-prefix":
             picture[np.arange(784).reshape(28, 28) >= 230] = 0
-        answer = httpx.post(f"{shipped.url}/v1/images/edits", files={"image": png(picture)}, timeout=60,
-                            data={"model": model, "seed": seeds[-1]}).json()["data"][0]
+        answer = httpx.post(
+            f"{shipped.url}/v1/images/edits",
+            files={"image": png(picture)},
+            timeout=60,
+            data={"model": model, "seed": seeds[-1]},
+        ).json()["data"][0]
         alone = rgb(base64.b64decode(answer["b64_json"]))
-        np.testing.assert_array_equal(shown[2 * at][~known], alone[~known], "in the hole, what the model draws alone")
+        np.testing.assert_array_equal(
+            shown[2 * at][~known], alone[~known], "in the hole, what the model draws alone"
+        )
     assert seeds[0] == seeds[1]
     page.locator("#strip-prefix .picture").first.click()
     expect(page.locator("#viewer-save")).to_have_attribute("href", re.compile("^blob:"))
     with page.expect_download() as download:
         page.get_by_role("link", name="Download PNG").click()
-    np.testing.assert_array_equal(np.asarray(Image.open(download.value.path()).convert("RGB")), shown[0])
+    np.testing.assert_array_equal(
+        np.asarray(Image.open(download.value.path()).convert("RGB")), shown[0]
+    )
     page.get_by_role("button", name="Pin it").click()
     says(page, "#completion .status", "Image 1 is your picture now")
     page.get_by_role("button", name="Rectangle").click()
@@ -323,9 +408,15 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
     says(page, "#completion .status", "The same hole and seeds")
     pinned = sent(page, "#strip-all .picture")
     assert (pinned[..., 3] == 0).sum() == 6
-    np.testing.assert_array_equal(np.where(pinned[..., 3:] > 0, pinned[..., :3], shown[0]), shown[0])
+    np.testing.assert_array_equal(
+        np.where(pinned[..., 3:] > 0, pinned[..., :3], shown[0]), shown[0]
+    )
     page.get_by_role("button", name="Back to the completions").click()
     expect(page.locator("#strip")).to_be_hidden()
     page.locator("#completion-form [name=model]").select_option("cifar10-small")
     page.get_by_role("button", name="Prefix or all").click()
-    says(page, "#completion .notice", "No loaded model uses all known pixels of 32 . 32 pictures. Load a conditional")
+    says(
+        page,
+        "#completion .notice",
+        "No loaded model uses all known pixels of 32 . 32 pictures. Load a conditional",
+    )

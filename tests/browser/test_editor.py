@@ -1,4 +1,6 @@
-"""Masks on the drawing board: rectangle, brush, inverse, undo and redo, by mouse and by keyboard alone."""
+"""Masks on the drawing board: rectangle, brush, inverse, undo and redo, by mouse and by keyboard
+alone.
+"""
 
 import re
 
@@ -28,7 +30,9 @@ def mask(page: Page) -> np.ndarray:
     return sent(page)[..., 3] == 0
 
 
-def test_a_rectangle_is_erased_and_the_mask_can_be_inverted_undone_and_redone(shipped, visit, tmp_path):
+def test_a_rectangle_is_erased_and_the_mask_can_be_inverted_undone_and_redone(
+    shipped, visit, tmp_path
+):
     visitor, page = loaded(visit, shipped, tmp_path)
     page.get_by_role("button", name="Rectangle").click()
     stroke(page, [(20.5, 17.5), (6.5, 8.5)])  # from its lower right corner to the upper left one
@@ -58,9 +62,13 @@ def test_masks_have_a_button_and_a_key_each(shipped, visit, tmp_path):
     _, page = loaded(visit, shipped, tmp_path)
     rows, columns = np.mgrid[0:28, 0:28]
     inside = (rows > 6) & (rows < 21) & (columns > 6) & (columns < 21)
-    for name, key, expected in (("Upper half", "u", rows < 14), ("Lower half", "h", rows > 13),
-                                ("Left half", "l", columns < 14), ("Right half", "t", columns > 13),
-                                ("Middle", "m", inside)):
+    for name, key, expected in (
+        ("Upper half", "u", rows < 14),
+        ("Lower half", "h", rows > 13),
+        ("Left half", "l", columns < 14),
+        ("Right half", "t", columns > 13),
+        ("Middle", "m", inside),
+    ):
         page.get_by_role("button", name=name).click()
         np.testing.assert_array_equal(mask(page), expected, name)
         page.get_by_role("button", name="Keep all").click()
@@ -77,7 +85,10 @@ def test_the_pen_leaves_the_ink_that_benchmarks_of_drawn_digits_assume(shipped, 
     stroke(page, way)
     page.get_by_role("button", name="Middle").click()
     complete(page, 1)
-    picture, expected = sent(page), strokes.drawn([[way[0], way[1], way[1], way[2]]]).reshape(28, 28)
+    picture, expected = (
+        sent(page),
+        strokes.drawn([[way[0], way[1], way[1], way[2]]]).reshape(28, 28),
+    )
     known = picture[..., 3] > 0
     assert (expected[known] > 0).sum() > 30
     assert np.abs(picture[known][:, 0].astype(int) - expected[known]).max() <= 8
@@ -91,7 +102,16 @@ def test_everything_can_be_done_with_the_keyboard_alone(shipped, visit):
         if not page.evaluate("document.activeElement.id === 'editor'"):
             keys.press("Tab")
     expect(page.locator("#editor")).to_be_focused()
-    for key in ("k", "d", "ArrowDown", "Shift+ArrowRight", "Shift+ArrowRight", "r", "ArrowLeft", "Space"):
+    for key in (
+        "k",
+        "d",
+        "ArrowDown",
+        "Shift+ArrowRight",
+        "Shift+ArrowRight",
+        "r",
+        "ArrowLeft",
+        "Space",
+    ):
         keys.press(key)
     for _ in range(4):
         keys.press("ArrowDown")
@@ -100,7 +120,17 @@ def test_everything_can_be_done_with_the_keyboard_alone(shipped, visit):
     visitor.keep("completion-keyboard-1280-light")
     keys.press("Escape")
     assert says(page, "#editor-help", "known") == "Column 17, row 13: known."
-    for key in ("Space", "ArrowUp", "Space", "i", "Control+z", "Control+z", "Control+Shift+Z", "e", "+"):
+    for key in (
+        "Space",
+        "ArrowUp",
+        "Space",
+        "i",
+        "Control+z",
+        "Control+z",
+        "Control+Shift+Z",
+        "e",
+        "+",
+    ):
         keys.press(key)
     assert page.locator("#brush").input_value() == "3"
     says(page, "#editor-help", "^Column 17, row 12: erased.$")

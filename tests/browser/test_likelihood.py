@@ -13,14 +13,20 @@ pytestmark = pytest.mark.slow
 
 def shown(visitor: Visit) -> np.ndarray:
     """RGB of the map, (28, 28, 3)."""
-    return np.array(visitor.pixels("#likelihood-canvas"), np.uint8).reshape(28, 28, 4)[..., :3].astype(int)
+    return (
+        np.array(visitor.pixels("#likelihood-canvas"), np.uint8)
+        .reshape(28, 28, 4)[..., :3]
+        .astype(int)
+    )
 
 
 def asked(url: str, picture: np.ndarray, known: np.ndarray | None = None, **fields: object) -> dict:
     """What the service itself says of a picture of greys."""
     files = {"image": png(picture)}
     if known is not None:
-        files["mask"] = png(np.dstack([np.zeros((28, 28, 3), np.uint8), 255 * known.astype(np.uint8)]))
+        files["mask"] = png(
+            np.dstack([np.zeros((28, 28, 3), np.uint8), 255 * known.astype(np.uint8)])
+        )
     return httpx.post(f"{url}/v1/images/likelihoods", files=files, data=fields, timeout=60).json()
 
 
@@ -41,7 +47,9 @@ def test_the_map_of_a_picture_shows_where_the_model_was_surprised(shipped, visit
     answer = asked(shipped.url, pixels, labels="all")
     bits = np.array(answer["map"])[..., 0]
     row, column = np.unravel_index(bits.argmax(), bits.shape)
-    assert words.startswith(f"The whole picture: {answer['bits_per_dim']:.3f} bits for each of 784 values.")
+    assert words.startswith(
+        f"The whole picture: {answer['bits_per_dim']:.3f} bits for each of 784 values."
+    )
     assert words.endswith(f" bits in column {column + 1}, row {row + 1}.")
     orange = shown(visitor)[..., 0] - shown(visitor)[..., 2]  # none in greys
     np.testing.assert_allclose(orange, (255 - 24) * np.minimum(1, bits / 8), atol=2)
@@ -52,9 +60,13 @@ def test_the_map_of_a_picture_shows_where_the_model_was_surprised(shipped, visit
     np.testing.assert_array_equal(shown(visitor)[..., 1], pixels)
 
 
-def test_of_a_completion_only_what_was_drawn_counts_and_the_way_back_leads_to_the_others(shipped, visit, tmp_path):
+def test_of_a_completion_only_what_was_drawn_counts_and_the_way_back_leads_to_the_others(
+    shipped, visit, tmp_path
+):
     visitor, page = begin(visit, shipped)
-    page.locator("#file").set_input_files(written(tmp_path, "three.png", png(digit(shipped.url, 3))))
+    page.locator("#file").set_input_files(
+        written(tmp_path, "three.png", png(digit(shipped.url, 3)))
+    )
     says(page, "#completion .status", "three.png is loaded")
     complete(page, 2)
     known = sent(page)[..., 3] > 0
@@ -66,7 +78,9 @@ def test_of_a_completion_only_what_was_drawn_counts_and_the_way_back_leads_to_th
     assert told == pytest.approx(answer["bits_per_dim"], rel=0.006)  # three figures are told
     assert f"each of {answer['counted']} values" in words and answer["counted"] == (~known).sum()
     blue = shown(visitor)[..., 2] - shown(visitor)[..., 0]
-    assert (blue[known] > 20).all() and (blue[~known] <= 0).all(), "what was given is marked as such"
+    assert (blue[known] > 20).all() and (blue[~known] <= 0).all(), (
+        "what was given is marked as such"
+    )
     whole = asked(shipped.url, image, model="mnist-conditional", labels="all")
     says(page, "#guess-words", f"takes it for: {whole['labels'][0]['label']} ")
     page.get_by_role("button", name="Back to the completions").click()

@@ -19,9 +19,16 @@ def test_now_follows_what_the_service_does(slow, visit):
 
     def keep_busy(url):  # until the page has been looked at, however long that takes
         while not seen.is_set():
-            drawn.extend(httpx.post(f"{url}/v1/images/generations", json={"n": 12}, timeout=120).json()["data"])
+            drawn.extend(
+                httpx.post(f"{url}/v1/images/generations", json={"n": 12}, timeout=120).json()[
+                    "data"
+                ]
+            )
 
-    with serving(slow, *EAGER, "--slots", "4", "--max-queue", "32") as server, ThreadPoolExecutor(1) as pool:
+    with (
+        serving(slow, *EAGER, "--slots", "4", "--max-queue", "32") as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
         visitor = visit(server.url, panel="now")
         page = visitor.ready()
         says(page, "#pulse", "Ready")
@@ -41,11 +48,15 @@ def test_now_follows_what_the_service_does(slow, visit):
         asked.result()
         says(page, "#slots", f"0 of 4 slots in use, 0 waiting, {len(drawn)} images drawn")
         says(page, "#pulse", "Ready")
-        completed = 'linpix_images_completed_total{backend="linear",model="slow",outcome="completed"}'
+        completed = (
+            'linpix_images_completed_total{backend="linear",model="slow",outcome="completed"}'
+        )
         assert server.metric(completed) == len(drawn)
         says(page, "#tile-images .value", "^0$|0.00")
         points = page.locator("#tile-pixels polyline").get_attribute("points")
-        assert points and len({point.split(",")[1] for point in points.split()}) > 1, "the line has a hill"
+        assert points and len({point.split(",")[1] for point in points.split()}) > 1, (
+            "the line has a hill"
+        )
 
 
 def test_now_names_the_kernel_in_use(shipped, visit):
@@ -55,4 +66,8 @@ def test_now_names_the_kernel_in_use(shipped, visit):
     says(page, "#tile-kernel .value", f"^{kernel}$")
     for card in httpx.get(f"{shipped.url}/v1/models", timeout=60).json()["data"]:
         size = f"{card['state_bytes'] / 1024:#.3g} KiB"  # three digits
-        says(page, f"#slots .slots:has-text('{card['id']}') .quiet", f"{size.replace('. ', ' ')} a slot")
+        says(
+            page,
+            f"#slots .slots:has-text('{card['id']}') .quiet",
+            f"{size.replace('. ', ' ')} a slot",
+        )

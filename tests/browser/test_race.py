@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 
 LANES = """items => items.map(item => [item.querySelector('h3').innerText.replace(/\\s+/g, ' '),
                                        item.querySelector('.count').innerText])"""
-RACED = r"Every lane draws the same images|The race is over"  # of tiny's slowest lane in less than a second
+# of tiny's slowest lane in less than a second
+RACED = r"Every lane draws the same images|The race is over"
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +47,21 @@ def begun(server, budget: float) -> str:
     return httpx.post(f"{server.url}/v1/compare", json=body, timeout=60).json()["id"]
 
 
-COMPARED = {("linear", "eager"), ("softmax", "eager"), ("stateful-softmax", "eager"), ("linear", "compiled")}
+COMPARED = {
+    ("linear", "eager"),
+    ("softmax", "eager"),
+    ("stateful-softmax", "eager"),
+    ("linear", "compiled"),
+}
 
 
 def disturbed(report) -> bool:
     """Whether the headline has to be that of an earlier measurement, as on a busy machine."""
-    return any(one["disturbed"] for one in report["results"] if one["batch"] == 1
-               and (one["backend"], one["engine"]) in COMPARED)
+    return any(
+        one["disturbed"]
+        for one in report["results"]
+        if one["batch"] == 1 and (one["backend"], one["engine"]) in COMPARED
+    )
 
 
 def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, visit):
@@ -63,15 +72,20 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
     report = told(racing, f"compare/{id}")["report"]
     alone = {(one["backend"], one["engine"]): one for one in report["results"] if one["batch"] == 1}
     says(page, "#race .status", "The race is over")
-    total = {kind: one["seconds_per_image"] for kind, one in alone.items() if one["seconds_per_image"]}
+    total = {
+        kind: one["seconds_per_image"] for kind, one in alone.items() if one["seconds_per_image"]
+    }
     slowest = max(total.values())
     linear, softmax = (total.get((backend, "eager")) for backend in ("linear", "softmax"))
     assert page.locator("#headline-bad").is_visible() == disturbed(report)
     if linear and softmax and not disturbed(report):
         slow, fast = ("softmax", "linear") if softmax >= linear else ("linear", "softmax")
-        words = says(page, "#headline", f"While {slow} attention draws 1 picture, {fast} attention draws ")
+        words = says(
+            page, "#headline", f"While {slow} attention draws 1 picture, {fast} attention draws "
+        )
         assert int(words.split()[-1].strip(".").replace(",", "")) == pytest.approx(
-            max(softmax, linear) / min(softmax, linear), abs=1)
+            max(softmax, linear) / min(softmax, linear), abs=1
+        )
         says(page, "#headline-more", "Both run in plain torch.* Measured with tiny, ")
     counts = {}
     for name, count in page.locator(".lane").evaluate_all(LANES):
@@ -81,20 +95,28 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
     for kind, seconds in total.items():
         assert counts[kind] == pytest.approx(slowest / seconds, abs=1), kind
 
-    table, memory = page.locator("#figures tbody tr"), page.locator(".lane .memory span").all_inner_texts()
+    table, memory = (
+        page.locator("#figures tbody tr"),
+        page.locator(".lane .memory span").all_inner_texts(),
+    )
     assert table.count() == len(alone)
     for row in range(len(alone)):
         cells = table.nth(row).locator("th, td").all_inner_texts()
         one = alone[kind_of(cells[0])]
         base = alone.get(("softmax", one["engine"]), {"images_per_second": None})
-        assert ("(" in cells[1]) == bool(one["images_per_second"] and base["images_per_second"]), cells
+        assert ("(" in cells[1]) == bool(one["images_per_second"] and base["images_per_second"]), (
+            cells
+        )
         if one["images_per_second"]:
             assert float(re.match(r"~?([\d.,]+)", cells[1])[1].replace(",", "")) == pytest.approx(
-                one["images_per_second"], rel=0.006)
+                one["images_per_second"], rel=0.006
+            )
         assert memory[row] == cells[-1], "a finished image needs what the table says"
     expect(page.get_by_role("button", name="Race again")).to_be_enabled()
     drawn = [visitor.pixels(".lane .frame canvas", index) for index in range(len(alone))]
-    assert all(pixels == drawn[0] for pixels in drawn) and min(drawn[0][3::4]) == 255, "all end with the same, whole"
+    assert all(pixels == drawn[0] for pixels in drawn) and min(drawn[0][3::4]) == 255, (
+        "all end with the same, whole"
+    )
 
 
 def test_the_race_begins_at_once_at_the_speeds_of_another_machine_and_corrects_itself(tiny, visit):
@@ -105,33 +127,53 @@ def test_the_race_begins_at_once_at_the_speeds_of_another_machine_and_corrects_i
         page.get_by_role("tab", name="Race").click()
         says(page, ".clock", "^[1-9]")  # it runs, and the server was not even asked to measure
         assert len(held) == 1
-        says(page, "#headline", "While softmax attention draws 1 picture, linear attention draws 10.")
-        says(page, "#headline-more", "not measured here yet are those of mnist-small on two cores of an AMD EPYC")
+        says(
+            page, "#headline", "While softmax attention draws 1 picture, linear attention draws 10."
+        )
+        says(
+            page,
+            "#headline-more",
+            "not measured here yet are those of mnist-small on two cores of an AMD EPYC",
+        )
         before = page.locator(".lane .time").all_inner_texts()
         assert before[1:3] == ["~882 ms each", "~837 ms each"]
         assert int(page.locator(".lane .count strong").nth(1).inner_text()) >= 1
         held[0].continue_()
         says(page, "#race .status", "The race is over")
         report = told(server, "compare/cmp-1")["report"]
-        lanes, times = page.locator(".lane").evaluate_all(LANES), page.locator(".lane .time").all_inner_texts()
+        lanes, times = (
+            page.locator(".lane").evaluate_all(LANES),
+            page.locator(".lane .time").all_inner_texts(),
+        )
         for (name, _), shown in zip(lanes, times, strict=True):
-            one = next(one for one in report["results"] if one["batch"] == 1
-                       and (one["backend"], one["engine"]) == kind_of(name))
+            one = next(
+                one
+                for one in report["results"]
+                if one["batch"] == 1 and (one["backend"], one["engine"]) == kind_of(name)
+            )
             assert ("not measured" in shown) == (one["seconds_per_image"] is None), name
         assert not set(before) & set(page.locator(".lane .time").all_inner_texts())
-        assert ("not measured here yet" in page.locator("#headline-more").inner_text()) == disturbed(report)
+        assert (
+            "not measured here yet" in page.locator("#headline-more").inner_text()
+        ) == disturbed(report)
 
 
 def test_a_row_that_other_work_disturbed_says_so_on_the_page(racing, visit):
     """The report is the server's own, in which two rows are said to have been disturbed."""
     id = begun(racing, 2.0)
     assert eventually(lambda: told(racing, f"compare/{id}")["status"] == "completed", 60)
-    busy, why, note = True, "other work used its processor", "Disturbed by other work (†): two rows."
+    busy, why, note = (
+        True,
+        "other work used its processor",
+        "Disturbed by other work (†): two rows.",
+    )
 
     def answered(route) -> None:
         state = route.fetch().json()
         for one in state["report"]["results"]:
-            one["disturbed"] = busy and one["backend"] == "linear" and one["images_per_second"] is not None
+            one["disturbed"] = (
+                busy and one["backend"] == "linear" and one["images_per_second"] is not None
+            )
             one["note"] = why if one["disturbed"] else None
         state["report"]["notes"] = [note]
         route.fulfill(json=state)
@@ -143,13 +185,16 @@ def test_a_row_that_other_work_disturbed_says_so_on_the_page(racing, visit):
     says(page, "#race .status", "Measured before, with tiny")
     rows = page.locator("#figures tbody tr").evaluate_all("all => all.map(one => one.innerText)")
     assert {row.split()[0]: "†" in row for row in rows} == {
-        backend: backend == "linear" for backend in ("linear", "stateful-softmax", "softmax", "lsh-1", "lsh-4")}
+        backend: backend == "linear"
+        for backend in ("linear", "stateful-softmax", "softmax", "lsh-1", "lsh-4")
+    }
     lane = page.locator(".lane .time", has_text="†").first
     assert lane.get_attribute("title") == why
     expect(page.locator("#remarks > p", has_text=note)).to_be_visible()
     if "not measured" not in page.locator(".lane .time").first.inner_text():
         expect(page.locator("#headline-bad")).to_be_visible()
-        says(page, "#headline-more", "are those of mnist-small")  # the headline is still that of other speeds
+        # the headline is still that of other speeds
+        says(page, "#headline-more", "are those of mnist-small")
     busy = False
     page.reload()
     says(page, "#race .status", "Measured before, with tiny")
@@ -182,7 +227,9 @@ def test_stop_ends_the_measuring_on_the_server_too(tiny, visit):
 
 def test_a_comparison_that_another_client_stopped_is_measured_and_raced_on_retry(racing, visit):
     # a visitor that has just left is still being measured, and would only be watched
-    assert eventually(lambda: (told(racing, "status")["comparison"] or {}).get("status") != "running")
+    assert eventually(
+        lambda: (told(racing, "status")["comparison"] or {}).get("status") != "running"
+    )
     page = visit(racing.url, panel="race").ready()
     race(page)
     id = told(racing, "status")["comparison"]["id"]
@@ -206,7 +253,10 @@ def test_a_comparison_of_another_client_is_watched(tiny, visit):
 
 def test_a_full_queue_is_waited_for_before_anything_is_measured(tiny, visit):
     options = ("--slots", "1", "--max-queue", "0", "--max-n", "2", "--compare-budget", "5")
-    with serving(tiny.parent, *options, "--faults", "slow:every=1:ms=50") as server, ThreadPoolExecutor(1) as pool:
+    with (
+        serving(tiny.parent, *options, "--faults", "slow:every=1:ms=50") as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
         visitor = visit(server.url, panel="now")
         page, others, asked = visitor.ready(), [], []
 
@@ -222,7 +272,8 @@ def test_a_full_queue_is_waited_for_before_anything_is_measured(tiny, visit):
         says(page, "#race .status", RACED)
         assert [other.result().status_code for other in others] == [200]
         assert sum(url.endswith("/v1/compare") for url in asked) == 1
-        page.get_by_role("button", name="Skip to the end").click(force=True)  # disabled if the race is over by now
+        # disabled if the race is over by now
+        page.get_by_role("button", name="Skip to the end").click(force=True)
         says(page, "#race .status", "The race is over")
         expect(page.get_by_role("button", name="Race again")).to_be_enabled()
 
@@ -235,9 +286,15 @@ def test_a_model_that_can_be_compared_races_while_a_conditional_one_is_chosen_el
     models = "mnist-small,cifar10-small,mnist-conditional"
     with serving(ROOT / "checkpoints", "--compare-budget", "10", "--models", models) as server:
         page = visit(server.url, panel="race").ready()
-        assert page.locator("#race-form [name=model] option").all_inner_texts() == ["mnist-small", "cifar10-small"]
+        assert page.locator("#race-form [name=model] option").all_inner_texts() == [
+            "mnist-small",
+            "cifar10-small",
+        ]
         assert [chosen(page, panel) for panel in ("samples", "completion", "race")] == [
-            "mnist-conditional", "mnist-conditional", "mnist-small"]
+            "mnist-conditional",
+            "mnist-conditional",
+            "mnist-small",
+        ]
         says(page, "#race .status", "Every lane draws the same images")
         latest = told(server, "status")["comparison"]
         assert told(server, f"compare/{latest['id']}")["report"]["model"] == "mnist-small"

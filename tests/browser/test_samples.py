@@ -20,7 +20,7 @@ from tests.server.conftest import EAGER, ROOT, eventually, serving
 ROWS = """canvases => canvases.map(canvas => {
     const {data, width, height} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
     return Array.from({length: height}, (_, y) => data[4 * y * width + 3]).filter(Boolean).length;
-})"""
+})"""  # noqa: E501
 
 
 def rows(page: Page) -> list[int]:
@@ -30,8 +30,10 @@ def rows(page: Page) -> list[int]:
 def drawn(page: Page, index: int = 0) -> np.ndarray:
     """RGB of an image of the grid."""
     canvas = page.locator("#samples .picture canvas").nth(index)
-    data, width, height = canvas.evaluate("c => [[...c.getContext('2d').getImageData(0, 0, c.width, c.height).data],"
-                                          " c.width, c.height]")
+    data, width, height = canvas.evaluate(
+        "c => [[...c.getContext('2d').getImageData(0, 0, c.width, c.height).data],"
+        " c.width, c.height]"
+    )
     pixels = np.array(data, np.uint8).reshape(height, width, 4)
     assert (pixels[..., 3] == 255).all()
     return pixels[..., :3]
@@ -58,7 +60,9 @@ def choose(page: Page, **fields: str) -> None:
 def draw(page: Page, **fields) -> None:
     for name, value in fields.items():
         page.locator(f"#samples-form [name={name}]").fill(str(value))
-    page.get_by_role("button", name="Draw", exact=True).and_(page.locator("#samples-form button")).click()
+    page.get_by_role("button", name="Draw", exact=True).and_(
+        page.locator("#samples-form button")
+    ).click()
 
 
 def test_a_new_visitor_sees_images_and_an_explanation_without_a_click(shipped, visit):
@@ -69,18 +73,33 @@ def test_a_new_visitor_sees_images_and_an_explanation_without_a_click(shipped, v
     expect(page.locator("#samples-form [name=model]")).to_have_value("mnist-conditional")
     says(page, "#samples .facts", "draws a chosen class in 99 % of cases")
     seed = int(page.locator("#samples .status").inner_text().split("seed ")[1].split(".")[0])
-    np.testing.assert_array_equal(drawn(page, 3), asked(shipped.url, seed=seed + 3, model="mnist-conditional"))
+    np.testing.assert_array_equal(
+        drawn(page, 3), asked(shipped.url, seed=seed + 3, model="mnist-conditional")
+    )
     says(page, ".intro", "^LinPix writes pictures pixel by pixel")
-    expect(page.get_by_role("link", name="paper")).to_have_attribute("href", "https://arxiv.org/abs/2006.16236")
+    expect(page.get_by_role("link", name="paper")).to_have_attribute(
+        "href", "https://arxiv.org/abs/2006.16236"
+    )
     assert page.locator("a[href='docs']").all_inner_texts() == ["API"]
     visitor.keep("samples-1280-light")
 
 
-@pytest.mark.parametrize(("agreement", "chosen"), [
-    ({"mnist-small": None, "cifar10-small": 0.9, "mnist-conditional": 0.1}, "mnist-conditional"),  # of the same shape
-    ({"mnist-small": 0.5, "cifar10-small": 0.9, "mnist-conditional": 0.5}, "mnist-small"),  # of equals the first
-    ({"mnist-small": None, "cifar10-small": 0.9, "mnist-conditional": None}, "mnist-small")])
-def test_the_page_begins_with_the_model_that_has_most_images_of_the_class_asked_for(shipped, visit, agreement, chosen):
+@pytest.mark.parametrize(
+    ("agreement", "chosen"),
+    [
+        # of the same shape
+        (
+            {"mnist-small": None, "cifar10-small": 0.9, "mnist-conditional": 0.1},
+            "mnist-conditional",
+        ),
+        # of equals the first
+        ({"mnist-small": 0.5, "cifar10-small": 0.9, "mnist-conditional": 0.5}, "mnist-small"),
+        ({"mnist-small": None, "cifar10-small": 0.9, "mnist-conditional": None}, "mnist-small"),
+    ],
+)
+def test_the_page_begins_with_the_model_that_has_most_images_of_the_class_asked_for(
+    shipped, visit, agreement, chosen
+):
     def told(route) -> None:
         cards = route.fetch().json()
         for card in cards["data"]:
@@ -124,7 +143,11 @@ def test_stop_frees_the_slots_and_says_what_was_finished(slow, visit):
         page.get_by_role("button", name="Stop").click()
         says(page, "#samples .status", r"Stopped\. \d+ of 16 images finished\.")
         assert eventually(
-            lambda: server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}') == 1)
+            lambda: (
+                server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}')
+                == 1
+            )
+        )
         assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0)
         expect(page.get_by_role("button", name="Image 16, not begun")).to_be_visible()
         assert page.locator("#samples .unfinished").count() > 7
@@ -139,14 +162,20 @@ def test_class_temperature_and_seed_reach_the_service(shipped, visit):
     draw(page, n=2, seed=1234, temperature=0.5)
     says(page, "#samples .status", "2 images in .* from seed 1234")
     expect(page.locator("#samples output")).to_have_text("0.50")
-    np.testing.assert_array_equal(drawn(page, 1), asked(shipped.url, seed=1235, temperature=0.5, label=7))
+    np.testing.assert_array_equal(
+        drawn(page, 1), asked(shipped.url, seed=1235, temperature=0.5, label=7)
+    )
     page.locator("#samples-form [name=model]").select_option("cifar10-small")
     draw(page, n=1, seed=" 9 ", temperature=1)
     says(page, "#samples .status", "1 image in .* from seed 9")
-    np.testing.assert_array_equal(drawn(page), asked(shipped.url, seed=9, model="cifar10-small", temperature=1))
+    np.testing.assert_array_equal(
+        drawn(page), asked(shipped.url, seed=9, model="cifar10-small", temperature=1)
+    )
 
 
-def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(shipped, visit, tmp_path):
+def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(
+    shipped, visit, tmp_path
+):
     visitor = visit(shipped.url)
     page = visitor.ready()
     choose(page, model="mnist-small", label="3")
@@ -163,7 +192,9 @@ def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(shipp
     np.testing.assert_array_equal(rgb(native.value.path().read_bytes()), expected)
     with page.expect_download() as large:
         page.get_by_role("link", name="Ten times as large").click()
-    np.testing.assert_array_equal(rgb(large.value.path().read_bytes()), expected.repeat(10, 0).repeat(10, 1))
+    np.testing.assert_array_equal(
+        rgb(large.value.path().read_bytes()), expected.repeat(10, 0).repeat(10, 1)
+    )
 
     page.get_by_role("button", name="Copy as curl").click()
     says(page, "#viewer .status", "Copied")
@@ -181,8 +212,15 @@ def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(shipp
     page.get_by_role("button", name="Image 3, seed 42").click()
     page.get_by_role("button", name="Reuse its settings").click()
     expect(page.locator("#viewer")).to_be_hidden()
-    for name, value in (("seed", "42"), ("label", "3"), ("model", "mnist-small"), ("temperature", "0.9")):
-        expect(page.locator(f"#samples-form [name={name}]{':checked' * (name == 'label')}")).to_have_value(value)
+    for name, value in (
+        ("seed", "42"),
+        ("label", "3"),
+        ("model", "mnist-small"),
+        ("temperature", "0.9"),
+    ):
+        expect(
+            page.locator(f"#samples-form [name={name}]{':checked' * (name == 'label')}")
+        ).to_have_value(value)
     draw(page, n=1)
     says(page, "#samples .status", "1 image in .* from seed 42")
     np.testing.assert_array_equal(drawn(page), expected)
@@ -217,7 +255,9 @@ def test_the_keyboard_alone_is_enough(shipped, visit):
     expect(picture).to_be_focused()
 
 
-def test_one_of_each_class_is_drawn_named_and_kept_in_one_picture_that_draws_them_again(shipped, visit):
+def test_one_of_each_class_is_drawn_named_and_kept_in_one_picture_that_draws_them_again(
+    shipped, visit
+):
     page = visit(shipped.url).ready()
     says(page, "#samples .status", "16 images in")
     choose(page, label="each")
@@ -228,12 +268,15 @@ def test_one_of_each_class_is_drawn_named_and_kept_in_one_picture_that_draws_the
     assert all(re.search(r"\d %$", caption) for caption in captions)
     expect(page.get_by_role("button", name="Image 8, a 7, seed 77")).to_be_visible()
     images = [drawn(page, index) for index in range(10)]
-    np.testing.assert_array_equal(images[7], asked(shipped.url, model="mnist-conditional", seed=77, label=7))
+    np.testing.assert_array_equal(
+        images[7], asked(shipped.url, model="mnist-conditional", seed=77, label=7)
+    )
     with page.expect_download() as download:
         page.get_by_role("button", name="Save all").first.click()
     assert download.value.suggested_filename == "linpix-70-all.png"
     sheet = rgb(download.value.path().read_bytes())
-    np.testing.assert_array_equal(sheet[112:224:4, 112:224:4], images[5])  # four across, each four times as large
+    # four across, each four times as large
+    np.testing.assert_array_equal(sheet[112:224:4, 112:224:4], images[5])
     draw(page, n=1, seed=2)
     says(page, "#samples .status", "from seed 2")
     page.locator("#file").set_input_files(download.value.path())
@@ -244,8 +287,11 @@ def test_one_of_each_class_is_drawn_named_and_kept_in_one_picture_that_draws_the
 def test_classes_whose_names_are_numbers_of_others_are_the_ones_chosen(visit, tmp_path):
     found = checkpoint.read(ROOT / "checkpoints/mnist-conditional")
     names = [str(number) for number in range(1, 11)]  # "1" is the class of index 0, a nought
-    checkpoint.save(tmp_path / "counted", found.net, {"class_names": names, "attempts": found.attempts}, "")
-    with serving(tmp_path, "--max-n", "4") as server:  # of a request; one of each is drawn by one for each
+    checkpoint.save(
+        tmp_path / "counted", found.net, {"class_names": names, "attempts": found.attempts}, ""
+    )
+    # of a request; one of each is drawn by one for each
+    with serving(tmp_path, "--max-n", "4") as server:
         page = visit(server.url).ready()
         says(page, "#samples .status", "4 images in")
         choose(page, label="4")
@@ -258,7 +304,8 @@ def test_classes_whose_names_are_numbers_of_others_are_the_ones_chosen(visit, tm
         says(page, "#samples .status", "10 images in .* from seed 70")
         captions = page.locator("#samples .caption").all_inner_texts()
         assert [caption.split(" \u00b7 ")[0] for caption in captions] == names
-        old = visit(server.url, panel="samples?model=counted&label=0&seed=5&n=1").ready()  # an index, not a name
+        # an index, not a name
+        old = visit(server.url, panel="samples?model=counted&label=0&seed=5&n=1").ready()
         says(old, "#samples .status", "1 image in")
         np.testing.assert_array_equal(drawn(old), asked(server.url, seed=5, label="1"))
 
@@ -270,19 +317,33 @@ def test_a_link_brings_model_class_seed_and_temperature_back(shipped, visit):
     says(page, "#samples .status", "4 images in")
     page.get_by_role("button", name="Copy link").click()
     says(page, "#samples .status", "The link is copied")
-    link, pictures = page.evaluate("navigator.clipboard.readText()"), [drawn(page, index) for index in range(4)]
+    link, pictures = (
+        page.evaluate("navigator.clipboard.readText()"),
+        [drawn(page, index) for index in range(4)],
+    )
     assert link.startswith(f"{shipped.url}/#/samples?")
     other = visit(shipped.url, panel=link.split("#/")[1]).ready()
     seed = re.search(r"seed=(\d+)", link)[1]
     says(other, "#samples .status", f"4 images in .* from seed {seed}")
-    for name, value in (("model", "mnist-small"), ("label", "4"), ("temperature", "0.8"), ("seed", seed)):
-        expect(other.locator(f"#samples-form [name={name}]{':checked' * (name == 'label')}")).to_have_value(value)
+    for name, value in (
+        ("model", "mnist-small"),
+        ("label", "4"),
+        ("temperature", "0.8"),
+        ("seed", seed),
+    ):
+        expect(
+            other.locator(f"#samples-form [name={name}]{':checked' * (name == 'label')}")
+        ).to_have_value(value)
     for index, picture in enumerate(pictures):
         np.testing.assert_array_equal(drawn(other, index), picture)
     missing = visit(shipped.url, panel="samples?model=none&seed=5").ready()
     says(missing, "#samples .notice", "none is no longer served. Choose another model.")
     bad = visit(shipped.url, panel="samples?n=0").ready()
-    says(bad, "#samples .notice", "This link cannot be drawn: its n is 0. Value must be greater than or equal to 1.")
+    says(
+        bad,
+        "#samples .notice",
+        "This link cannot be drawn: its n is 0. Value must be greater than or equal to 1.",
+    )
 
 
 @pytest.mark.slow
@@ -293,7 +354,8 @@ def test_the_grid_shows_whole_pixels_and_fits_its_screen(shipped, visit):
             draw(page, n=count)
             says(page, "#samples .status", f"{count} images? in")
             boxes = page.locator("#samples .picture canvas").evaluate_all(
-                "all => all.map(canvas => canvas.getBoundingClientRect().toJSON())")
+                "all => all.map(canvas => canvas.getBoundingClientRect().toJSON())"
+            )
             assert {box["width"] % 28 for box in boxes} == {0}
             assert all(box["left"] >= 0 and box["right"] <= size[0] for box in boxes)
             assert max(box["bottom"] for box in boxes) <= size[1]

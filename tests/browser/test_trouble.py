@@ -19,17 +19,31 @@ LASTING = ("--faults", "slow:every=1:ms=20")  # seconds an image: the page is se
 
 
 def test_a_full_queue_shows_its_wait_and_is_tried_again_after_it(slow, visit):
-    with serving(slow, *EAGER, "--slots", "2", "--max-queue", "0") as server, ThreadPoolExecutor(1) as pool:
+    with (
+        serving(slow, *EAGER, "--slots", "2", "--max-queue", "0") as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
         visitor = visit(server.url, panel="now")
         page = visitor.ready()
-        httpx.post(f"{server.url}/v1/images/generations", json={"n": 2}, timeout=60)  # to know the speed
-        asked = pool.submit(lambda: httpx.post(f"{server.url}/v1/images/generations", json={"n": 2}, timeout=60))
+        # to know the speed
+        httpx.post(f"{server.url}/v1/images/generations", json={"n": 2}, timeout=60)
+        asked = pool.submit(
+            lambda: httpx.post(f"{server.url}/v1/images/generations", json={"n": 2}, timeout=60)
+        )
         assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 2)
         refusals: list[tuple[int, str]] = []
-        page.on("response", lambda answer: refusals.append((answer.status, answer.headers.get("retry-after", "")))
-                if answer.url.endswith("/generations") else None)
+        page.on(
+            "response",
+            lambda answer: (
+                refusals.append((answer.status, answer.headers.get("retry-after", "")))
+                if answer.url.endswith("/generations")
+                else None
+            ),
+        )
         page.goto(f"{server.url}/#/samples?n=2")
-        shown = says(page, "#samples .notice", r"The queue is full\. This page tries again in \d+ s\.")
+        shown = says(
+            page, "#samples .notice", r"The queue is full\. This page tries again in \d+ s\."
+        )
         visitor.keep("samples-full-1280-light")
         assert refusals[0][0] == 429
         assert f"in {refusals[0][1]} s" in shown
@@ -45,8 +59,14 @@ def test_a_dropped_connection_is_shown_and_the_servers_return_is_noticed(slow, v
         page = visitor.ready()
         page.get_by_role("button", name="being drawn").first.wait_for()
         server.stop(signal.SIGKILL)
-        says(page, "#samples .notice", "The connection to the server broke off. Check that it still runs, then try")
-        says(page, "#page-notice", "The server does not answer. This page continues when it is back.")
+        says(
+            page,
+            "#samples .notice",
+            "The connection to the server broke off. Check that it still runs, then try",
+        )
+        says(
+            page, "#page-notice", "The server does not answer. This page continues when it is back."
+        )
         says(page, "#pulse", "No connection")
         visitor.keep("samples-dropped-1280-light")
         page.get_by_role("button", name="Try again").click()
@@ -54,7 +74,8 @@ def test_a_dropped_connection_is_shown_and_the_servers_return_is_noticed(slow, v
         assert page.locator("#samples .unfinished").count() == 8
         with serving(slow, *EAGER, "--port", server.url.rsplit(":", 1)[1]):
             expect(page.locator("#page-notice")).to_be_hidden()
-            expect(page.locator("#samples .notice")).to_be_hidden()  # by itself, as it is true no longer
+            # by itself, as it is true no longer
+            expect(page.locator("#samples .notice")).to_be_hidden()
             says(page, "#samples .status", "The server is back. Try again.")
             says(page, "#pulse", "Ready")
             page.get_by_role("button", name="Draw", exact=True).click()
@@ -89,22 +110,31 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_only(tiny, tmp_path, visit):
         page.get_by_role("button", name="Copy as curl").click()
         command = page.locator("#viewer-command").inner_text()
         assert "Bearer $LINPIX_KEY" in command and "right" not in command
-        kept = page.evaluate("[JSON.stringify(sessionStorage), JSON.stringify(localStorage), document.cookie]")
+        kept = page.evaluate(
+            "[JSON.stringify(sessionStorage), JSON.stringify(localStorage), document.cookie]"
+        )
         assert ["right" in place for place in kept] == [True, False, False]
         page.reload()
         visitor.ready()
         expect(page.locator("#key")).to_be_hidden()
 
 
-def test_one_of_each_class_asks_for_a_few_at_once_and_again_only_for_those_that_a_rate_limit_refuses(tmp_path, visit):
+def test_one_of_each_class_asks_for_a_few_at_once_and_again_for_those_that_a_limit_refuses(
+    tmp_path, visit
+):
     keys = private(tmp_path / "keys", line("visitor", "right", "3/s"))
-    with serving(ROOT / "checkpoints", "--models", "letters-conditional", "--api-keys", str(keys)) as server:
+    with serving(
+        ROOT / "checkpoints", "--models", "letters-conditional", "--api-keys", str(keys)
+    ) as server:
         page = visit(server.url).page
         page.get_by_label("API key").fill("right")
         page.keyboard.press("Enter")
         says(page, "#samples .status", "16 images in")
         answers: list[int] = []
-        page.on("response", lambda one: answers.append(one.status) if one.url.endswith("/generations") else None)
+        page.on(
+            "response",
+            lambda one: answers.append(one.status) if one.url.endswith("/generations") else None,
+        )
         page.evaluate("""() => {
           const asked = fetch;
           Object.assign(window, {waiting: 0, most: 0, fetch: (...given) => {
@@ -119,7 +149,10 @@ def test_one_of_each_class_asks_for_a_few_at_once_and_again_only_for_those_that_
         assert page.evaluate("window.most") <= 5  # with that for the status
         expect(page.locator("#samples .notice")).to_be_hidden()
         captions = page.locator("#samples .caption").all_inner_texts()
-        assert "".join(caption[0] for caption in captions) == string.ascii_uppercase + string.ascii_lowercase
+        assert (
+            "".join(caption[0] for caption in captions)
+            == string.ascii_uppercase + string.ascii_lowercase
+        )
 
 
 def test_an_error_of_one_of_several_requests_ends_the_others_and_stays(shipped, visit):
@@ -128,7 +161,9 @@ def test_an_error_of_one_of_several_requests_ends_the_others_and_stays(shipped, 
 
     def answer(route):
         asked.append(route)
-        status, message, headers = (429, "full", {"retry-after": "2"}) if asked[1:] else (500, "the engine failed", {})
+        status, message, headers = (
+            (429, "full", {"retry-after": "2"}) if asked[1:] else (500, "the engine failed", {})
+        )
         route.fulfill(status=status, headers=headers, json={"error": {"message": message}})
 
     page.route("**/generations", answer)
@@ -144,7 +179,11 @@ def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):
     page = visit(shipped.url).ready()
     page.locator("#samples-form [name=seed]").fill("9007199254740990")
     page.get_by_role("button", name="Draw", exact=True).click()
-    says(page, "#samples .notice", r"Image i uses seed \+ i, which must be at least 0 and below 2\^53: .*\.")
+    says(
+        page,
+        "#samples .notice",
+        r"Image i uses seed \+ i, which must be at least 0 and below 2\^53: .*\.",
+    )
 
 
 def test_an_image_of_a_model_that_is_no_longer_served_leaves_the_page_usable(tiny, tmp_path, visit):

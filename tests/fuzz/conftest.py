@@ -27,8 +27,18 @@ def run(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> Ca
     return run
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     tallies = config.stash.get(TALLIES, [])
     if tallies and "LINPIX_FUZZ_CASES" in os.environ:
-        terminalreporter.write_line("\n".join([HEAD, *(tally.row() for tally in tallies), "",
-                                               f"{machine()}, commit {checkpoint.commit()}"]))
+        terminalreporter.write_line(
+            "\n".join(
+                [
+                    HEAD,
+                    *(tally.row() for tally in tallies),
+                    "",
+                    f"{machine()}, commit {checkpoint.commit()}",
+                ]
+            )
+        )

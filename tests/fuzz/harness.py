@@ -1,7 +1,9 @@
-"""A fuzzing case is accepted, or refused with a declared error: in little time and memory, and without leftovers.
+"""A fuzzing case is accepted, or refused with a declared error: in little time and memory, and
+without leftovers.
 
-LINPIX_FUZZ_CASES is the number of uploads, 2,000 by default; a dearer target runs a share of it. Cases come from
-Hypothesis, in batches that are forgotten, each with its own number as seed: a run finds what the last one found.
+LINPIX_FUZZ_CASES is the number of uploads, 2,000 by default; a dearer target runs a share of it.
+Cases come from Hypothesis, in batches that are forgotten, each with its own number as seed: a run
+finds what the last one found.
 """
 
 import gc
@@ -23,12 +25,14 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 CASES = int(os.environ.get("LINPIX_FUZZ_CASES", "2000"))
-BATCH = 500                # cases at most; a quarter of a target's where that is less
-MAX_PROCESSOR_S = 2.0     # of a case; the processor's seconds, which other work on the machine does not add to
-MAX_S = 60.0              # of a case by the clock: it waits for something that will not come
-MAX_GROWTH = 96 * 2**20   # bytes resident after all cases, over those after the first batch: what malloc keeps
-MAX_PEAK = 640 * 2**20    # bytes resident at the worst moment of a batch, over those at its beginning
-MAX_MEMORY = 3 * 2**30    # bytes of addresses, resident or not, that a case may ask for
+BATCH = 500  # cases at most; a quarter of a target's where that is less
+# of a case; the processor's seconds, which other work on the machine does not add to
+MAX_PROCESSOR_S = 2.0
+MAX_S = 60.0  # of a case by the clock: it waits for something that will not come
+# bytes resident after all cases, over those after the first batch: what malloc keeps
+MAX_GROWTH = 96 * 2**20
+MAX_PEAK = 640 * 2**20  # bytes resident at the worst moment of a batch, over those at its beginning
+MAX_MEMORY = 3 * 2**30  # bytes of addresses, resident or not, that a case may ask for
 
 Case = TypeVar("Case")
 
@@ -40,7 +44,7 @@ class Target(Generic[Case]):
     run: Callable[[Case], object]
     refusals: tuple[type[Exception], ...]
     kinds: Mapping[str, str]  # of refusal: what all of its message is, as a regular expression
-    share: int = 1            # how many uploads one case stands for
+    share: int = 1  # how many uploads one case stands for
 
 
 def lay(path: Path, what: str) -> None:
@@ -59,7 +63,9 @@ def lay(path: Path, what: str) -> None:
 
 
 def member(size: int, kind: bytes = tarfile.REGTYPE, name: str = "a.png") -> bytes:
-    """A header of a tar archive, its sum right whatever it says; a size that octal digits cannot say in base 256."""
+    """A header of a tar archive, its sum right whatever it says; a size that octal digits cannot
+    say in base 256.
+    """
     raw = bytearray(tarfile.TarInfo("a.png").tobuf(tarfile.GNU_FORMAT))
     raw[:100] = name.encode("utf-8", "surrogateescape")[:100].ljust(100, b"\0")
     raw[124:136] = b"%011o\0" % size if 0 <= size < 8**11 else (size % 2**96 | 1 << 95).to_bytes(12)
@@ -86,16 +92,21 @@ class Tally:
 
     def row(self) -> str:
         refused = ", ".join(f"{kind} {count:,}" for kind, count in self.refused.most_common())
-        return (f"| {self.name} | {self.cases:,} | {self.accepted:,} | {refused} | {1e3 * self.slowest_s:,.0f} | "
-                f"{self.growth / 2**20:.1f} | {self.peak / 2**20:.0f} |")
+        return (
+            f"| {self.name} | {self.cases:,} | {self.accepted:,} | {refused} |"
+            f" {1e3 * self.slowest_s:,.0f} | {self.growth / 2**20:.1f} | {self.peak / 2**20:.0f} |"
+        )
 
 
-HEAD = ("| target | cases | accepted | refused | slowest, ms of the processor | grown, MiB | peak of a batch, MiB |\n"
-        "|---|---|---|---|---|---|---|")
+HEAD = (
+    "| target | cases | accepted | refused | slowest, ms of the processor | grown, MiB | peak of a"
+    " batch, MiB |\n|---|---|---|---|---|---|---|"
+)
 
 
 def fuzz(target: Target[Case], cases: int | None = None, process: int | None = None) -> Tally:
-    """Run a target's cases; an AssertionError, or whatever it raised, shows the smallest case that misbehaved.
+    """Run a target's cases; an AssertionError, or whatever it raised, shows the smallest case that
+    misbehaved.
 
     process: whose time and memory count, by its id; this one's by default.
     """
@@ -119,8 +130,13 @@ def fuzz(target: Target[Case], cases: int | None = None, process: int | None = N
     warm, number, batch = 0, 0, max(1, min(BATCH, cases // 4))
     while tally.cases < cases:
         before = _began_anew(process)
-        chosen = settings(max_examples=min(batch, cases - tally.cases), deadline=None, database=None,
-                          phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck))
+        chosen = settings(
+            max_examples=min(batch, cases - tally.cases),
+            deadline=None,
+            database=None,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        )
         with loud(), memory_for(MAX_MEMORY):
             seed(number)(chosen(given(case=target.cases)(one)))()
         gc.collect()
@@ -128,7 +144,9 @@ def fuzz(target: Target[Case], cases: int | None = None, process: int | None = N
         now = _memory("VmRSS", process)
         warm, number = warm or now, number + 1
         tally.growth = now - warm
-    assert tally.growth <= MAX_GROWTH, f"{tally.cases} cases left {tally.growth / 2**20:.0f} MiB behind"
+    assert tally.growth <= MAX_GROWTH, (
+        f"{tally.cases} cases left {tally.growth / 2**20:.0f} MiB behind"
+    )
     assert tally.peak <= MAX_PEAK, f"a batch took {tally.peak / 2**20:.0f} MiB at its worst"
     return tally
 
@@ -142,7 +160,9 @@ def kind_of(target: Target[Case], message: str) -> str:
 
 @contextmanager
 def deadline() -> Iterator[None]:
-    """Raise Hung in what takes too long by the clock, such as reading a pipe that nobody writes to."""
+    """Raise Hung in what takes too long by the clock, such as reading a pipe that nobody
+    writes to.
+    """
 
     def hung(*_: object) -> None:
         raise Hung(f"no end after {MAX_S:g} s")

@@ -18,59 +18,194 @@ from tests.model.test_checkpoint import seal
 pytestmark = pytest.mark.slow
 
 FOLDER = r".*/fuzzed"
-FIELD = (r"(format_version|height|width|channels|layers|heads|key_dim|value_dim|d_model|d_ff|mixtures|attention|"
-         r"feature_map|random_features|lsh_\w+|eps|norm|residual|reversible residuals|activation|look_ups|"
-         r"(a )?neighbours?|neighbour \(.*\)|classes|scale_transform|first_marginal|a model without a start token|"
-         r"twin_of|the architecture|unknown configuration fields|provenance|class_names|bits_per_dim|created|images|"
-         r"steps|minutes)")
+FIELD = (
+    r"(format_version|height|width|channels|layers|heads|key_dim|value_dim|d_model|d_ff|mixtures|attention|"
+    r"feature_map|random_features|lsh_\w+|eps|norm|residual|reversible"
+    r" residuals|activation|look_ups|"
+    r"(a )?neighbours?|neighbour \(.*\)|classes|scale_transform|first_marginal|a model without a"
+    r" start token|"
+    r"twin_of|the architecture|unknown configuration"
+    r" fields|provenance|class_names|bits_per_dim|created|images|"
+    r"steps|minutes)"
+)
 KINDS = {
     "digest": rf"{FOLDER}/\S+ has SHA-256 .*, but SHA256SUMS says .*; restore it .*",
     "list of digests": rf"{FOLDER}/SHA256SUMS (is missing or unreadable|lists) .*",
     "file": rf"{FOLDER}/?.* is listed in SHA256SUMS but cannot be read \(.*\); restore it .*",
     "field": rf"{FOLDER}/config\.json: {FIELD}\b.*",
     "missing field": rf"{FOLDER}/config\.json lacks '(architecture|provenance)'; restore it .*",
-    "JSON": rf"{FOLDER}/config\.json: (is not a regular file|is longer than|must be a JSON object|contains \S+, which "
-            r"is not|"
-            r".* is given twice|Expecting|Extra data|Unterminated|Invalid|'utf-8' codec|Exceeds the limit|"
-            r"maximum recursion|Unpaired|Illegal).*",
+    "JSON": (
+        rf"{FOLDER}/config\.json: (is not a regular file|is longer than|must be a JSON"
+        r" object|contains \S+, which "
+        r"is not|"
+        r".* is given twice|Expecting|Extra data|Unterminated|Invalid|'utf-8' codec|Exceeds the"
+        r" limit|"
+        r"maximum recursion|Unpaired|Illegal).*"
+    ),
     "too large": rf"{FOLDER}/config\.json (describes tensors too large|needs \d+ layers).*",
     "safetensors": rf"{FOLDER}/\S+ is not a safetensors file \(.*\); restore it .*",
     "tensor": rf"{FOLDER}:? (lacks|has the unknown|tensor) .*|{FOLDER}/\S+ has tensor .* twice; .*",
 }
-HOSTILE = [None, True, False, 0, 1, -1, 2, 3, 7, 63, 64, 65, 2**16, 2**20, 2**31, 2**40, 2**63, 10**30, 0.5, -0.0, 1e-6,
-           1e308, "", "x", "..", "/etc/passwd", "\0", "\ud800", "1" * 300, [], [[]], [1] * 300, {}, {"x": {}},
-           [[-1, 0, 0]] * 300, [[0, -2**40, 0]], ["previous"], ["previous", "previous"], [0.0] * 255 + [1.0],
-           [1.0] + [0.0] * 255, "softmax", "lsh", "random", "polynomial", "reversible", "pre", "post"]
-TEXTS = [b"", b"{", b"[" * 100_000, b"null", b"\xff\xfe", b'{"format_version": 1}', b'{"a": 1, "a": 2}', b"1e999",
-         b'{"format_version": 1, "architecture": NaN}', b"9" * 5000, b" " * 2**20 + b"{}"]
-NAMES = ["..", ".", "", "../fuzzed/config.json", "/etc/passwd", "a/b.safetensors", "x\0.safetensors", "\x1b[31m",
-         "config.json ", "README.md", "absent.safetensors", "\u2028", "x" * 5000]
+HOSTILE = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    63,
+    64,
+    65,
+    2**16,
+    2**20,
+    2**31,
+    2**40,
+    2**63,
+    10**30,
+    0.5,
+    -0.0,
+    1e-6,
+    1e308,
+    "",
+    "x",
+    "..",
+    "/etc/passwd",
+    "\0",
+    "\ud800",
+    "1" * 300,
+    [],
+    [[]],
+    [1] * 300,
+    {},
+    {"x": {}},
+    [[-1, 0, 0]] * 300,
+    [[0, -(2**40), 0]],
+    ["previous"],
+    ["previous", "previous"],
+    [0.0] * 255 + [1.0],
+    [1.0] + [0.0] * 255,
+    "softmax",
+    "lsh",
+    "random",
+    "polynomial",
+    "reversible",
+    "pre",
+    "post",
+]
+TEXTS = [
+    b"",
+    b"{",
+    b"[" * 100_000,
+    b"null",
+    b"\xff\xfe",
+    b'{"format_version": 1}',
+    b'{"a": 1, "a": 2}',
+    b"1e999",
+    b'{"format_version": 1, "architecture": NaN}',
+    b"9" * 5000,
+    b" " * 2**20 + b"{}",
+]
+NAMES = [
+    "..",
+    ".",
+    "",
+    "../fuzzed/config.json",
+    "/etc/passwd",
+    "a/b.safetensors",
+    "x\0.safetensors",
+    "\x1b[31m",
+    "config.json ",
+    "README.md",
+    "absent.safetensors",
+    "\u2028",
+    "x" * 5000,
+]
 
 Change = tuple[Any, ...]
 
 
 def _changes() -> st.SearchStrategy[tuple[list[Change], bool]]:
-    """What is done to a folder, one after the other, before it is read; and whether digests fit what was done."""
+    """What is done to a folder, one after the other, before it is read; and whether digests fit
+    what was done.
+    """
     hostile, spots = st.sampled_from(HOSTILE), st.floats(0, 1, exclude_max=True)
     one = st.one_of(
-        st.tuples(st.just("field"), st.sampled_from(["architecture", "provenance", "top"]), spots, hostile),
-        st.tuples(st.just("new field"), st.sampled_from(["architecture", "provenance", "top"]),
-                  st.sampled_from(["depth", "twin_of", "bits_per_dim", "images", "", "\ud800"]), hostile),
+        st.tuples(
+            st.just("field"), st.sampled_from(["architecture", "provenance", "top"]), spots, hostile
+        ),
+        st.tuples(
+            st.just("new field"),
+            st.sampled_from(["architecture", "provenance", "top"]),
+            st.sampled_from(["depth", "twin_of", "bits_per_dim", "images", "", "\ud800"]),
+            hostile,
+        ),
         st.tuples(st.just("text"), st.sampled_from(TEXTS)),
-        st.tuples(st.just("header"), st.sampled_from(["dtype", "shape", "data_offsets", "name", "more", "drop"]), spots,
-                  st.sampled_from(["F64", "F16", "F8_E4M3", "F8_E8M0", "F4", "F6_E2M3", "C64", "I32", "BOOL", "U64", "",
-                                   [], [0], [2**62, 4], [2**40], [-1], [1, 1, 1], [0, 2**63], [4, 0], None, "../x",
-                                   "\x1b[31m", "head.bias", "layers.7.up.bias", "__metadata__", {}])),
+        st.tuples(
+            st.just("header"),
+            st.sampled_from(["dtype", "shape", "data_offsets", "name", "more", "drop"]),
+            spots,
+            st.sampled_from(
+                [
+                    "F64",
+                    "F16",
+                    "F8_E4M3",
+                    "F8_E8M0",
+                    "F4",
+                    "F6_E2M3",
+                    "C64",
+                    "I32",
+                    "BOOL",
+                    "U64",
+                    "",
+                    [],
+                    [0],
+                    [2**62, 4],
+                    [2**40],
+                    [-1],
+                    [1, 1, 1],
+                    [0, 2**63],
+                    [4, 0],
+                    None,
+                    "../x",
+                    "\x1b[31m",
+                    "head.bias",
+                    "layers.7.up.bias",
+                    "__metadata__",
+                    {},
+                ]
+            ),
+        ),
         st.tuples(st.just("swap"), spots, spots),
-        st.tuples(st.just("length"), st.sampled_from([0, 1, 7, 2**20, 2**27, 2**32, 2**63, 2**64 - 1])),
-        st.tuples(st.just("flip"), st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]), spots,
-                  st.integers(0, 255)),
-        st.tuples(st.just("NaN"), spots, st.sampled_from([b"\0\0\xc0\x7f", b"\0\0\x80\xff", b"\xff\xff\x7f\x7f"])),
-        st.tuples(st.just("cut"), st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]), spots),
+        st.tuples(
+            st.just("length"), st.sampled_from([0, 1, 7, 2**20, 2**27, 2**32, 2**63, 2**64 - 1])
+        ),
+        st.tuples(
+            st.just("flip"),
+            st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]),
+            spots,
+            st.integers(0, 255),
+        ),
+        st.tuples(
+            st.just("NaN"),
+            spots,
+            st.sampled_from([b"\0\0\xc0\x7f", b"\0\0\x80\xff", b"\xff\xff\x7f\x7f"]),
+        ),
+        st.tuples(
+            st.just("cut"),
+            st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]),
+            spots,
+        ),
         st.tuples(st.just("listed"), st.sampled_from(NAMES)),
-        st.tuples(st.just("instead"), st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]),
-                  st.sampled_from(["nothing", "folder", "pipe", "endless", "itself", "elsewhere"])),
-        st.tuples(st.just("second shard"), spots))
+        st.tuples(
+            st.just("instead"),
+            st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]),
+            st.sampled_from(["nothing", "folder", "pipe", "endless", "itself", "elsewhere"]),
+        ),
+        st.tuples(st.just("second shard"), spots),
+    )
     return st.tuples(st.lists(one, max_size=4), st.sampled_from([True, True, True, False]))
 
 
@@ -82,9 +217,13 @@ class Folder:
         shutil.copytree(original, path)
 
     def make(self, changes: list[Change], sealed: bool) -> None:
-        """What replaces a file comes last, and changes of the list of digests after the list was made."""
+        """What replaces a file comes last, and changes of the list of digests after the list was
+        made.
+        """
         changes = sorted(changes, key=lambda change: change[0] == "instead")
-        of_the_list = [change for change in changes if change[0] == "listed" or "SHA256SUMS" in change]
+        of_the_list = [
+            change for change in changes if change[0] == "listed" or "SHA256SUMS" in change
+        ]
         self._do([change for change in changes if change not in of_the_list])
         if sealed:
             seal(self.path)
@@ -92,7 +231,9 @@ class Folder:
 
     def _do(self, changes: list[Change]) -> None:
         for what, *how in changes:
-            with contextlib.suppress(OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
+            with contextlib.suppress(
+                OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError
+            ):
                 getattr(self, what.replace(" ", "_"))(*how)  # what is there may be broken already
 
     def _change_fields(self, change: Callable[[dict[str, Any]], None]) -> None:
@@ -109,7 +250,9 @@ class Folder:
         self._change_fields(change)
 
     def new_field(self, where: str, name: str, value: Any) -> None:
-        self._change_fields(lambda fields: (fields if where == "top" else fields[where]).update({name: value}))
+        self._change_fields(
+            lambda fields: (fields if where == "top" else fields[where]).update({name: value})
+        )
 
     def text(self, raw: bytes) -> None:
         (self.path / "config.json").write_bytes(raw)
@@ -118,10 +261,10 @@ class Folder:
         path = self.path / "model.safetensors"
         raw = path.read_bytes()
         length = int.from_bytes(raw[:8], "little")
-        header = json.loads(raw[8:8 + length])
+        header = json.loads(raw[8 : 8 + length])
         change(header)
         text = json.dumps(header).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length:])
+        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
 
     def header(self, what: str, spot: float, value: Any) -> None:
         def change(header: dict[str, Any]) -> None:
@@ -157,12 +300,12 @@ class Folder:
         raw = bytearray(path.read_bytes())
         start = 8 + int.from_bytes(raw[:8], "little")
         at = start + int(spot * (len(raw) - start)) // 4 * 4
-        raw[at:at + 4] = value
+        raw[at : at + 4] = value
         path.write_bytes(raw)
 
     def cut(self, name: str, spot: float) -> None:
         raw = (self.path / name).read_bytes()
-        (self.path / name).write_bytes(raw[:int(spot * len(raw))])
+        (self.path / name).write_bytes(raw[: int(spot * len(raw))])
 
     def listed(self, name: str) -> None:
         path = self.path / "SHA256SUMS"
@@ -174,11 +317,15 @@ class Folder:
 
     def second_shard(self, spot: float) -> None:
         raw = (self.path / "model.safetensors").read_bytes()
-        (self.path / "more.safetensors").write_bytes(raw[:int(spot * len(raw))] if spot < 0.5 else raw)
+        (self.path / "more.safetensors").write_bytes(
+            raw[: int(spot * len(raw))] if spot < 0.5 else raw
+        )
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Target[tuple[list[Change], bool]]:
+def checkpoints(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Target[tuple[list[Change], bool]]:
     at = tmp_path_factory.mktemp("fuzz") / "fuzzed"
 
     def read_changed(case: tuple[list[Change], bool]) -> None:
@@ -188,7 +335,9 @@ def checkpoints(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Target[
         assert all(bool(tensor.isfinite().all()) for tensor in found.net.state_dict().values())
         assert len(found.class_names) <= found.net.config.classes
 
-    return Target("checkpoint folders", _changes(), read_changed, (CheckpointError,), KINDS, share=10)
+    return Target(
+        "checkpoint folders", _changes(), read_changed, (CheckpointError,), KINDS, share=10
+    )
 
 
 def test_any_checkpoint_folder_is_read_or_refused_with_what_is_wrong_in_it(run, checkpoints):

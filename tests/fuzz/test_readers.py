@@ -1,4 +1,6 @@
-"""Any folder of data is read, or refused by name; no file outside it is written, and memory stays bounded."""
+"""Any folder of data is read, or refused by name; no file outside it is written, and memory stays
+bounded.
+"""
 
 import gzip
 import io
@@ -31,27 +33,78 @@ from tests.fuzz.pictures import encode, pictures
 SHAPE = (8, 8, 1)
 WHERE = r".*/fuzzed(/\S*)? "
 KINDS = {
-    "IDX": WHERE + r"(begins with .*, expected 00 00 08 0[13]|is truncated: expected|has no data: its header|"
-                   r"has [\d,]+ bytes too many).*",
-    "CIFAR-10": WHERE + r"(has [\d,]+ bytes, expected a multiple of|gives image [\d,]+ the label).*",
-    "damaged": WHERE + r"(is damaged or truncated|is truncated: it ends in|is empty, expected data).*",
+    "IDX": (
+        WHERE + r"(begins with .*, expected 00 00 08 0[13]|is truncated: expected|has no data: its"
+        r" header|"
+        r"has [\d,]+ bytes too many).*"
+    ),
+    "CIFAR-10": (
+        WHERE + r"(has [\d,]+ bytes, expected a multiple of|gives image [\d,]+ the label).*"
+    ),
+    "damaged": (
+        WHERE + r"(is damaged or truncated|is truncated: it ends in|is empty, expected data).*"
+    ),
     "bomb": WHERE + r"(unpacks to more than [\d,]+ bytes|needs more memory to unpack).*",
     "archive": WHERE + r"is not a tar archive, or is damaged \(.*\): give a folder.*",
-    "no file": WHERE + r"(is not a regular file|is a link to .*, where no file is|cannot be read \(.*\)): .*",
+    "no file": (
+        WHERE
+        + r"(is not a regular file|is a link to .*, where no file is|cannot be read \(.*\)): .*"
+    ),
     "not data": WHERE + r"is (a Git LFS pointer|a git-annex|an HTML or XML page).*",
-    "picture": WHERE + r"(is not a readable picture \(.*\)|is \d+ x \d+ \(width x height\)|has more than 8 bits|"
-                       r"is animated or has|is partly transparent|has [\d,]+ bytes, expected at most).*",
-    "folder": WHERE + r"(has no pictures \(|has pictures next to|has no pictures for|has train/ and).*",
+    "picture": (
+        WHERE
+        + r"(is not a readable picture \(.*\)|is \d+ x \d+ \(width x height\)|has more than 8 bits|"
+        r"is animated or has|is partly transparent|has [\d,]+ bytes, expected at most).*"
+    ),
+    "folder": (
+        WHERE + r"(has no pictures \(|has pictures next to|has no pictures for|has train/ and).*"
+    ),
 }
-NAMES = ["a.png", "train/cat/a.png", "test/dog/b.jpg", "../a.png", "/etc/a.png", "x/../../a.png", "a.png/",
-         "\udcff.png", "-" * 300 + ".png", "./train/./a.png", "C:\\a.png", "a\n.png", "test_batch.bin", ""]
-TYPES = [tarfile.REGTYPE] * 5 + [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE,
-                                 tarfile.DIRTYPE, tarfile.GNUTYPE_SPARSE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE,
-                                 tarfile.XGLTYPE, tarfile.CONTTYPE, b"V", b"\xff"]
-PAX = [b"", b"20 size=-1\n", b"25 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n", b"9 path=..\n", b"x", b"0 a=b\n",
-       b"99999999999999999999 a=b\n", b"30 GNU.sparse.map=1,a,2,3,4,5\n", b"22 GNU.sparse.size=x\n",
-       b"9" * 5000 + b" a=b\n",
-       b"24 hdrcharset=BINARY\n12 path=\xff\n", b"18 mtime=infinity\n"]
+NAMES = [
+    "a.png",
+    "train/cat/a.png",
+    "test/dog/b.jpg",
+    "../a.png",
+    "/etc/a.png",
+    "x/../../a.png",
+    "a.png/",
+    "\udcff.png",
+    "-" * 300 + ".png",
+    "./train/./a.png",
+    "C:\\a.png",
+    "a\n.png",
+    "test_batch.bin",
+    "",
+]
+TYPES = [tarfile.REGTYPE] * 5 + [
+    tarfile.SYMTYPE,
+    tarfile.LNKTYPE,
+    tarfile.FIFOTYPE,
+    tarfile.CHRTYPE,
+    tarfile.BLKTYPE,
+    tarfile.DIRTYPE,
+    tarfile.GNUTYPE_SPARSE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.CONTTYPE,
+    b"V",
+    b"\xff",
+]
+PAX = [
+    b"",
+    b"20 size=-1\n",
+    b"25 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n",
+    b"9 path=..\n",
+    b"x",
+    b"0 a=b\n",
+    b"99999999999999999999 a=b\n",
+    b"30 GNU.sparse.map=1,a,2,3,4,5\n",
+    b"22 GNU.sparse.size=x\n",
+    b"9" * 5000 + b" a=b\n",
+    b"24 hdrcharset=BINARY\n12 path=\xff\n",
+    b"18 mtime=infinity\n",
+]
 
 
 BLACK = encode(np.zeros((8, 8), np.uint8))
@@ -59,33 +112,53 @@ BLACK = encode(np.zeros((8, 8), np.uint8))
 
 @dataclass(frozen=True)
 class File:
-    how: str            # idx, labels, cifar10, contents, tar, folder
+    how: str  # idx, labels, cifar10, contents, tar, folder
     raw: bytes
-    instead: str = ""   # of a file: folder, pipe, endless, itself, nothing
+    instead: str = ""  # of a file: folder, pipe, endless, itself, nothing
     name: str = "a.png"  # in a folder
 
 
 @cache
 def bombs() -> dict[str, bytes]:
-    """160 MiB of nothing; and a byte whose block header (xz's format, 3.1) asks for a dictionary of 4 GiB."""
+    """160 MiB of nothing; and a byte whose block header (xz's format, 3.1) asks for a dictionary of
+    4 GiB.
+    """
     zeros, raw = bytes(160 * 2**20), bytearray(lzma.compress(b"x"))
     end = 12 + 4 * raw[12]
     assert raw[14:16] == b"\x21\x01", "LZMA2, with one byte of properties"
     raw[16] = 40
-    raw[end:end + 4] = struct.pack("<I", zlib.crc32(raw[12:end]))
-    return {"gzip": gzip.compress(zeros, 1), "xz": lzma.compress(zeros, preset=0), "dictionary": bytes(raw)}
+    raw[end : end + 4] = struct.pack("<I", zlib.crc32(raw[12:end]))
+    return {
+        "gzip": gzip.compress(zeros, 1),
+        "xz": lzma.compress(zeros, preset=0),
+        "dictionary": bytes(raw),
+    }
 
 
 @st.composite
 def tars(draw: st.DrawFn) -> bytes:
-    """Archives whose headers lie: about names, kinds, sizes, sparse maps; some cut short or changed in a byte."""
+    """Archives whose headers lie: about names, kinds, sizes, sparse maps; some cut short or changed
+    in a byte.
+    """
     out = io.BytesIO()
     for _ in range(draw(st.sampled_from([0, 1, 1, 2, 3, 3, 3, 2000]))):
         kind = draw(st.sampled_from(TYPES))
-        body = draw(st.sampled_from(PAX) if kind in (tarfile.XHDTYPE, tarfile.XGLTYPE)
-                    else st.one_of(st.binary(max_size=20), st.sampled_from([bytes(512), BLACK])))
-        out.write(member(draw(st.sampled_from(
-            [len(body)] * 8 + [-1, -512, -1024, 0, 1, 8**11 - 1, 2**62, 2**70])), kind, draw(st.sampled_from(NAMES))))
+        body = draw(
+            st.sampled_from(PAX)
+            if kind in (tarfile.XHDTYPE, tarfile.XGLTYPE)
+            else st.one_of(st.binary(max_size=20), st.sampled_from([bytes(512), BLACK]))
+        )
+        out.write(
+            member(
+                draw(
+                    st.sampled_from(
+                        [len(body)] * 8 + [-1, -512, -1024, 0, 1, 8**11 - 1, 2**62, 2**70]
+                    )
+                ),
+                kind,
+                draw(st.sampled_from(NAMES)),
+            )
+        )
         out.write(body + bytes(-len(body) % 512))
         if out.tell() > 10_000:  # many members are many of the same
             out.write(out.getvalue() * draw(st.sampled_from([0, 0, 100])))
@@ -94,7 +167,7 @@ def tars(draw: st.DrawFn) -> bytes:
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
         if raw:
             raw[draw(st.integers(0, len(raw) - 1))] = draw(st.integers(0, 255))
-    return bytes(raw[:draw(st.integers(0, len(raw)))] if draw(st.integers(0, 7)) == 0 else raw)
+    return bytes(raw[: draw(st.integers(0, len(raw)))] if draw(st.integers(0, 7)) == 0 else raw)
 
 
 @st.composite
@@ -102,14 +175,17 @@ def idx(draw: st.DrawFn) -> bytes:
     sizes = st.sampled_from([0, 1, 2, 3, 28, 2**16, 2**31, 2**32 - 1])
     shape = draw(st.lists(sizes, max_size=4))
     count = draw(st.sampled_from([len(shape), len(shape), 0, 1, 3, 255]))
-    return bytes([0, 0, draw(st.sampled_from([8, 8, 8, 13])), count]) + b"".join(
-        struct.pack(">I", size) for size in shape) + draw(st.binary(max_size=40))
+    return (
+        bytes([0, 0, draw(st.sampled_from([8, 8, 8, 13])), count])
+        + b"".join(struct.pack(">I", size) for size in shape)
+        + draw(st.binary(max_size=40))
+    )
 
 
 @st.composite
 def cifar10(draw: st.DrawFn) -> bytes:
     records = bytes([draw(st.integers(0, 11))]) + bytes(CIFAR10_RECORD - 1)
-    return (records * draw(st.integers(0, 3)))[draw(st.sampled_from([0, 0, 0, 1])):]
+    return (records * draw(st.integers(0, 3)))[draw(st.sampled_from([0, 0, 0, 1])) :]
 
 
 @st.composite
@@ -117,11 +193,13 @@ def other_pictures(draw: st.DrawFn) -> bytes:
     """Kinds that no upload may be, and programs that call themselves pictures."""
     frames = [Image.new("L", (8, 8), shade) for shade in (1, 2)]
     kind = draw(st.sampled_from(["GIF", "BMP", "TIFF", "PPM", "EPS", "PCX", "TGA", "ICO"]))
-    more: dict[str, Any] = {"save_all": True, "append_images": frames[1:]} if kind in ("GIF", "TIFF") else {}
+    more: dict[str, Any] = (
+        {"save_all": True, "append_images": frames[1:]} if kind in ("GIF", "TIFF") else {}
+    )
     data = bytearray(encode(frames[0], kind, **(more if draw(st.booleans()) else {})))
     for _ in range(draw(st.integers(0, 3))):
         data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-    return bytes(data[:draw(st.integers(0, len(data)))] if draw(st.integers(0, 3)) == 0 else data)
+    return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.integers(0, 3)) == 0 else data)
 
 
 @st.composite
@@ -137,21 +215,39 @@ def packed(draw: st.DrawFn, plain: st.SearchStrategy[bytes]) -> bytes:
         data *= 2
     for _ in range(draw(st.sampled_from([0, 0, 1, 2]))):
         data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-    return bytes(data[:draw(st.integers(0, len(data)))] if draw(st.integers(0, 5)) == 0 else data)
+    return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.integers(0, 5)) == 0 else data)
 
 
-any_bytes = st.one_of(st.binary(max_size=60), st.sampled_from([  # pointers, pages, magic numbers
-    b"", b"version https://git-lfs.github.com/spec/v1\n", b"/annex/objects/x", b"<!DOCTYPE html>", b"\x1f\x8b",
-    b"\xfd7zXZ\0"]))
+any_bytes = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from(
+        [  # pointers, pages, magic numbers
+            b"",
+            b"version https://git-lfs.github.com/spec/v1\n",
+            b"/annex/objects/x",
+            b"<!DOCTYPE html>",
+            b"\x1f\x8b",
+            b"\xfd7zXZ\0",
+        ]
+    ),
+)
 any_picture = st.one_of(pictures, other_pictures(), any_bytes)
 odd = st.sampled_from(["folder", "pipe", "endless", "itself"])
 FILES = st.one_of(
     st.builds(File, st.sampled_from(["idx", "labels"]), packed(idx() | any_bytes)),
     st.builds(File, st.just("cifar10"), packed(cifar10() | any_bytes)),
     st.builds(File, st.just("tar"), packed(tars() | any_bytes)),
-    st.builds(File, st.just("folder"), packed(any_picture), st.just("") | st.just("") | odd,
-              st.sampled_from(["a.png", "train/a.png", "train/x/a.gif", "test/x/a.tif", ".png", "train/\udcff.png"])),
-    st.builds(File, st.just("contents"), packed(any_bytes), odd | st.just("nothing")))
+    st.builds(
+        File,
+        st.just("folder"),
+        packed(any_picture),
+        st.just("") | st.just("") | odd,
+        st.sampled_from(
+            ["a.png", "train/a.png", "train/x/a.gif", "test/x/a.tif", ".png", "train/\udcff.png"]
+        ),
+    ),
+    st.builds(File, st.just("contents"), packed(any_bytes), odd | st.just("nothing")),
+)
 
 
 @pytest.fixture(scope="module")

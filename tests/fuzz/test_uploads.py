@@ -13,20 +13,37 @@ from tests.fuzz.pictures import pictures
 
 pytestmark = pytest.mark.slow
 
-CONFIGS = [ModelConfig(height=8, width=8), ModelConfig(height=8, width=8, channels=3), ModelConfig(height=4, width=12)]
+CONFIGS = [
+    ModelConfig(height=8, width=8),
+    ModelConfig(height=8, width=8, channels=3),
+    ModelConfig(height=4, width=12),
+]
 PARAM = "(image|mask)"
 KINDS = {
-    "corrupt": rf"{PARAM} is truncated or corrupt, and cannot be decoded; save it again as PNG, JPEG or WebP",
-    "no picture": rf"{PARAM} (must be a PNG, JPEG or WebP picture, got \d+ bytes(: | that begin with ).*|"
-                  r"is empty: the file has 0 bytes)",
+    "corrupt": (
+        rf"{PARAM} is truncated or corrupt, and cannot be decoded; save it again as PNG, JPEG or"
+        r" WebP"
+    ),
+    "no picture": (
+        rf"{PARAM} (must be a PNG, JPEG or WebP picture, got \d+ bytes(: | that begin with ).*|"
+        r"is empty: the file has 0 bytes)"
+    ),
     "animated": rf"{PARAM} is animated \(\d+ frames\); it must be one still picture",
-    "too large": rf"{PARAM} may have up to 16777216 pixels \(4096x4096\), or up to 67108864 "
-                 r"\(8192x8192\) if it is a JPEG with one scan, as cameras save them; got .*",
+    "too large": (
+        rf"{PARAM} may have up to 16777216 pixels \(4096x4096\), or up to 67108864 "
+        r"\(8192x8192\) if it is a JPEG with one scan, as cameras save them; got .*"
+    ),
     "scans": rf"{PARAM} may have up to \d+ scans \(JPEG of \d+x\d+ pixels\), got \d+",
-    "too small": r"image must have at least the model's \d+x\d+ pixels \(width x height\), got \d+x\d+",
+    "too small": (
+        r"image must have at least the model's \d+x\d+ pixels \(width x height\), got \d+x\d+"
+    ),
     "no holes": r"mask has no alpha channel; .*|it is not clear what to fill in: .*keep_rows",
-    "contradiction": r"mask and keep_rows both say what to fill in; use one of them|keep_rows must be from 0 to .*|"
-                     r"keep_rows and the transparent parts of the picture both say what to fill in; use one of them",
+    "contradiction": (
+        r"mask and keep_rows both say what to fill in; use one of them|keep_rows must be from 0"
+        r" to .*|"
+        r"keep_rows and the transparent parts of the picture both say what to fill in; use one of"
+        r" them"
+    ),
 }
 
 
@@ -51,9 +68,18 @@ def decode(upload: Upload) -> None:
     assert facts["known_before_first_hole"] + facts["known_after_last_hole"] <= facts["known"]
 
 
-UPLOADS = Target("uploads", st.one_of(
-    st.builds(Upload, pictures, st.none(), st.none() | st.integers(-1, 9), st.sampled_from(CONFIGS)),
-    st.builds(Upload, pictures, pictures, st.none(), st.sampled_from(CONFIGS))), decode, (InvalidRequest,), KINDS)
+UPLOADS = Target(
+    "uploads",
+    st.one_of(
+        st.builds(
+            Upload, pictures, st.none(), st.none() | st.integers(-1, 9), st.sampled_from(CONFIGS)
+        ),
+        st.builds(Upload, pictures, pictures, st.none(), st.sampled_from(CONFIGS)),
+    ),
+    decode,
+    (InvalidRequest,),
+    KINDS,
+)
 
 
 def test_any_upload_is_decoded_or_refused_with_the_name_of_its_field(run):

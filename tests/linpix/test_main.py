@@ -24,15 +24,23 @@ ENGINE = "compiled" if ops.compiled else "eager"  # of --engine auto
 
 def linpix(*arguments, **environment):
     """A process of its own."""
-    return subprocess.run([sys.executable, "-m", "linpix", *map(str, arguments)], capture_output=True,
-                          text=True, timeout=120, check=False,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"} | environment)
+    return subprocess.run(
+        [sys.executable, "-m", "linpix", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
 
 
 def inside(*arguments, **environment) -> SimpleNamespace:
     printed, said = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said), \
-            mock.patch.dict(os.environ, environment):
+    with (
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(said),
+        mock.patch.dict(os.environ, environment),
+    ):
         try:
             status = main([str(argument) for argument in arguments])
         except SystemExit as ended:
@@ -53,50 +61,96 @@ def pixels(path) -> np.ndarray:
 
 
 def test_sample_writes_one_png_per_image_named_by_index_and_seed(tiny, tmp_path):
-    ended = linpix("sample", "--model", tiny, "--count", 3, "--seed", 7, "--out", tmp_path / "out", "--json")
+    ended = linpix(
+        "sample", "--model", tiny, "--count", 3, "--seed", 7, "--out", tmp_path / "out", "--json"
+    )
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["00000-7.png", "00001-8.png", "00002-9.png"]
-    assert {"images", "seconds", "images_per_second", "engine", "precision", "seeds"} <= printed.keys()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "00000-7.png",
+        "00001-8.png",
+        "00002-9.png",
+    ]
+    assert {
+        "images",
+        "seconds",
+        "images_per_second",
+        "engine",
+        "precision",
+        "seeds",
+    } <= printed.keys()
     assert (printed["images"], printed["seeds"], printed["engine"]) == (3, [7, 8, 9], ENGINE)
     assert pixels(tmp_path / "out" / "00000-7.png").shape == (8, 8)
 
 
 def test_every_command_reports_a_misspelt_variable():
     told = inside("doctor", LINPIX_MODLES="x").stderr
-    assert told == "linpix doctor: LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?\n"
+    assert (
+        told == "linpix doctor: LINPIX_MODLES is not a setting, so it has no effect; did you mean"
+        " LINPIX_MODELS?\n"
+    )
 
 
 def test_an_empty_variable_is_as_good_as_none(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    empty = dict.fromkeys((f"LINPIX_{name}" for name in ("CHECKPOINTS", "ENGINE", "PRECISION", "DEVICE",
-                                                         "STATE")), "")
-    assert inside("sample", "--model", "nothing", "--out", "x.png", **empty).stderr.count("mnist-small,") == 1
+    empty = dict.fromkeys(
+        (f"LINPIX_{name}" for name in ("CHECKPOINTS", "ENGINE", "PRECISION", "DEVICE", "STATE")), ""
+    )
+    assert (
+        inside("sample", "--model", "nothing", "--out", "x.png", **empty).stderr.count(
+            "mnist-small,"
+        )
+        == 1
+    )
     assert inside("sample", "--model", tiny, "--out", "x.png", **empty).returncode == 0
 
 
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
 def test_a_name_that_the_output_cannot_encode_is_printed_with_escapes(encoding, tiny, tmp_path):
-    ended = linpix("sample", "--model", tiny, "--out", os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"),
-                   PYTHONIOENCODING=encoding)
+    ended = linpix(
+        "sample",
+        "--model",
+        tiny,
+        "--out",
+        os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"),
+        PYTHONIOENCODING=encoding,
+    )
     assert ended.returncode == 0 and "caf\\udce9.png" in ended.stdout and not ended.stderr
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_stream_that_the_shell_has_closed_costs_no_picture(closed, tiny, tmp_path):
-    ended = subprocess.run(["sh", "-c", f'"$0" -m linpix sample --model "$1" --out "$2" {closed}', sys.executable, tiny,
-                            tmp_path / "x.png"], capture_output=True, timeout=120, check=False)
+    ended = subprocess.run(
+        [
+            "sh",
+            "-c",
+            f'"$0" -m linpix sample --model "$1" --out "$2" {closed}',
+            sys.executable,
+            tiny,
+            tmp_path / "x.png",
+        ],
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
     assert (ended.returncode, ended.stderr) == (0, b"") and (tmp_path / "x.png").exists()
 
 
 def test_lists_of_a_flag_that_is_given_twice_add_up():
     """Each of the two is looked at: the wrong one is named, whichever comes first."""
-    for words in (["--models", "nowhere,", "--models", "mnist-small"], ["--models", "mnist-small", "--models=nowhere"]):
+    for words in (
+        ["--models", "nowhere,", "--models", "mnist-small"],
+        ["--models", "mnist-small", "--models=nowhere"],
+    ):
         ended = linpix("serve", "--port", "0", *words)
         assert ended.returncode == 2 and "no model 'nowhere'" in ended.stderr
-    parsed = _parser(["experiment"]).parse_args(["experiment", "copy", "--kinds", "lsh-1,lsh-4", "--kinds", "linear"])
+    parsed = _parser(["experiment"]).parse_args(
+        ["experiment", "copy", "--kinds", "lsh-1,lsh-4", "--kinds", "linear"]
+    )
     assert parsed.kinds == ["lsh-1", "lsh-4", "linear"]
-    told = inside("compare", "--model", "mnist-small", "--backends", "nothing", "--backends", "linear").stderr
+    told = inside(
+        "compare", "--model", "mnist-small", "--backends", "nothing", "--backends", "linear"
+    ).stderr
     assert "nothing" in told
 
 
@@ -107,65 +161,167 @@ def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["sample", "--model", "nothing", "--out", "OUT"], "there is no model 'nothing'"),
-    (["sample", "--model", "TINY", "--out", "TINY/config.json"], "is a file"),
-    (["sample", "--model", "TINY", "--out", ""], "--out '' is not a path; give a folder"),
-    (["sample", "--model", "TINY", "--out", "-"], "--out '-' is not a path; give a folder"),
-    (["sample", "--model", "TINY", "--out", "OUT/none/grid.png"], "its folder does not exist"),
-    (["sample", "--model", "TINY", "--label", "cat", "--out", "OUT"], "0, 1, 2"),
-    (["sample", "--model", "TINY", "--label", "10", "--out", "OUT"], "0, 1, 2"),
-    (["sample", "--model", "TINY", "--engine", "eager", "--precision", "bf16", "--out", "OUT"], "--engine compiled"),
-    (["sample", "--model", "TINY", "--state", "fp16", "--out", "OUT"], "leave the flag out"),
-    (["train", "tiny", "--data", "OUT", "--out", "OUT", "--attention", "softmax", "--feature-map", "relu"],
-     "--feature-map is not an option of softmax attention"),
-    (["train", "tiny", "--data", "OUT", "--out", "OUT", "--lsh-rounds", "2"],
-     "--lsh-rounds is not an option of linear attention"),
-    (["sample", "--model", "TINY", "--seed", str(2**53 - 1), "--count", "2", "--out", "OUT"], "2^53"),
-    (["complete", "missing.png", "--model", "nothing", "--out", "OUT"], "missing.png: no such file or directory; "),
-    (["complete", "PICTURES", "--model", "nothing", "--out", "OUT"], "is a directory; give a file"),
-    (["sample", "--model", "TINY", "--out", "TINY/config.json/x/"], "not a directory; give another path"),
-    (["complete", "TINY/config.json", "--model", "TINY", "--out", "OUT"], "PNG"),
-    (["compare", "--model", "TINY", "--backends", "linear,quantum"], "quantum"),
-    (["evaluate", "TINY", "--data", "TINY/config.json"], "config.json"),
-    (["train", "tiny", "--data", "nowhere", "--out", "TINY"], "--init"),
-    (["train", "tiny", "--data", "nowhere", "--out", "TINY", "--resume"], "--init"),
-    (["train", "tiny", "--data", "PICTURES", "--out", "LINK"], "link exists, but"),
-    (["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--batch", "0"], "batch must be at least 1"),
-    pytest.param(["evaluate", "TINY", "--data", "PICTURES", "--device", "cuda"], "finds no CUDA GPU",
-                 marks=[pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"), pytest.mark.cuda]),
-    (["import", "TINY/config.json", "--heads", "2", "--out", "OUT"], "config.json"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sample", "--model", "nothing", "--out", "OUT"], "there is no model 'nothing'"),
+        (["sample", "--model", "TINY", "--out", "TINY/config.json"], "is a file"),
+        (["sample", "--model", "TINY", "--out", ""], "--out '' is not a path; give a folder"),
+        (["sample", "--model", "TINY", "--out", "-"], "--out '-' is not a path; give a folder"),
+        (["sample", "--model", "TINY", "--out", "OUT/none/grid.png"], "its folder does not exist"),
+        (["sample", "--model", "TINY", "--label", "cat", "--out", "OUT"], "0, 1, 2"),
+        (["sample", "--model", "TINY", "--label", "10", "--out", "OUT"], "0, 1, 2"),
+        (
+            [
+                "sample",
+                "--model",
+                "TINY",
+                "--engine",
+                "eager",
+                "--precision",
+                "bf16",
+                "--out",
+                "OUT",
+            ],
+            "--engine compiled",
+        ),
+        (["sample", "--model", "TINY", "--state", "fp16", "--out", "OUT"], "leave the flag out"),
+        (
+            [
+                "train",
+                "tiny",
+                "--data",
+                "OUT",
+                "--out",
+                "OUT",
+                "--attention",
+                "softmax",
+                "--feature-map",
+                "relu",
+            ],
+            "--feature-map is not an option of softmax attention",
+        ),
+        (
+            ["train", "tiny", "--data", "OUT", "--out", "OUT", "--lsh-rounds", "2"],
+            "--lsh-rounds is not an option of linear attention",
+        ),
+        (
+            ["sample", "--model", "TINY", "--seed", str(2**53 - 1), "--count", "2", "--out", "OUT"],
+            "2^53",
+        ),
+        (
+            ["complete", "missing.png", "--model", "nothing", "--out", "OUT"],
+            "missing.png: no such file or directory; ",
+        ),
+        (
+            ["complete", "PICTURES", "--model", "nothing", "--out", "OUT"],
+            "is a directory; give a file",
+        ),
+        (
+            ["sample", "--model", "TINY", "--out", "TINY/config.json/x/"],
+            "not a directory; give another path",
+        ),
+        (["complete", "TINY/config.json", "--model", "TINY", "--out", "OUT"], "PNG"),
+        (["compare", "--model", "TINY", "--backends", "linear,quantum"], "quantum"),
+        (["evaluate", "TINY", "--data", "TINY/config.json"], "config.json"),
+        (["train", "tiny", "--data", "nowhere", "--out", "TINY"], "--init"),
+        (["train", "tiny", "--data", "nowhere", "--out", "TINY", "--resume"], "--init"),
+        (["train", "tiny", "--data", "PICTURES", "--out", "LINK"], "link exists, but"),
+        (
+            ["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--batch", "0"],
+            "batch must be at least 1",
+        ),
+        pytest.param(
+            ["evaluate", "TINY", "--data", "PICTURES", "--device", "cuda"],
+            "finds no CUDA GPU",
+            marks=[
+                pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+                pytest.mark.cuda,
+            ],
+        ),
+        (["import", "TINY/config.json", "--heads", "2", "--out", "OUT"], "config.json"),
+    ],
+)
 def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, arguments, words):
     (tmp_path / "pictures").mkdir()
     for index in range(10):
-        Image.fromarray(np.full((8, 8), index, np.uint8)).save(tmp_path / "pictures" / f"{index}.png")
+        Image.fromarray(np.full((8, 8), index, np.uint8)).save(
+            tmp_path / "pictures" / f"{index}.png"
+        )
     (tmp_path / "link").symlink_to("/nowhere/run")
-    places = {"TINY": tiny, "OUT": tmp_path / "out", "PICTURES": tmp_path / "pictures", "LINK": tmp_path / "link"}
-    filled = [re.sub("|".join(places), lambda found: str(places[found[0]]), word) for word in arguments]
+    places = {
+        "TINY": tiny,
+        "OUT": tmp_path / "out",
+        "PICTURES": tmp_path / "pictures",
+        "LINK": tmp_path / "link",
+    }
+    filled = [
+        re.sub("|".join(places), lambda found: str(places[found[0]]), word) for word in arguments
+    ]
     refused = inside(*filled)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert words in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["sample", "--model", "m", "--out", "o", "--count", "0"], "--count: must be an integer, 1 to 1000000; got '0'"),
-    (["sample", "--model", "m", "--out", "o", "--seed", "-1"], "an integer, 0 to 9007199254740991; got '-1'"),
-    (["sample", "--model", "m", "--out", "o", "--temperature", "nan"], "must be a number, 0 to 10; got 'nan'"),
-    (["train", "mnist-small", "--data", ".", "--out", "."], "--out: must be a folder that does not exist yet"),
-    (["export", "r", "--data", ".", "--out", ".."], "--out: must be a folder that does not exist yet"),
-    (["import", "m.pth", "--heads", "2", "--out", "/"], "--out: must be a folder that does not exist yet"),
-    (["compare", "--model", "m", "--batch", "1,x"], "--batch: must be an integer, 1 to 4096; got 'x'"),
-    (["compare", "--model", "m", "--all", "--backends", "linear"], "--backends"), (["fly"], "fly"), ([], "COMMAND")])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["sample", "--model", "m", "--out", "o", "--count", "0"],
+            "--count: must be an integer, 1 to 1000000; got '0'",
+        ),
+        (
+            ["sample", "--model", "m", "--out", "o", "--seed", "-1"],
+            "an integer, 0 to 9007199254740991; got '-1'",
+        ),
+        (
+            ["sample", "--model", "m", "--out", "o", "--temperature", "nan"],
+            "must be a number, 0 to 10; got 'nan'",
+        ),
+        (
+            ["train", "mnist-small", "--data", ".", "--out", "."],
+            "--out: must be a folder that does not exist yet",
+        ),
+        (
+            ["export", "r", "--data", ".", "--out", ".."],
+            "--out: must be a folder that does not exist yet",
+        ),
+        (
+            ["import", "m.pth", "--heads", "2", "--out", "/"],
+            "--out: must be a folder that does not exist yet",
+        ),
+        (
+            ["compare", "--model", "m", "--batch", "1,x"],
+            "--batch: must be an integer, 1 to 4096; got 'x'",
+        ),
+        (["compare", "--model", "m", "--all", "--backends", "linear"], "--backends"),
+        (["fly"], "fly"),
+        ([], "COMMAND"),
+    ],
+)
 def test_a_flag_out_of_range_is_named(arguments, words):
     ended = inside(*arguments)
     assert ended.returncode == 2
     assert "error:" in ended.stderr and words in ended.stderr
 
 
-@pytest.mark.parametrize("command", ["serve", "sample", "complete", "compare", "train", "evaluate", "export", "import",
-                                     "experiment", "key", "doctor"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "serve",
+        "sample",
+        "complete",
+        "compare",
+        "train",
+        "evaluate",
+        "export",
+        "import",
+        "experiment",
+        "key",
+        "doctor",
+    ],
+)
 def test_every_command_explains_itself(command):
     assert "usage: linpix" in succeeds(command, "--help").stdout
 
@@ -176,17 +332,30 @@ def test_doctor_says_which_engine_runs_and_why():
     assert facts["kernel"] == ops.kernel()
     assert facts["why"]
     assert facts["torch"]
-    assert ("using VNNI" in facts["int8_products"]) == (facts["kernel"] in ("avx512vnni", "avx512bf16"))
+    assert ("using VNNI" in facts["int8_products"]) == (
+        facts["kernel"] in ("avx512vnni", "avx512bf16")
+    )
 
 
 @pytest.mark.slow
 def test_import_makes_a_checkpoint_that_samples_and_evaluates(golden, data, tmp_path):
-    succeeds("import", golden / "reference_linear_2x32.pth", "--heads", 2, "--data", data / "mnist", "--out",
-             tmp_path / "imported")
+    succeeds(
+        "import",
+        golden / "reference_linear_2x32.pth",
+        "--heads",
+        2,
+        "--data",
+        data / "mnist",
+        "--out",
+        tmp_path / "imported",
+    )
     config = checkpoint.load(tmp_path / "imported").config
     assert config.first_marginal[0] == 1.0
-    printed = json.loads(succeeds("evaluate", tmp_path / "imported", "--data", data / "mnist", "--limit", 4,
-                                  "--json").stdout)
+    printed = json.loads(
+        succeeds(
+            "evaluate", tmp_path / "imported", "--data", data / "mnist", "--limit", 4, "--json"
+        ).stdout
+    )
     # the published loss of these four images is 3.0668 over 783 sub-pixels; the first is certain
     assert printed["bits_per_dim"] == pytest.approx(3.0667671 * 783 / 784, abs=1e-4)
     assert printed["images"] == 4
@@ -207,26 +376,76 @@ def pictures(tmp_path) -> Path:
 
 def test_train_export_evaluate_and_compare_follow_each_other(pictures, tmp_path):
     run, shipped = tmp_path / "run", tmp_path / "shipped"
-    succeeds("train", "tiny", "--data", pictures, "--out", run, "--images", 320, "--batch", 8, "--no-compile")
+    succeeds(
+        "train",
+        "tiny",
+        "--data",
+        pictures,
+        "--out",
+        run,
+        "--images",
+        320,
+        "--batch",
+        8,
+        "--no-compile",
+    )
     succeeds("export", run, "--data", pictures, "--out", shipped)
     figures = checkpoint.read(shipped).provenance["bits_per_dim"]
-    evaluated = json.loads(succeeds("evaluate", shipped, "--data", pictures, "--json", "--grid",
-                                    tmp_path / "grid.png").stdout)
+    evaluated = json.loads(
+        succeeds(
+            "evaluate", shipped, "--data", pictures, "--json", "--grid", tmp_path / "grid.png"
+        ).stdout
+    )
     assert figures == {"test_12": pytest.approx(evaluated["bits_per_dim"], abs=1e-4)}
     assert evaluated["interval"] > 0
     assert (tmp_path / "grid.png").exists()
-    report = json.loads(succeeds("compare", "--model", shipped, "--batch", "1,2", "--budget", 2, "--out",
-                                 tmp_path / "report", "--json").stdout)
-    assert {result["backend"] for result in report["results"]} == {"linear", "softmax", "stateful-softmax", "lsh-1",
-                                                                   "lsh-4"}
-    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["report.json", "report.md", "report.svg"]
+    report = json.loads(
+        succeeds(
+            "compare",
+            "--model",
+            shipped,
+            "--batch",
+            "1,2",
+            "--budget",
+            2,
+            "--out",
+            tmp_path / "report",
+            "--json",
+        ).stdout
+    )
+    assert {result["backend"] for result in report["results"]} == {
+        "linear",
+        "softmax",
+        "stateful-softmax",
+        "lsh-1",
+        "lsh-4",
+    }
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
+        "report.json",
+        "report.md",
+        "report.svg",
+    ]
 
 
 @pytest.mark.slow
-def test_a_reversible_model_is_trained_resumed_and_drawn_from_by_the_eager_engine(pictures, tmp_path, caplog):
+def test_a_reversible_model_is_trained_resumed_and_drawn_from_by_the_eager_engine(
+    pictures, tmp_path, caplog
+):
     run, shipped = tmp_path / "run", tmp_path / "shipped"
-    train = ("train", "tiny", "--data", pictures, "--out", run, "--images", 160, "--batch", 8, "--no-compile",
-             "--reversible")
+    train = (
+        "train",
+        "tiny",
+        "--data",
+        pictures,
+        "--out",
+        run,
+        "--images",
+        160,
+        "--batch",
+        8,
+        "--no-compile",
+        "--reversible",
+    )
     succeeds(*train, "--feed-forward-chunks", 4, "--max-images", 80)
     refused = inside(*(word for word in train if word != "--reversible"), "--resume")
     assert refused.returncode == 2 and "run of another architecture" in refused.stderr
@@ -234,12 +453,36 @@ def test_a_reversible_model_is_trained_resumed_and_drawn_from_by_the_eager_engin
     succeeds("export", run, "--data", pictures, "--out", shipped)
     config = checkpoint.load(shipped).config
     assert (config.residual, config.norm) == ("reversible", "pre")
-    drawn = succeeds("sample", "--model", shipped, "--count", 2, "--out", tmp_path / "drawn", "--json")
+    drawn = succeeds(
+        "sample", "--model", shipped, "--count", 2, "--out", tmp_path / "drawn", "--json"
+    )
     assert json.loads(drawn.stdout)["engine"] == ("eager+operator" if ops.compiled else "eager")
     assert not ops.compiled or "it supports only plain residuals" in caplog.text
-    succeeds("complete", next((pictures / "test").rglob("*.png")), "--model", shipped, "--keep-rows", 4, "--out",
-             tmp_path / "completed")
-    report = json.loads(succeeds("compare", "--model", shipped, "--backends", "linear,softmax", "--batch", 2,
-                                 "--budget", 2, "--json").stdout)
-    assert {(result["backend"], result["engine"]) for result in report["results"]} == {("linear", "eager"),
-                                                                                       ("softmax", "eager")}
+    succeeds(
+        "complete",
+        next((pictures / "test").rglob("*.png")),
+        "--model",
+        shipped,
+        "--keep-rows",
+        4,
+        "--out",
+        tmp_path / "completed",
+    )
+    report = json.loads(
+        succeeds(
+            "compare",
+            "--model",
+            shipped,
+            "--backends",
+            "linear,softmax",
+            "--batch",
+            2,
+            "--budget",
+            2,
+            "--json",
+        ).stdout
+    )
+    assert {(result["backend"], result["engine"]) for result in report["results"]} == {
+        ("linear", "eager"),
+        ("softmax", "eager"),
+    }

@@ -1,4 +1,6 @@
-"""`import linpix`: load, sample, complete and score from Python, and the one name that an installation takes."""
+"""`import linpix`: load, sample, complete and score from Python, and the one name that an
+installation takes.
+"""
 
 import dataclasses
 import inspect
@@ -24,21 +26,32 @@ from tests.server.conftest import ROOT, here
 from tests.server.web.routes.test_images import encode, images_of, occluded
 
 GENERATE = "/v1/images/generations"
-PICTURE, KNOWN = np.arange(64, dtype=np.uint8).reshape(8, 8), np.arange(8)[:, None].repeat(8, axis=1) < 3
+PICTURE, KNOWN = (
+    np.arange(64, dtype=np.uint8).reshape(8, 8),
+    np.arange(8)[:, None].repeat(8, axis=1) < 3,
+)
 
 
-@pytest.mark.parametrize("function", [linpix.load, linpix.models, linpix.sample, linpix.complete,
-                                      linpix.score])
+@pytest.mark.parametrize(
+    "function", [linpix.load, linpix.models, linpix.sample, linpix.complete, linpix.score]
+)
 def test_every_option_of_a_function_has_a_name_and_a_type_and_is_explained(function):
     parameters = inspect.signature(function).parameters.values()
-    assert all(one.kind is not one.VAR_KEYWORD and one.annotation is not one.empty for one in parameters)
-    told = pydoc.render_doc(function) + ("" if function is not linpix.complete else pydoc.render_doc(linpix.sample))
-    assert function is linpix.models or all(re.search(rf"^ +{one.name}: ", told, re.M) or one.name == "count"
-                                          for one in parameters)
+    assert all(
+        one.kind is not one.VAR_KEYWORD and one.annotation is not one.empty for one in parameters
+    )
+    told = pydoc.render_doc(function) + (
+        "" if function is not linpix.complete else pydoc.render_doc(linpix.sample)
+    )
+    assert function is linpix.models or all(
+        re.search(rf"^ +{one.name}: ", told, re.M) or one.name == "count" for one in parameters
+    )
 
 
 def test_a_type_checker_reads_the_types_of_an_installation():
-    files = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["linpix"]
+    files = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]["linpix"]
     assert all((ROOT / "linpix" / name).is_file() for name in files) and "py.typed" in files
 
 
@@ -49,28 +62,48 @@ def test_load_gives_the_transformer_of_a_folder(tiny):
     assert net.parameters_of(images).shape == (2, net.config.subpixels, 3 * net.config.mixtures)
 
 
-@pytest.mark.parametrize(("model", "asked"), [
-    ("tiny", {"label": 4, "temperature": 0.8}), ("thrice", {}), ("thrice", {"attempts": 2}),
-    ("thrice", {"candidates": 6, "label": 2})])
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("tiny", {"label": 4, "temperature": 0.8}),
+        ("thrice", {}),
+        ("thrice", {"attempts": 2}),
+        ("thrice", {"candidates": 6, "label": 2}),
+    ],
+)
 def test_sample_and_complete_give_what_a_server_gives_for_the_same_seed(request, model, asked):
     folder = request.getfixturevalue(model)
     with here(folder.parent) as server, server.client() as client:
         drawn = linpix.sample(str(folder), 3, seed=7, batch=2, **asked)
         assert drawn.shape == (3, 8, 8) and drawn.dtype == np.uint8
-        assert np.array_equal(drawn, images_of(client.post(GENERATE, json={"n": 3, "seed": 7} | asked)))
+        assert np.array_equal(
+            drawn, images_of(client.post(GENERATE, json={"n": 3, "seed": 7} | asked))
+        )
         completed = linpix.complete(str(folder), PICTURE, KNOWN, 2, seed=7, **asked)
         assert (completed[:, KNOWN] == PICTURE[KNOWN]).all() and not np.array_equal(*completed)
-        answer = client.post("/v1/images/edits", files={"image": ("a.png", occluded(3, PICTURE))},
-                             data={"n": 2, "seed": 7} | asked)
+        answer = client.post(
+            "/v1/images/edits",
+            files={"image": ("a.png", occluded(3, PICTURE))},
+            data={"n": 2, "seed": 7} | asked,
+        )
         assert np.array_equal(completed, images_of(answer))
     if model == "thrice":
-        assert np.array_equal(drawn, linpix.sample(str(folder), 3, seed=7, attempts=3)) == (not asked)
+        assert np.array_equal(drawn, linpix.sample(str(folder), 3, seed=7, attempts=3)) == (
+            not asked
+        )
 
 
 def test_score_gives_what_a_server_gives(tiny, server):
     found = linpix.score(str(tiny), PICTURE, KNOWN, posterior=True)
-    told = server.client().post("/v1/images/likelihoods", files={"image": ("a.png", encode(PICTURE))},
-                                data={"labels": "all", "keep_rows": "3"}).json()
+    told = (
+        server.client()
+        .post(
+            "/v1/images/likelihoods",
+            files={"image": ("a.png", encode(PICTURE))},
+            data={"labels": "all", "keep_rows": "3"},
+        )
+        .json()
+    )
     assert found.bits_per_dim == pytest.approx(told["bits_per_dim"], abs=1e-6)
     assert found.log_likelihood == pytest.approx(told["log_likelihood"], abs=1e-3)
     assert list(found.posterior) == [entry["label"] for entry in told["labels"]]
@@ -81,9 +114,14 @@ def test_score_gives_what_a_server_gives(tiny, server):
     assert not whole.posterior and not np.isnan(whole.map).any()
 
 
-@pytest.mark.parametrize(("known", "options", "message"), [
-    (np.ones((8, 8), bool), {}, "known hides nothing.*leave out known"), (np.ones((8, 8)), {}, "known must be bool"),
-    (None, {"label": "cat"}, "label must be a class")])
+@pytest.mark.parametrize(
+    ("known", "options", "message"),
+    [
+        (np.ones((8, 8), bool), {}, "known hides nothing.*leave out known"),
+        (np.ones((8, 8)), {}, "known must be bool"),
+        (None, {"label": "cat"}, "label must be a class"),
+    ],
+)
 def test_a_score_that_cannot_be_is_refused(tiny, known, options, message):
     with pytest.raises(ValueError, match=message):
         linpix.score(str(tiny), np.zeros((8, 8), np.uint8), known, **options)
@@ -103,7 +141,9 @@ def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
     with pytest.raises(ValueError, match="known must be bool of shape"):
         linpix.complete(str(tmp_path / "grey"), paper, known[:9], prepare="mnist")
     saved(tmp_path / "colour", dataclasses.replace(PRESETS["tiny"], channels=3))
-    with pytest.raises(ValueError, match="prepare=mnist works only with models of 28x28 grey pixels"):
+    with pytest.raises(
+        ValueError, match="prepare=mnist works only with models of 28x28 grey pixels"
+    ):
         linpix.complete(str(tmp_path / "colour"), paper, known, prepare="mnist")
 
 
@@ -114,31 +154,45 @@ def test_images_say_of_each_its_seed_its_class_and_how_sure_the_model_is(tiny, c
     assert repr(linpix.sample(str(tiny), seed=7)) == "<1 image of 8 x 8, seeds from 7>"
     found = linpix.sample(str(class_first), 4, seed=7, candidates=12)
     assert found.seeds != [7, 8, 9, 10] and all(name in "0123456789" for name in found.labels)
-    for seed, name, sure, image in zip(found.seeds, found.labels, found.confidences, found, strict=True):
+    for seed, name, sure, image in zip(
+        found.seeds, found.labels, found.confidences, found, strict=True
+    ):
         again = linpix.sample(str(class_first), seed=seed, candidates=1)
-        assert np.array_equal(again[0], image) and again.labels == [name] and again.confidences == [sure]
+        assert (
+            np.array_equal(again[0], image)
+            and again.labels == [name]
+            and again.confidences == [sure]
+        )
 
 
 def test_numbers_may_be_those_of_numpy(tiny, class_first):
-    drawn = linpix.sample(str(tiny), np.int64(2), batch=np.uint8(1), seed=np.uint64(7), temperature=np.float32(1))
+    drawn = linpix.sample(
+        str(tiny), np.int64(2), batch=np.uint8(1), seed=np.uint64(7), temperature=np.float32(1)
+    )
     assert np.array_equal(drawn, linpix.sample(str(tiny), 2, seed=7, temperature=1))
     found = linpix.sample(str(class_first), seed=7, candidates=np.int16(3), attempts=np.int8(1))
     assert np.array_equal(found, linpix.sample(str(class_first), seed=7, candidates=3, attempts=1))
 
 
 def test_a_grid_of_no_images_is_refused(tiny):
-    with pytest.raises(ValueError, match=r"grid needs images as they were drawn, got uint8 of shape \(0, 8, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"grid needs images as they were drawn, got uint8 of shape \(0, 8, 8\)"
+    ):
         linpix.sample(str(tiny), 2)[:0].grid()
 
 
 def test_candidates_are_at_least_as_many_as_the_images_returned(class_first):
-    with pytest.raises(ValueError, match="candidates must be at least 2, got 1; the best 2 are returned"):
+    with pytest.raises(
+        ValueError, match="candidates must be at least 2, got 1; the best 2 are returned"
+    ):
         linpix.complete(str(class_first), PICTURE, KNOWN, 2, candidates=1)
 
 
 @pytest.mark.parametrize("function", [linpix.complete, linpix.score])
 def test_a_picture_in_the_place_of_the_model_is_named_as_one(function):
-    with pytest.raises(ValueError, match="model must be a name or a folder, and comes first; got a ndarray"):
+    with pytest.raises(
+        ValueError, match="model must be a name or a folder, and comes first; got a ndarray"
+    ):
         function(np.zeros((28, 28), np.uint8), "mnist-conditional")
 
 
@@ -166,12 +220,23 @@ def test_settings_of_torch_are_left_alone_and_do_not_matter(tiny):
     assert torch.rand(1) == number
 
 
-@pytest.mark.parametrize("setting", [lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.device("meta"),
-                                     torch.inference_mode], ids=["autocast", "device", "inference"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.device("meta"),
+        torch.inference_mode,
+    ],
+    ids=["autocast", "device", "inference"],
+)
 def test_a_context_of_torch_around_a_call_changes_nothing(setting, class_first):
     def results():
         drawn = linpix.complete(str(class_first), PICTURE, KNOWN, 2, seed=7)
-        return drawn, linpix.score(str(class_first), PICTURE).bits_per_dim, linpix.load(class_first).head.weight.device
+        return (
+            drawn,
+            linpix.score(str(class_first), PICTURE).bits_per_dim,
+            linpix.load(class_first).head.weight.device,
+        )
 
     expected = results()
     with setting():
@@ -186,7 +251,9 @@ def _draw_in_a_fork(folder: str, answers: "multiprocessing.Queue[np.ndarray]") -
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_draws_the_same_images():
-    """OpenMP's threads are not in it, so torch would wait for ever; mnist-small is large enough to use them."""
+    """OpenMP's threads are not in it, so torch would wait for ever; mnist-small is large enough to
+    use them.
+    """
     drawn = linpix.sample("mnist-small", 2, seed=7)
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
@@ -199,27 +266,59 @@ def test_a_forked_process_draws_the_same_images():
         process.join()
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"count": 2.0}, "count must be a whole number, got 2.0"), ({"seed": "1"}, "seed must be a whole number, got '1'"),
-    ({"temperature": "1"}, "temperature must be a number, got '1'"), ({"count": 0}, "count must be at least 1"),
-    ({"batch": 0}, "batch must be at least 1"),
-    ({"temperature": -1}, "temperature must be a number"),
-    ({"label": "ten"}, r"label must be a class of tiny: 0\.\.9 or one of 0, 1"),
-    ({"seed": 2**53}, "image i uses seed \\+ i"), ({"model": "none"}, "there is no model 'none'")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"count": 2.0}, "count must be a whole number, got 2.0"),
+        ({"seed": "1"}, "seed must be a whole number, got '1'"),
+        ({"temperature": "1"}, "temperature must be a number, got '1'"),
+        ({"count": 0}, "count must be at least 1"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"temperature": -1}, "temperature must be a number"),
+        ({"label": "ten"}, r"label must be a class of tiny: 0\.\.9 or one of 0, 1"),
+        ({"seed": 2**53}, "image i uses seed \\+ i"),
+        ({"model": "none"}, "there is no model 'none'"),
+    ],
+)
 def test_what_cannot_be_drawn_is_a_value_error_that_says_why(tiny, options, words):
     with pytest.raises(ValueError, match=words):
         linpix.sample(**{"model": str(tiny)} | options)
 
 
-@pytest.mark.parametrize(("image", "known", "words"), [
-    (np.zeros((8, 9, 2), np.uint8), np.ones((8, 8), bool), r"image must be a path, .* got uint8 of shape \(8, 9, 2\)"),
-    (np.zeros((7, 9), np.uint8), np.ones((7, 9), bool), "image must have at least the model's 8x8 pixels"),
-    (np.zeros((9, 20), np.uint8), np.ones((20, 9), bool), r"known must be bool of shape \(9, 20\) or \(8, 8\), true"),
-    (np.zeros((8, 8), np.uint8), 9, "known must be from 0 to 8, the height of the model's image, got 9"),
-    (np.zeros((8, 8), np.uint8), None, "not clear what to fill in: .* or known"),
-    ("no file.png", None, "No such file"), (Image.new("F", (8, 8)), 3, "got float32"),
-    (np.zeros((8, 8)), np.ones((8, 8), bool), r"got float64 .* give \(255 \* image\)\.astype\('uint8'\)"),
-    (np.zeros((8, 8), np.uint8), np.ones((8, 8)), "known must be bool of shape")])
+@pytest.mark.parametrize(
+    ("image", "known", "words"),
+    [
+        (
+            np.zeros((8, 9, 2), np.uint8),
+            np.ones((8, 8), bool),
+            r"image must be a path, .* got uint8 of shape \(8, 9, 2\)",
+        ),
+        (
+            np.zeros((7, 9), np.uint8),
+            np.ones((7, 9), bool),
+            "image must have at least the model's 8x8 pixels",
+        ),
+        (
+            np.zeros((9, 20), np.uint8),
+            np.ones((20, 9), bool),
+            r"known must be bool of shape \(9, 20\) or \(8, 8\), true",
+        ),
+        (
+            np.zeros((8, 8), np.uint8),
+            9,
+            "known must be from 0 to 8, the height of the model's image, got 9",
+        ),
+        (np.zeros((8, 8), np.uint8), None, "not clear what to fill in: .* or known"),
+        ("no file.png", None, "No such file"),
+        (Image.new("F", (8, 8)), 3, "got float32"),
+        (
+            np.zeros((8, 8)),
+            np.ones((8, 8), bool),
+            r"got float64 .* give \(255 \* image\)\.astype\('uint8'\)",
+        ),
+        (np.zeros((8, 8), np.uint8), np.ones((8, 8)), "known must be bool of shape"),
+    ],
+)
 def test_arrays_of_another_shape_or_kind_are_refused(tiny, image, known, words):
     with pytest.raises((ValueError, FileNotFoundError), match=words):
         linpix.complete(str(tiny), image, known)
@@ -228,21 +327,35 @@ def test_arrays_of_another_shape_or_kind_are_refused(tiny, image, known, words):
 def test_other_modules_with_the_names_of_our_rooms_do_not_conflict(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/__init__.py").write_text("raise SystemExit('imported in place of ours')")
-    ended = subprocess.run([sys.executable, "-m", "linpix", "doctor", "--json"], cwd=tmp_path, capture_output=True,
-                           text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-m", "linpix", "doctor", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert ended.returncode == 0 and json.loads(ended.stdout), ended.stderr
 
 
 def test_linpix_is_found_beside_a_clone_of_that_name(tmp_path):
-    """Python would take the clone for a package without content, were there no real one later on its path."""
+    """Python would take the clone for a package without content, were there no real one later on
+    its path.
+    """
     (tmp_path / "linpix").symlink_to(ROOT)
-    told = subprocess.run([sys.executable, "-c", "import linpix; print(linpix.sample.__name__)"], cwd=tmp_path,
-                          env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True)
+    told = subprocess.run(
+        [sys.executable, "-c", "import linpix; print(linpix.sample.__name__)"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
     assert told.stdout == "sample\n", told.stderr
 
 
 def test_an_editable_install_adds_nothing_but_linpix_to_the_path():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert settings["package-dir"] == {"": "src"}
-    assert [path.name for path in (ROOT / "src").iterdir() if path.suffix != ".egg-info"] == ["linpix"]
+    assert [path.name for path in (ROOT / "src").iterdir() if path.suffix != ".egg-info"] == [
+        "linpix"
+    ]
     assert (ROOT / "src" / "linpix").samefile(ROOT / "linpix")

@@ -20,7 +20,14 @@ def test_a_probability_of_99_in_100_is_enough_for_an_image_in_one_piece():
 
 
 def test_the_best_attempt_is_accepted_or_else_recognised_or_else_in_one_piece():
-    worst_first = [of(0.6, torn=True), of(0.98, torn=True), of(0.2), of(0.7), of(0.999, torn=True), of(0.99)]
+    worst_first = [
+        of(0.6, torn=True),
+        of(0.98, torn=True),
+        of(0.2),
+        of(0.7),
+        of(0.999, torn=True),
+        of(0.99),
+    ]
     assert sorted([*worst_first[::2], *worst_first[1::2]], key=lambda one: one.rank) == worst_first
 
 

@@ -44,8 +44,13 @@ def folder(tiny: Path, tmp_path: Path) -> Path:
 
 def seal(folder: Path) -> None:
     """Write SHA256SUMS anew, so that damage is found by what it is and not by its digest."""
-    files = [path for path in sorted(folder.iterdir())
-             if path.suffix in (".json", ".safetensors") and path.is_file() and path.stat().st_size < 2**24]
+    files = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix in (".json", ".safetensors")
+        and path.is_file()
+        and path.stat().st_size < 2**24
+    ]
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (folder / "SHA256SUMS").write_text("".join(sums))
 
@@ -54,8 +59,10 @@ def change_tensors(folder: Path, **changes) -> None:
     """Replace, add or (None) remove tensors; `__` in a name stands for a dot."""
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     tensors |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
-    safetensors.torch.save_file({name: tensor for name, tensor in tensors.items() if tensor is not None},
-                                folder / "model.safetensors")
+    safetensors.torch.save_file(
+        {name: tensor for name, tensor in tensors.items() if tensor is not None},
+        folder / "model.safetensors",
+    )
     seal(folder)
 
 
@@ -78,14 +85,20 @@ def assert_refused(folder: Path, message: str, name: str = "") -> None:
 
 
 def test_a_saved_network_is_read_back_bit_for_bit(tmp_path):
-    net = net_of(1, dataclasses.replace(PRESETS["tiny"], first_marginal=(0.5, 0.5) + (0.0,) * 254, classes=0))
+    net = net_of(
+        1, dataclasses.replace(PRESETS["tiny"], first_marginal=(0.5, 0.5) + (0.0,) * 254, classes=0)
+    )
     save(tmp_path / "made" / "here", net, {"data": "random"}, "# here\n")
     found = read(tmp_path / "made" / "here")
     assert_same(found.net, net)
     assert (found.name, found.provenance, found.class_names) == ("here", {"data": "random"}, ())
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["here"]
     assert sorted(path.name for path in (tmp_path / "made" / "here").iterdir()) == [
-        "README.md", "SHA256SUMS", "config.json", "model.safetensors"]
+        "README.md",
+        "SHA256SUMS",
+        "config.json",
+        "model.safetensors",
+    ]
     assert (tmp_path / "made" / "here" / "README.md").read_text() == "# here\n"
 
 
@@ -123,8 +136,12 @@ def test_a_loaded_network_is_ready_to_serve(tiny):
 
 
 def test_the_digest_tells_checkpoints_apart_and_nothing_else(tmp_path):
-    made = {"a": (1, PROVENANCE), "b": (1, PROVENANCE), "other weights": (2, PROVENANCE),
-            "other facts": (1, PROVENANCE | {"steps": 4})}
+    made = {
+        "a": (1, PROVENANCE),
+        "b": (1, PROVENANCE),
+        "other weights": (2, PROVENANCE),
+        "other facts": (1, PROVENANCE | {"steps": 4}),
+    }
     for name, (seed, provenance) in made.items():
         save(tmp_path / name, net_of(seed), provenance, f"# {name}\n")
     a, b, weights, facts = (read(tmp_path / name).digest for name in made)
@@ -132,7 +149,9 @@ def test_the_digest_tells_checkpoints_apart_and_nothing_else(tmp_path):
     assert len({a, weights, facts}) == 3
 
 
-def test_a_class_is_found_by_its_name_exactly_or_else_without_case_and_with_accents_of_either_form(folder):
+def test_a_class_is_found_by_its_name_exactly_or_else_without_case_and_with_accents_of_either_form(
+    folder,
+):
     names = ["a", "A", "Caf\u00e9", "the\u0301", *"efghij"]
     change_fields(folder, "provenance", class_names=names)
     found = read(folder)
@@ -142,7 +161,9 @@ def test_a_class_is_found_by_its_name_exactly_or_else_without_case_and_with_acce
 
 def test_a_checkpoint_from_before_a_field_was_added_has_its_default(folder):
     before = load(folder)
-    change_fields(folder, "architecture", twin_of=None, first_marginal=None, scale_transform=None, eps=None)
+    change_fields(
+        folder, "architecture", twin_of=None, first_marginal=None, scale_transform=None, eps=None
+    )
     assert_same(load(folder), before)
 
 
@@ -152,27 +173,48 @@ def test_a_checkpoint_without_a_board_gets_the_ground_that_its_model_begins_with
         with torch.no_grad():
             net.head.weight.zero_()
             net.head.bias.zero_()
-            net.head.bias[tiny.mixtures:2 * tiny.mixtures] = ground / 127.5 - 1  # the means
+            net.head.bias[tiny.mixtures : 2 * tiny.mixtures] = ground / 127.5 - 1  # the means
         save(tmp_path / f"g{ground}", net, {"data": "mine"}, "")
         board = read(tmp_path / f"g{ground}").board
         assert board["ground"][0] == pytest.approx(ground, abs=1) and board["ink"] == [255 - ground]
         assert board["prepare"] is None, "only MNIST's digits are known to look as prepared ones"
-    save(tmp_path / "stated", net, {"data": "mnist", "board": {"ground": [9], "ink": [70], "prepare": "mnist"}}, "")
+    save(
+        tmp_path / "stated",
+        net,
+        {"data": "mnist", "board": {"ground": [9], "ink": [70], "prepare": "mnist"}},
+        "",
+    )
     assert read(tmp_path / "stated").board == {"ground": [9], "ink": [70], "prepare": "mnist"}
 
 
 TENSORS = {
     "missing": ({"layers__1__up__bias": None}, "lacks tensor layers.1.up.bias"),
     "unknown": ({"layers__2__up__bias": torch.zeros(32)}, "unknown tensor layers.2.up.bias"),
-    "misshapen": ({"head__weight": torch.zeros(9, 15)}, r"tensor head.weight has shape \(9, 15\).*\(9, 16\)"),
-    "transposed": ({"layers__0__down__weight": torch.zeros(32, 16)}, "tensor layers.0.down.weight has shape"),
-    "NaN": ({"norm__bias": torch.full((16,), torch.nan)}, "tensor norm.bias holds values that are not"),
+    "misshapen": (
+        {"head__weight": torch.zeros(9, 15)},
+        r"tensor head.weight has shape \(9, 15\).*\(9, 16\)",
+    ),
+    "transposed": (
+        {"layers__0__down__weight": torch.zeros(32, 16)},
+        "tensor layers.0.down.weight has shape",
+    ),
+    "NaN": (
+        {"norm__bias": torch.full((16,), torch.nan)},
+        "tensor norm.bias holds values that are not",
+    ),
     "infinite": ({"norm__bias": torch.full((16,), -torch.inf)}, "tensor norm.bias holds values"),
-    "infinite in float32": ({"norm__bias": torch.full((16,), 1e39, dtype=torch.float64)},
-                            "tensor norm.bias holds values that are not finite numbers in float32"),
-    "integers": ({"norm__bias": torch.zeros(16, dtype=torch.int32)}, "tensor norm.bias holds values of torch.int32"),
-    "eight bits": ({"norm__bias": torch.zeros(16).to(torch.float8_e4m3fn)},
-                   "tensor norm.bias holds values of torch.float8_e4m3fn; expected one of torch.float32"),
+    "infinite in float32": (
+        {"norm__bias": torch.full((16,), 1e39, dtype=torch.float64)},
+        "tensor norm.bias holds values that are not finite numbers in float32",
+    ),
+    "integers": (
+        {"norm__bias": torch.zeros(16, dtype=torch.int32)},
+        "tensor norm.bias holds values of torch.int32",
+    ),
+    "eight bits": (
+        {"norm__bias": torch.zeros(16).to(torch.float8_e4m3fn)},
+        "tensor norm.bias holds values of torch.float8_e4m3fn; expected one of torch.float32",
+    ),
     "a terminal's": ({"\x1b[31m": torch.zeros(1)}, r"unknown tensor '\\x1b\[31m'"),
 }
 
@@ -193,29 +235,60 @@ FIELDS = {
     "wrong type": ("", {"architecture": [1]}, "config.json"),
     "wrong list": ("architecture", {"neighbours": 3}, "config.json"),
     "wrong names": ("provenance", {"class_names": 5}, "class_names must list at most"),
-    "more names than classes": ("provenance", {"class_names": [*"abcdefghijk"]},
-                                "class_names must list at most 10 names"),
-    "a list for provenance": ("", {"provenance": [["data", "x"]]}, "provenance must be a JSON object"),
-    "wrong bits/dim": ("provenance", {"bits_per_dim": {"test_1000": "low"}},
-                       "bits_per_dim must map short names to numbers"),
-    "infinite bits/dim": ("provenance", {"bits_per_dim": {"test_1000": float("inf")}},
-                          "config.json: contains Infinity, which is not a JSON number"),
-    "attempts of a model that cannot": ("provenance", {"attempts": 2},
-                                        "attempts must be 1, or up to 16 for a model that draws the class first, got"),
+    "more names than classes": (
+        "provenance",
+        {"class_names": [*"abcdefghijk"]},
+        "class_names must list at most 10 names",
+    ),
+    "a list for provenance": (
+        "",
+        {"provenance": [["data", "x"]]},
+        "provenance must be a JSON object",
+    ),
+    "wrong bits/dim": (
+        "provenance",
+        {"bits_per_dim": {"test_1000": "low"}},
+        "bits_per_dim must map short names to numbers",
+    ),
+    "infinite bits/dim": (
+        "provenance",
+        {"bits_per_dim": {"test_1000": float("inf")}},
+        "config.json: contains Infinity, which is not a JSON number",
+    ),
+    "attempts of a model that cannot": (
+        "provenance",
+        {"attempts": 2},
+        "attempts must be 1, or up to 16 for a model that draws the class first, got",
+    ),
     "no attempts": ("provenance", {"attempts": 0}, "attempts must be 1, .*got 0"),
     "half an attempt": ("provenance", {"attempts": 1.0}, "attempts must be 1, .*got 1.0"),
     "attempts in words": ("provenance", {"attempts": "1"}, "attempts must be 1, .*got '1'"),
     "true attempts": ("provenance", {"attempts": True}, "attempts must be 1, .*got True"),
-    "a board of another depth": ("provenance", {"board": {"ground": [0, 0], "ink": [255], "prepare": None}},
-                                 "board must have ground and ink, each null or 1"),
+    "a board of another depth": (
+        "provenance",
+        {"board": {"ground": [0, 0], "ink": [255], "prepare": None}},
+        "board must have ground and ink, each null or 1",
+    ),
     "a look in words": ("provenance", {"real_look": {"pieces": "few"}}, "real_look must have"),
     "a look without pieces": ("provenance", {"real_look": {}}, "real_look must have pieces"),
-    "a divided class by name": ("provenance", {"real_look": {"pieces": 0, "divided": ["i"]}}, "divided of real_look"),
-    "an unknown divided class": ("provenance", {"real_look": {"pieces": 0, "divided": [10]}}, "divided of real_look"),
+    "a divided class by name": (
+        "provenance",
+        {"real_look": {"pieces": 0, "divided": ["i"]}},
+        "divided of real_look",
+    ),
+    "an unknown divided class": (
+        "provenance",
+        {"real_look": {"pieces": 0, "divided": [10]}},
+        "divided of real_look",
+    ),
     "wrong time": ("provenance", {"created": "today"}, "created must be a number"),
     "wrong twin": ("architecture", {"twin_of": ["mnist"]}, "twin_of must be a name"),
     "a list of one": ("architecture", {"look_ups": "previous"}, "look_ups must be a list"),
-    "no numbers": ("architecture", {"first_marginal": ["x"] * 256}, "first_marginal must hold 256 probabilities"),
+    "no numbers": (
+        "architecture",
+        {"first_marginal": ["x"] * 256},
+        "first_marginal must hold 256 probabilities",
+    ),
 }
 
 
@@ -225,11 +298,22 @@ def test_a_wrong_configuration_is_refused_with_the_field(part, changes, message,
     assert_refused(folder, message, "config.json")
 
 
-@pytest.mark.parametrize("change", [
-    {"height": 2**40}, {"height": 2**20, "width": 2**20}, {"neighbours": [[-1, 0, 0]] * 257},
-    {"neighbours": [[0, -2**40, 0]]}, {"layers": 2**20}, {"d_model": 2**20, "d_ff": 2**20, "key_dim": 2**20},
-    {"feature_map": "random", "random_features": 2**19}, {"feature_map": "random", "key_dim": 2**19},
-    {"random_features": 2**20, "mixtures": 2**20}, {"classes": 2**20, "heads": 2**20, "value_dim": 2**20}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"height": 2**40},
+        {"height": 2**20, "width": 2**20},
+        {"neighbours": [[-1, 0, 0]] * 257},
+        {"neighbours": [[0, -(2**40), 0]]},
+        {"layers": 2**20},
+        {"d_model": 2**20, "d_ff": 2**20, "key_dim": 2**20},
+        {"feature_map": "random", "random_features": 2**19},
+        {"feature_map": "random", "key_dim": 2**19},
+        {"random_features": 2**20, "mixtures": 2**20},
+        {"classes": 2**20, "heads": 2**20, "value_dim": 2**20},
+    ],
+    ids=str,
+)
 def test_a_configuration_that_asks_for_more_than_there_is_costs_nothing(change, folder):
     """Found out by its numbers, or by shapes, before there is memory for any of it."""
     change_fields(folder, "architecture", **change)
@@ -249,7 +333,9 @@ def test_reading_a_checkpoint_does_not_wait_for_torchs_compiler():
         print(sys.modules.keys() & {"torch._dynamo", "sympy"})"""
     shipped = [path.parent for path in (ROOT / "checkpoints").glob("*/config.json")]
     assert len(shipped) > 3
-    ended = subprocess.run([sys.executable, "-c", code, *shipped], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *shipped], capture_output=True, text=True, timeout=120
+    )
     assert ended.stdout == "set()\n", ended.stderr
 
 
@@ -297,12 +383,16 @@ def test_a_missing_file_is_named(name, folder):
     assert_refused(folder, name, name)
 
 
-@pytest.mark.parametrize(("sums", "message"), [
-    ("", "lists no config.json"), ("garbage\n", "missing or unreadable"),
-    ("0  config.json\n", r"lists no \*\.safetensors"),
-    ("0  ../tiny/model.safetensors\n0  config.json\n", "which is not a file name"),
-    ("0  config.json\0\n0  config.json\n0  model.safetensors\n", "cannot be read"),
-])
+@pytest.mark.parametrize(
+    ("sums", "message"),
+    [
+        ("", "lists no config.json"),
+        ("garbage\n", "missing or unreadable"),
+        ("0  config.json\n", r"lists no \*\.safetensors"),
+        ("0  ../tiny/model.safetensors\n0  config.json\n", "which is not a file name"),
+        ("0  config.json\0\n0  config.json\n0  model.safetensors\n", "cannot be read"),
+    ],
+)
 def test_a_wrong_list_of_digests_is_refused(sums, message, folder):
     (folder / "SHA256SUMS").write_text(sums)
     assert_refused(folder, message)
@@ -310,7 +400,9 @@ def test_a_wrong_list_of_digests_is_refused(sums, message, folder):
 
 def test_a_tensor_in_two_shards_is_refused_by_name(folder):
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    safetensors.torch.save_file({"head.bias": tensors["head.bias"] + 1}, folder / "more.safetensors")
+    safetensors.torch.save_file(
+        {"head.bias": tensors["head.bias"] + 1}, folder / "more.safetensors"
+    )
     seal(folder)
     assert_refused(folder, r"has tensor head\.bias twice", "more.safetensors")
 
@@ -337,8 +429,9 @@ def cut(*_, **__):
     raise PowerCut
 
 
-@pytest.mark.parametrize("name", ["safetensors.torch.save_file", "json.dumps", "hashlib.sha256",
-                                  "pathlib.Path.rename"])
+@pytest.mark.parametrize(
+    "name", ["safetensors.torch.save_file", "json.dumps", "hashlib.sha256", "pathlib.Path.rename"]
+)
 def test_an_interrupted_save_leaves_the_old_checkpoint(name, folder, monkeypatch):
     before = load(folder)
     with monkeypatch.context() as patch:
@@ -366,7 +459,8 @@ def test_a_save_cut_between_its_renames_loses_nothing_and_says_where_it_is(folde
         load(folder)
     assert_same(load(folder.with_name("tiny.new")), net_of(7))
     assert_same(load(folder.with_name("tiny.old")), before)
-    with monkeypatch.context() as patch:  # cut again, early: the old checkpoint is back under its name
+    # cut again, early: the old checkpoint is back under its name
+    with monkeypatch.context() as patch:
         patch.setattr(safetensors.torch, "save_file", cut)
         with pytest.raises(PowerCut):
             save(folder, net_of(8), PROVENANCE, "")

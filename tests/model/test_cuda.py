@@ -1,6 +1,8 @@
-"""The CUDA engine: on a GPU where there is one, and everywhere by running its kernels thread by thread on the host.
+"""The CUDA engine: on a GPU where there is one, and everywhere by running its kernels thread by
+thread on the host.
 
-The same tests run in both places. What only a compiler can say (registers, spills) is asked of nvcc where it is.
+The same tests run in both places. What only a compiler can say (registers, spills) is asked of nvcc
+where it is.
 """
 
 import dataclasses
@@ -46,33 +48,71 @@ TORCH = Path(torch.__file__).parent
 
 TINY = PRESETS["tiny"]
 # the ones that a processor decodes, but for heads whose keys are as long as their values
-SAME = {name: dataclasses.replace(config, value_dim=config.key_dim) for name, config in test_packing.SHAPES.items()
-        if name in ("tiny", "wider", "post-norm", "relu", "position", "colour", "no classes", "no start token",
-                    "published scale", "class", "conditional", "logits")}
+SAME = {
+    name: dataclasses.replace(config, value_dim=config.key_dim)
+    for name, config in test_packing.SHAPES.items()
+    if name
+    in (
+        "tiny",
+        "wider",
+        "post-norm",
+        "relu",
+        "position",
+        "colour",
+        "no classes",
+        "no start token",
+        "published scale",
+        "class",
+        "conditional",
+        "logits",
+    )
+}
 WIDER = SAME["wider"]
 SHAPES = SAME | {
-    "heads of 32": dataclasses.replace(TINY, d_model=64, d_ff=96, heads=2, key_dim=32, value_dim=32),
+    "heads of 32": dataclasses.replace(
+        TINY, d_model=64, d_ff=96, heads=2, key_dim=32, value_dim=32
+    ),
     "odd widths": dataclasses.replace(TINY, d_model=40, d_ff=37, heads=1, key_dim=32, value_dim=32),
     "many mixtures": dataclasses.replace(TINY, mixtures=40),
     "background": dataclasses.replace(WIDER, background=0, background_dim=20, norm="post"),
     "background, pre-norm": dataclasses.replace(TINY, background=0, background_dim=70, mixtures=40),
     "patches": dataclasses.replace(TINY, patch=4, following=((0, 1, 0), (1, 0, 0))),
-    "pixels": dataclasses.replace(WIDER, channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
-                                  neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)), mixtures=40),
-    "pixels, conditional": dataclasses.replace(TINY, channels=3, tokens="pixel", look_ups=("previous", "row", "class"),
-                                               neighbours=((-1, 0, 1),), following=((0, 1, 0), (1, 0, 2)), patch=4),
-    "logits, conditional": dataclasses.replace(test_packing.SHAPES["logits, conditional"], value_dim=16,
-                                               background_dim=20),
+    "pixels": dataclasses.replace(
+        WIDER,
+        channels=3,
+        tokens="pixel",
+        look_ups=("previous", "row", "column"),
+        neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)),
+        mixtures=40,
+    ),
+    "pixels, conditional": dataclasses.replace(
+        TINY,
+        channels=3,
+        tokens="pixel",
+        look_ups=("previous", "row", "class"),
+        neighbours=((-1, 0, 1),),
+        following=((0, 1, 0), (1, 0, 2)),
+        patch=4,
+    ),
+    "logits, conditional": dataclasses.replace(
+        test_packing.SHAPES["logits, conditional"], value_dim=16, background_dim=20
+    ),
 }
 # in heads of 32, whose state may be float16 (csrc/cuda/recall.h)
-ALL = SHAPES | {f"{name}, heads of 32": dataclasses.replace(config, key_dim=32, value_dim=32)
-                for name, config in SHAPES.items() if config.key_dim != 32}
+ALL = SHAPES | {
+    f"{name}, heads of 32": dataclasses.replace(config, key_dim=32, value_dim=32)
+    for name, config in SHAPES.items()
+    if config.key_dim != 32
+}
 STATES = "fp32", "fp16"
 
 
 def shapes_and_states(*shapes: str) -> list[tuple[str, str]]:
-    halves = [name for name, config in ALL.items() if name.removesuffix(", heads of 32") in shapes
-              and config.key_dim == 32]
+    halves = [
+        name
+        for name, config in ALL.items()
+        if name.removesuffix(", heads of 32") in shapes and config.key_dim == 32
+    ]
     return [(shape, "fp32") for shape in shapes] + [(shape, "fp16") for shape in halves]
 
 
@@ -82,19 +122,54 @@ def place(request: pytest.FixtureRequest) -> dict[str, Any]:
     return request.getfixturevalue("emulated").place if request.param == "emulated" else {}
 
 
-def decode(pool: GpuPool, slots: list[int], positions: list[int], steps: list[int], seeds: list[int], *,
-           start: int = START, temperature: float = 1.0) -> NDArray[np.bool_]:
-    return pool.decode(slots, positions, steps, [start] * len(slots), seeds, [temperature] * len(slots))[0]
+def decode(
+    pool: GpuPool,
+    slots: list[int],
+    positions: list[int],
+    steps: list[int],
+    seeds: list[int],
+    *,
+    start: int = START,
+    temperature: float = 1.0,
+) -> NDArray[np.bool_]:
+    return pool.decode(
+        slots, positions, steps, [start] * len(slots), seeds, [temperature] * len(slots)
+    )[0]
 
 
-def said(pool: GpuPool, slots: list[int], *, conditioned: bool = False, asked: bool = True) -> tuple[Tensor, Tensor]:
-    """Log-probabilities, if asked for, of whole images by the operator itself, and which of the images are finite."""
+def said(
+    pool: GpuPool, slots: list[int], *, conditioned: bool = False, asked: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities, if asked for, of whole images by the operator itself, and which of the
+    images are finite.
+    """
     at, steps = torch.tensor(slots, device=pool.device), pool.config.length
     found, finite, *_ = pool._operators.decode_quantum(
-        pool.canvas, pool.known, pool.S, pool.z, pool.pairs, pool.scale, pool._saturated, pool.last, pool.tokens,
-        at > 0 if conditioned else None, at, at * 0, at * 0 + steps, at * 0 + START, at,
-        torch.ones(len(slots), device=pool.device), pool._packed.weights, pool._packed.sizes, pool._packed.eps, steps,
-        steps, 1, math.inf, asked)
+        pool.canvas,
+        pool.known,
+        pool.S,
+        pool.z,
+        pool.pairs,
+        pool.scale,
+        pool._saturated,
+        pool.last,
+        pool.tokens,
+        at > 0 if conditioned else None,
+        at,
+        at * 0,
+        at * 0 + steps,
+        at * 0 + START,
+        at,
+        torch.ones(len(slots), device=pool.device),
+        pool._packed.weights,
+        pool._packed.sizes,
+        pool._packed.eps,
+        steps,
+        steps,
+        1,
+        math.inf,
+        asked,
+    )
     return found.cpu(), finite.cpu()
 
 
@@ -105,17 +180,30 @@ def log_probs(pool: GpuPool, images: Tensor, slots: list[int]) -> tuple[Tensor, 
     return said(pool, slots)
 
 
-def draw(pool: GpuPool, slots: list[int], seeds: list[int], *, quantum: int = 0, temperature: float = 1.0) -> Tensor:
-    """Whole images, in quanta of so many steps. With a background, the upper lines are known to be nothing else."""
+def draw(
+    pool: GpuPool, slots: list[int], seeds: list[int], *, quantum: int = 0, temperature: float = 1.0
+) -> Tensor:
+    """Whole images, in quanta of so many steps. With a background, the upper lines are known to be
+    nothing else.
+    """
     T, length, background = pool.config.subpixels, pool.config.length, pool.config.background
     if background is None:
         pool.put(slots, None, None)
     else:
-        pool.put(slots, torch.full((T,), background, dtype=torch.uint8),
-                 torch.arange(T) // (pool.config.width * pool.config.channels) % 8 < 4)
+        pool.put(
+            slots,
+            torch.full((T,), background, dtype=torch.uint8),
+            torch.arange(T) // (pool.config.width * pool.config.channels) % 8 < 4,
+        )
     for t in range(0, length, quantum or length):
-        decode(pool, slots, [t] * len(slots), [min(quantum or length, length - t)] * len(slots), seeds,
-               temperature=temperature)
+        decode(
+            pool,
+            slots,
+            [t] * len(slots),
+            [min(quantum or length, length - t)] * len(slots),
+            seeds,
+            temperature=temperature,
+        )
     return pool.images(slots)
 
 
@@ -129,7 +217,10 @@ def test_a_step_agrees_with_the_reference(place, rows, tokens, size):
     given = [part.to(device) for part in step_inputs(rows, tokens=tokens, D=size, M=size)]
     q, k, v, _, _, slots = given
     for dtype, close in ((torch.float32, {}), (torch.bfloat16, {"rtol": 1e-2, "atol": 1e-2})):
-        pools = torch.randn(80, 2, 3, size, size, device=device), torch.rand(80, 2, 3, size, device=device) + 1
+        pools = (
+            torch.randn(80, 2, 3, size, size, device=device),
+            torch.rand(80, 2, 3, size, device=device) + 1,
+        )
         S, z = (pool[:, 1] for pool in pools)
         S_reference, z_reference = S.clone(), z.clone()
         parts = [part.to(dtype) for part in (q, k, v)]
@@ -145,9 +236,14 @@ def test_the_state_stays_close_to_float64_over_a_whole_image(place, steps):
     """Relative Frobenius norm of the error of S and z, at most 1e-5."""
     device, random = place.get("device", "cuda"), torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, steps, 2, 32, generator=random) for _ in range(3))
-    S, z, slots = torch.zeros(2, 2, 32, 32, device=device), torch.zeros(2, 2, 32, device=device), torch.tensor([1])
+    S, z, slots = (
+        torch.zeros(2, 2, 32, 32, device=device),
+        torch.zeros(2, 2, 32, device=device),
+        torch.tensor([1]),
+    )
     place.get("operators", torch.ops.linpix).recurrent_step(
-        *(x.to(device) for x in (q, k, v)), S, z, slots.to(device), 1e-6)
+        *(x.to(device) for x in (q, k, v)), S, z, slots.to(device), 1e-6
+    )
     mapped, values = phi(k[0].double()), v[0].double()
     S_exact, z_exact = torch.einsum("thd,thm->hdm", mapped, values), mapped.sum(0)
     assert float((S[1].cpu() - S_exact).norm() / S_exact.norm()) < 1e-5
@@ -164,7 +260,8 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(place, shape, 
     found, finite = log_probs(pool, images, [3, 1, 7, 2, 5])
     difference = found.double() - log_probs_of(net, images)
     bound = {"fp32": 1e-5 if state == "fp32" else 2e-2, "bf16": 1e-1}[precision]
-    if config.background is not None:  # its ink is unlikely; as on a processor, in tests/model/test_packing.py
+    # its ink is unlikely; as on a processor, in tests/model/test_packing.py
+    if config.background is not None:
         bound = {"fp32": 1e-4 if state == "fp32" else 1e-1, "bf16": 0.5}[precision]
     assert finite.all()
     assert float(difference.abs().max()) < bound
@@ -172,15 +269,18 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(place, shape, 
     assert pool.saturated() == 0
 
 
-@pytest.mark.parametrize("name", ["mnist-small", pytest.param("mnist-conditional", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize(
+    "name", ["mnist-small", pytest.param("mnist-conditional", marks=pytest.mark.cuda)]
+)
 def test_a_float16_state_costs_the_shipped_models_nothing_that_shows(place, data, name):
-    """bits/dim of a test image over all its 784 steps, where state of float16 has had time to go wrong.
+    """bits/dim of a test image over all its 784 steps, where state of float16 has had time to go
+    wrong.
 
     Emulated, one model takes half a minute, so the other one is decoded on a GPU only.
     """
     net = checkpoint.read(checkpoint.find(name, None)).net
     raw = gzip.decompress((data / "mnist/t10k-images-idx3-ubyte.gz").read_bytes())
-    image = torch.frombuffer(bytearray(raw[16:16 + 784]), dtype=torch.uint8)[None]
+    image = torch.frombuffer(bytearray(raw[16 : 16 + 784]), dtype=torch.uint8)[None]
     pool = GpuPool(net, 1, precision="fp32", state="fp16", **place)
     found, _ = log_probs(pool, image, [1])
     difference = found.double().sum() - log_probs_of(net, image).sum()
@@ -190,8 +290,12 @@ def test_a_float16_state_costs_the_shipped_models_nothing_that_shows(place, data
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("shape", "state"), shapes_and_states("post-norm", "background", "pixels"))
-def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(place, shape, precision, state):
-    """Bit for bit, state and all: alone; among 69 others, in tiles of another shape; in quanta of 5 and 17 steps."""
+def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(
+    place, shape, precision, state
+):
+    """Bit for bit, state and all: alone; among 69 others, in tiles of another shape; in quanta of 5
+    and 17 steps.
+    """
     pool = GpuPool(net_of(ALL[shape]), 80, precision=precision, state=state, **place)
     pool.fill_with_nan(9)
     alone = draw(pool, [2], [77])[0]
@@ -208,7 +312,9 @@ def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(place, sha
         assert torch.equal(pool.S[9], kept[0])
 
 
-@pytest.mark.parametrize(("shape", "rows"), [("post-norm", 140), ("relu", 70), ("odd widths", 70), ("tiny", 3)])
+@pytest.mark.parametrize(
+    ("shape", "rows"), [("post-norm", 140), ("relu", 70), ("odd widths", 70), ("tiny", 3)]
+)
 def test_no_tile_of_products_changes_a_bit(place, monkeypatch, shape, rows):
     """In tiles of 64 x 64, of 128 x 128, and of 16 rows, which each block normalises."""
     config, slots, found = SHAPES[shape], list(range(1, rows + 1)), []
@@ -312,9 +418,12 @@ def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_module, "_timed", {})
 
 
-@pytest.mark.parametrize(("slots", "buckets"), [(1, 1), (2, 2), (10, 5), (64, 7), (65, 8), (5000, len(BUCKETS))])
+@pytest.mark.parametrize(
+    ("slots", "buckets"), [(1, 1), (2, 2), (10, 5), (64, 7), (65, 8), (5000, len(BUCKETS))]
+)
 def test_every_number_of_rows_is_recorded_before_the_first_is_decoded(
-        emulated, monkeypatch, nothing_timed, slots, buckets):
+    emulated, monkeypatch, nothing_timed, slots, buckets
+):
     monkeypatch.setattr(GpuPool, "_time", lambda *_: 1.0)
     recorder = Recorder()
     pool = GpuPool(net_of(TINY), slots, **emulated.place, recorder=recorder)
@@ -332,8 +441,12 @@ def test_from_64_rows_on_less_than_a_third_of_a_graph_is_padding():
 
 
 def test_each_number_of_rows_gets_its_fastest_kernels_and_keeps_them_for_the_life_of_the_process(
-        emulated, monkeypatch, nothing_timed):
-    """With invented times: the order in which tiles gain is that of rows, and up to two rows kernels should wait."""
+    emulated, monkeypatch, nothing_timed
+):
+    """With invented times: the order in which tiles gain is that of rows, and up to two rows
+    kernels should wait.
+    """
+
     def seconds(pool: GpuPool, rows: Any, graph: object) -> float:
         tiles, overlap = recorder.kept[-1]
         bucket = rows.numbers.shape[1]
@@ -349,18 +462,27 @@ def test_each_number_of_rows_gets_its_fastest_kernels_and_keeps_them_for_the_lif
         pool.record(200)
         assert recorder.calls == calls * 11
         pools.append(pool)
-    assert pools[0].kernels == pools[1].kernels == (
-        "few tiles without overlap up to 2 rows, few tiles up to 4 rows, medium tiles up to 32 rows, large tiles up to "
-        "256 rows")
+    assert (
+        pools[0].kernels
+        == pools[1].kernels
+        == "few tiles without overlap up to 2 rows, few tiles up to 4 rows, medium tiles up to 32"
+        " rows, large tiles up to 256 rows"
+    )
     assert recorder.kept[0] == ("few", "0") and recorder.kept[-1] == ("large", "1")
     assert (os.environ[TILES], os.environ[OVERLAP]) == ("", "1")
 
 
-@pytest.mark.parametrize(("precision", "variables", "variants"), [
-    ("fp32", {OVERLAP: "1"}, [("", "1"), ("", "0")]), ("fp32", {OVERLAP: "0"}, [("", "0")]),
-    ("bf16", {OVERLAP: "1", TILES: "few"}, [("few", "1"), ("few", "0")])])
+@pytest.mark.parametrize(
+    ("precision", "variables", "variants"),
+    [
+        ("fp32", {OVERLAP: "1"}, [("", "1"), ("", "0")]),
+        ("fp32", {OVERLAP: "0"}, [("", "0")]),
+        ("bf16", {OVERLAP: "1", TILES: "few"}, [("few", "1"), ("few", "0")]),
+    ],
+)
 def test_variables_that_were_given_leave_less_to_choose(
-        emulated, monkeypatch, nothing_timed, precision, variables, variants):
+    emulated, monkeypatch, nothing_timed, precision, variables, variants
+):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     recorder = Recorder()
@@ -370,13 +492,19 @@ def test_variables_that_were_given_leave_less_to_choose(
 
 
 def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_log_says_so(
-        emulated, monkeypatch, caplog, nothing_timed):
+    emulated, monkeypatch, caplog, nothing_timed
+):
     monkeypatch.setenv(OVERLAP, "1")
-    recorder = Recorder(lambda: None if os.environ[OVERLAP] == "0" else RuntimeError("invalid handle\nat 0x1"))
-    pool, directly = (GpuPool(net_of(TINY), 4, **emulated.place, recorder=how) for how in (recorder, None))
+    recorder = Recorder(
+        lambda: None if os.environ[OVERLAP] == "0" else RuntimeError("invalid handle\nat 0x1")
+    )
+    pool, directly = (
+        GpuPool(net_of(TINY), 4, **emulated.place, recorder=how) for how in (recorder, None)
+    )
     pool.record(4)
     assert recorder.kept[:2] == [("few", "1"), ("few", "0")]
-    assert {overlap for _, overlap in recorder.kept[1:]} == {"0"}  # the others do without it from the start
+    # the others do without it from the start
+    assert {overlap for _, overlap in recorder.kept[1:]} == {"0"}
     [record] = caplog.records
     assert "could not be recorded (invalid handle); " in record.getMessage()
     assert "without overlapping kernels" in record.getMessage()
@@ -407,11 +535,16 @@ def test_a_graph_is_recorded_while_another_stream_is_busy():
     assert numbers.tolist() == [3.0] * 8
 
 
-@pytest.mark.parametrize(("shape", "state"),
-                         shapes_and_states("tiny", "no start token", "background", "patches", "pixels"))
+@pytest.mark.parametrize(
+    ("shape", "state"),
+    shapes_and_states("tiny", "no start token", "background", "patches", "pixels"),
+)
 def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, state):
-    """In pieces, and chunks, that end inside and outside of groups of tokens, for rows of several lengths."""
-    config = dataclasses.replace(ALL[shape], height=16, width=16)  # more tokens than prefill takes at once
+    """In pieces, and chunks, that end inside and outside of groups of tokens, for rows of several
+    lengths.
+    """
+    # more tokens than prefill takes at once
+    config = dataclasses.replace(ALL[shape], height=16, width=16)
     net = net_of(config)
     images, lengths = images_of(config, 5), [1, 7, 128, 150, 256]
     stepped, filled = (GpuPool(net, 5, state=state, **place) for _ in range(2))
@@ -436,7 +569,8 @@ def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, state):
             assert torch.equal(filled.z[slot], stepped.z[slot])
         if length >= (1 if state == "fp32" else GROUP):
             assert torch.equal(filled.S[slot], stepped.S[slot])
-    for pool in (stepped, filled):  # what is not compared above, because it is waiting, decides what follows
+    # what is not compared above, because it is waiting, decides what follows
+    for pool in (stepped, filled):
         pool.known[:] = False
         decode(pool, slots[:4], lengths[:4], [30] * 4, [3] * 4)
     assert torch.equal(filled.images(slots), stepped.images(slots))
@@ -447,14 +581,24 @@ def test_prefill_has_buffers_for_a_bounded_number_of_rows(place, monkeypatch):
     net, slots, rows = net_of(SHAPES["conditional"]), list(range(1, 6)), []
     pools = [GpuPool(net, 5, **place) for _ in range(2)]
     operators = pools[0]._operators
-    monkeypatch.setattr(pools[1], "_operators", SimpleNamespace(
-        prefill=lambda *given: (rows.append(len(given[10])), operators.prefill(*given))))
+    monkeypatch.setattr(
+        pools[1],
+        "_operators",
+        SimpleNamespace(
+            prefill=lambda *given: (rows.append(len(given[10])), operators.prefill(*given))
+        ),
+    )
     for pool, at_once in zip(pools, (256, 2), strict=True):
         monkeypatch.setattr(cuda_module, "PREFILL_ROWS", at_once)
-        pool.put(slots, images_of(pool.config, 1)[0], torch.ones(pool.config.subpixels, dtype=torch.bool))
+        pool.put(
+            slots, images_of(pool.config, 1)[0], torch.ones(pool.config.subpixels, dtype=torch.bool)
+        )
         pool.prefill(slots, [0] * 5, [9, 1, 30, 17, 40], [START] * 5)
     assert rows == [2, 2, 1]
-    assert all(torch.equal(one[1:], other[1:]) for one, other in zip(*(pool._parts for pool in pools), strict=True))
+    assert all(
+        torch.equal(one[1:], other[1:])
+        for one, other in zip(*(pool._parts for pool in pools), strict=True)
+    )
 
 
 def test_log_probabilities_are_computed_only_if_they_are_asked_for(place):
@@ -469,12 +613,20 @@ def test_log_probabilities_are_computed_only_if_they_are_asked_for(place):
 
 @pytest.mark.parametrize(("rows", "reached"), [(64, 256), (70, 64)])
 def test_many_rows_do_not_wait_for_one_with_a_long_run_of_background(place, rows, reached):
-    """Images of background. In a pass, few rows go on to the end; each of many draws 32 before it, and 32 after it."""
+    """Images of background. In a pass, few rows go on to the end; each of many draws 32 before it,
+    and 32 after it.
+    """
     config = dataclasses.replace(SHAPES["background"], height=16, width=16)
     pool, slots = GpuPool(net_of(config), rows, **place), list(range(1, rows + 1))
     pool.stride = 1
-    pool.put(slots, torch.full((256,), config.background, dtype=torch.uint8), torch.ones(256, dtype=torch.bool))
-    _, taken, _ = pool.decode(slots, [0] * rows, [256] * rows, [START] * rows, slots, [1.0] * rows, passes=1)
+    pool.put(
+        slots,
+        torch.full((256,), config.background, dtype=torch.uint8),
+        torch.ones(256, dtype=torch.bool),
+    )
+    _, taken, _ = pool.decode(
+        slots, [0] * rows, [256] * rows, [START] * rows, slots, [1.0] * rows, passes=1
+    )
     assert taken.tolist() == [reached] * rows
 
 
@@ -492,59 +644,106 @@ def test_a_taken_slot_begins_empty_whatever_lies_there(place, shape, state):
 
 @pytest.mark.parametrize("shape", ["tiny", "background", "patches", "conditional"])
 def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(place, shape):
-    """With some rows that were conditioned, and skip what is known; and the passes are those of tokens."""
+    """With some rows that were conditioned, and skip what is known; and the passes are those of
+    tokens.
+    """
     config, rows = SHAPES[shape], 5
     T, slots, none = config.subpixels, list(range(1, rows + 1)), [0] * rows
     conditioned = np.array([False, True, False, True, False]) & bool(config.patch)
     whole, parts = (GpuPool(net_of(config), rows, precision="fp32", **place) for _ in range(2))
-    for pool in (whole, parts):  # background in places, so that rows skip the layers at different times
+    # background in places, so that rows skip the layers at different times
+    for pool in (whole, parts):
         for slot in slots:
-            pool.put([slot], torch.full((T,), config.background or 0, dtype=torch.uint8),
-                     slot * 7 > torch.arange(T) % 29)
+            pool.put(
+                [slot],
+                torch.full((T,), config.background or 0, dtype=torch.uint8),
+                slot * 7 > torch.arange(T) % 29,
+            )
             if conditioned[slot - 1]:
-                pool.read(net_of(config).inputs_read(images_of(config, 1), pool.known[[slot]].cpu()), pool,
-                          torch.tensor([slot]))
+                pool.read(
+                    net_of(config).inputs_read(images_of(config, 1), pool.known[[slot]].cpu()),
+                    pool,
+                    torch.tensor([slot]),
+                )
     rest = [START] * rows, slots, [1.0] * rows
-    finite, taken, all_passes = whole.decode(slots, none, [T] * rows, *rest, conditioned=conditioned)
+    finite, taken, all_passes = whole.decode(
+        slots, none, [T] * rows, *rest, conditioned=conditioned
+    )
     assert finite.all() and taken.tolist() == [T] * rows
     at, passes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     while at.min() < T:
-        _, taken, passed = parts.decode(slots, at, T - at, *rest, conditioned=conditioned, passes=parts.stride)
+        _, taken, passed = parts.decode(
+            slots, at, T - at, *rest, conditioned=conditioned, passes=parts.stride
+        )
         assert passed.max() <= parts.stride and (taken >= passed).all()
         assert (taken >= np.minimum(parts.stride, T - at)).all()
         at, passes = at + taken, passes + passed
-    assert torch.equal(parts.images(slots), whole.images(slots)) and np.array_equal(passes, all_passes)
+    assert torch.equal(parts.images(slots), whole.images(slots)) and np.array_equal(
+        passes, all_passes
+    )
     assert torch.equal(parts.S[1:], whole.S[1:])
     if whole.tokens is not None:
         assert (whole.tokens[1:].cpu().numpy() == passes + conditioned).all()
-    assert (passes < T).tolist() == [config.background is not None or bool(read) for read in conditioned]
+    assert (passes < T).tolist() == [
+        config.background is not None or bool(read) for read in conditioned
+    ]
 
 
-@pytest.mark.parametrize(("shape", "change", "count"), [
-    ("patches", {}, 40), ("pixels, conditional", {}, 40), ("logits, conditional", {}, 40),
-    ("conditional", {"height": 12, "width": 12, "patch": 1}, 12)])  # up to 145 inputs, more than are read at once
-def test_reading_leaves_what_the_transformers_reading_leaves_alone_and_among_others(place, shape, change, count):
+@pytest.mark.parametrize(
+    ("shape", "change", "count"),
+    [
+        ("patches", {}, 40),
+        ("pixels, conditional", {}, 40),
+        ("logits, conditional", {}, 40),
+        # up to 145 inputs, more than are read at once
+        ("conditional", {"height": 12, "width": 12, "patch": 1}, 12),
+    ],
+)
+def test_reading_leaves_what_the_transformers_reading_leaves_alone_and_among_others(
+    place, shape, change, count
+):
     """To rounding; and bit for bit whatever else is read, in tiles of another shape too."""
     config, slots = dataclasses.replace(SHAPES[shape], **change), torch.arange(1, count + 1)
-    net, images, known = net_of(config), images_of(config, count), test_packing.known_of(config, count)
+    net, images, known = (
+        net_of(config),
+        images_of(config, count),
+        test_packing.known_of(config, count),
+    )
     expected, alone = RecurrentState(config, count), GpuPool(net, 1, **place)
     scores = net.read(images, known, expected, slots)
-    exact, among = (GpuPool(net, count, precision=precision, **place) for precision in ("fp32", "bf16"))
-    found, features = (pool.read(net.inputs_read(images, known), pool, slots) for pool in (exact, among))
+    exact, among = (
+        GpuPool(net, count, precision=precision, **place) for precision in ("fp32", "bf16")
+    )
+    found, features = (
+        pool.read(net.inputs_read(images, known), pool, slots) for pool in (exact, among)
+    )
     last = expected.last if exact.last is None else exact.last.cpu()
-    torch.testing.assert_close((net.class_scores(found), exact.S.cpu(), exact.z.cpu(), last),
-                               (scores, expected.S, expected.z, expected.last), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        (net.class_scores(found), exact.S.cpu(), exact.z.cpu(), last),
+        (scores, expected.S, expected.z, expected.last),
+        rtol=1e-4,
+        atol=1e-4,
+    )
     for row in (0, count // 2, count - 1):
         own = alone.read(net.inputs_read(images[[row]], known[[row]]), alone, torch.tensor([1]))
         assert torch.equal(own[0], features[row])
-        assert all(torch.equal(one[1], other[row + 1]) for one, other in zip(alone._parts, among._parts, strict=True))
+        assert all(
+            torch.equal(one[1], other[row + 1])
+            for one, other in zip(alone._parts, among._parts, strict=True)
+        )
 
 
-@pytest.mark.parametrize(("shape", "state"), shapes_and_states("conditional", "pixels, conditional"))
+@pytest.mark.parametrize(
+    ("shape", "state"), shapes_and_states("conditional", "pixels, conditional")
+)
 def test_what_was_read_is_loaded_and_decoded_on(place, shape, state):
     """Log-probabilities of what is drawn after reading, by the parallel form in float64."""
     config = ALL[shape]
-    net, images, known = net_of(config), images_of(config, 3), torch.zeros(3, config.subpixels, dtype=torch.bool)
+    net, images, known = (
+        net_of(config),
+        images_of(config, 3),
+        torch.zeros(3, config.subpixels, dtype=torch.bool),
+    )
     known[:, 30:129], known[0, :6] = True, True
     pool, start = GpuPool(net, 3, precision="fp32", state=state, **place), torch.full((3,), START)
     for slot in (1, 2, 3):
@@ -554,7 +753,9 @@ def test_what_was_read_is_loaded_and_decoded_on(place, shape, state):
     found, _ = said(pool, [1, 2, 3], conditioned=True)
     drawn = pool.images([1, 2, 3])
     assert torch.equal(drawn[known], images[known]) and pool.saturated() == 0
-    exact = mixture.log_likelihood(net.double().predict(net.sequences(drawn, start, known)).parameters, drawn)
+    exact = mixture.log_likelihood(
+        net.double().predict(net.sequences(drawn, start, known)).parameters, drawn
+    )
     assert float((found - exact)[~known].abs().max()) < (1e-4 if state == "fp32" else 1e-1)
 
 
@@ -565,7 +766,8 @@ def test_padding_and_rows_that_are_done_touch_nothing(place, shape, state):
     for part in (pool.S, pool.z):
         part.fill_(3.0)
     before = pool.S.clone(), pool.z.clone(), pool.canvas.clone()
-    decode(pool, [0, 4, 0, 2, 5], [0, 0, 0, 9, 0], [8, 8, 8, 0, 24], [1, 2, 3, 4, 5])  # one is done after 8 steps
+    # one is done after 8 steps
+    decode(pool, [0, 4, 0, 2, 5], [0, 0, 0, 9, 0], [8, 8, 8, 0, 24], [1, 2, 3, 4, 5])
     rest = [0, 1, 2, 3, 6]
     assert torch.equal(pool.S[rest], before[0][rest]) and torch.equal(pool.z[rest], before[1][rest])
     assert torch.equal(pool.canvas[rest], before[2][rest])
@@ -588,24 +790,39 @@ def test_more_rows_than_the_largest_graph_are_decoded_in_turn(place):
 
 def test_what_threads_compute_does_not_depend_on_their_order(emulated):
     """Forwards and backwards: phases that depend on each other have a barrier between them."""
-    for shape, precision, state in (("wider, heads of 32", "bf16", "fp16"), ("post-norm", "fp32", "fp32"),
-                                    ("background", "bf16", "fp32"), ("conditional, heads of 32", "fp32", "fp16"),
-                                    ("post-norm, heads of 32", "bf16", "fp16"), ("pixels", "bf16", "fp32")):
+    for shape, precision, state in (
+        ("wider, heads of 32", "bf16", "fp16"),
+        ("post-norm", "fp32", "fp32"),
+        ("background", "bf16", "fp32"),
+        ("conditional, heads of 32", "fp32", "fp16"),
+        ("post-norm, heads of 32", "bf16", "fp16"),
+        ("pixels", "bf16", "fp32"),
+    ):
         config = ALL[shape]
         found = []
         for backwards in (False, True):
             emulated.backwards(backwards)
             pool = GpuPool(net_of(config), 70, precision=precision, state=state, **emulated.place)
-            pool.put(list(range(1, 71)), images_of(config, 1)[0], torch.arange(config.subpixels) < 30)
+            pool.put(
+                list(range(1, 71)), images_of(config, 1)[0], torch.arange(config.subpixels) < 30
+            )
             pool.prefill([1, 2], [0, 0], [30, 20], [START] * 2)
             decode(pool, list(range(1, 71)), [30, 20, *[0] * 68], [20] * 70, list(range(70)))
-            found.append((pool.canvas, pool.S, pool.z, pool.S if pool.pairs is None else pool.pairs))
+            found.append(
+                (pool.canvas, pool.S, pool.z, pool.S if pool.pairs is None else pool.pairs)
+            )
         emulated.backwards(False)
         assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_the_scale_of_a_head_is_a_power_of_two_that_no_image_can_pass():
-    for config in (WIDER, SHAPES["post-norm"], SHAPES["position"], SHAPES["class"], SHAPES["background"]):
+    for config in (
+        WIDER,
+        SHAPES["post-norm"],
+        SHAPES["position"],
+        SHAPES["class"],
+        SHAPES["background"],
+    ):
         net = net_of(config)
         scale = state_scale(net)
         assert torch.equal(torch.exp2(scale.log2().round()), scale)
@@ -614,7 +831,9 @@ def test_the_scale_of_a_head_is_a_power_of_two_that_no_image_can_pass():
                 parameter *= 30
         images, state = images_of(config, 8), RecurrentState(config, 8)
         with torch.no_grad():
-            net.prefill(images, config.subpixels, torch.full((8,), START), state, torch.arange(1, 9))
+            net.prefill(
+                images, config.subpixels, torch.full((8,), START), state, torch.arange(1, 9)
+            )
         assert float((state.S[1:].abs().amax((0, 3, 4)) / state_scale(net)).max()) < 65504
 
 
@@ -636,7 +855,9 @@ def test_a_row_that_is_not_finite_is_reported_and_changes_no_other_row(place):
     pool.put(slots, None, None)
     decode(pool, slots, [0] * 80, [8] * 80, slots)
     pool.fill_with_nan(40)
-    assert decode(pool, slots, [8] * 80, [56] * 80, slots).tolist() == [slot != 40 for slot in slots]
+    assert decode(pool, slots, [8] * 80, [56] * 80, slots).tolist() == [
+        slot != 40 for slot in slots
+    ]
     rest = [slot - 1 for slot in slots if slot != 40]
     assert torch.equal(pool.images(slots)[rest], clean[rest])
 
@@ -646,9 +867,16 @@ def test_a_row_that_is_not_finite_is_reported_and_changes_no_other_row(place):
 def test_draws_are_those_of_the_reference_engine(place, shape, temperature):
     """Not promised bit for bit: the same noise, and mixtures that agree to rounding."""
     net = net_of(SHAPES[shape])
-    found = draw(GpuPool(net, 20, precision="fp32", **place), list(range(1, 21)), list(range(20)),
-                 temperature=temperature)
-    assert float((found == generate(net, seeds=range(20), temperature=temperature)).float().mean()) > 0.9
+    found = draw(
+        GpuPool(net, 20, precision="fp32", **place),
+        list(range(1, 21)),
+        list(range(20)),
+        temperature=temperature,
+    )
+    assert (
+        float((found == generate(net, seeds=range(20), temperature=temperature)).float().mean())
+        > 0.9
+    )
 
 
 def test_slots_beyond_two_gigabytes_are_reached(place):
@@ -661,10 +889,16 @@ def test_slots_beyond_two_gigabytes_are_reached(place):
 
 def test_the_limits_that_are_asked_about_are_those_of_the_kernels():
     header = (CUDA / "kernels.h").read_text()
-    limits = {name: int(value) for name, value in re.findall(r"constexpr int (MAX_\w+) = (\d+);", header)}
-    assert limits == {"MAX_D_MODEL": packing.GPU_D_MODEL, "MAX_DEPTH": packing.GPU_DEPTH,
-                      "MAX_MIXTURES": packing.GPU_MIXTURES, "MAX_BACKGROUND_DIM": config_module.MAX_BACKGROUND_DIM,
-                      "MAX_SEQUENCE_HEAD": ops.GPU_MAX_HEAD}
+    limits = {
+        name: int(value) for name, value in re.findall(r"constexpr int (MAX_\w+) = (\d+);", header)
+    }
+    assert limits == {
+        "MAX_D_MODEL": packing.GPU_D_MODEL,
+        "MAX_DEPTH": packing.GPU_DEPTH,
+        "MAX_MIXTURES": packing.GPU_MIXTURES,
+        "MAX_BACKGROUND_DIM": config_module.MAX_BACKGROUND_DIM,
+        "MAX_SEQUENCE_HEAD": ops.GPU_MAX_HEAD,
+    }
     [chunk] = re.findall(r"SEQUENCE_CHUNK = (\d+);", (CUDA.parent / "sequence.h").read_text())
     assert int(chunk) == ops.CHUNK  # else the reference rounds otherwise
     groups = re.findall(r"constexpr int GROUP = (\d+), HALF_HEAD = (\d+);", header)
@@ -673,18 +907,32 @@ def test_the_limits_that_are_asked_about_are_those_of_the_kernels():
     assert tuple(map(int, sizes)) == ops.GPU_HEADS
 
 
-@pytest.mark.parametrize(("name", "change", "message"), [
-    ("slots", lambda _: [9], r"slots must be in 0\.\.8, and only 0 may appear twice, got \[9\]"),
-    ("slots", lambda _: [2, 2], "only 0 may appear twice"),
-    ("slots", lambda _: [], "only 0 may appear twice"),
-    ("positions", lambda _: [60], "64 tokens, got 8 steps from 60"),
-    ("positions", lambda _: [-1], "steps from -1"),
-    ("start", lambda _: [267], r"start must be in 256\.\.266"),
-    ("temperatures", lambda _: [-1.0], "temperatures must be at least 0"),
-])
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "slots",
+            lambda _: [9],
+            r"slots must be in 0\.\.8, and only 0 may appear twice, got \[9\]",
+        ),
+        ("slots", lambda _: [2, 2], "only 0 may appear twice"),
+        ("slots", lambda _: [], "only 0 may appear twice"),
+        ("positions", lambda _: [60], "64 tokens, got 8 steps from 60"),
+        ("positions", lambda _: [-1], "steps from -1"),
+        ("start", lambda _: [267], r"start must be in 256\.\.266"),
+        ("temperatures", lambda _: [-1.0], "temperatures must be at least 0"),
+    ],
+)
 def test_rows_that_cannot_be_are_refused(emulated, name, change, message):
     pool = GpuPool(net_of(TINY), 8, **emulated.place)
-    given = {"slots": [1], "positions": [0], "steps": [8], "start": [START], "seeds": [0], "temperatures": [1.0]}
+    given = {
+        "slots": [1],
+        "positions": [0],
+        "steps": [8],
+        "start": [START],
+        "seeds": [0],
+        "temperatures": [1.0],
+    }
     given |= {name: change(None)}
     if name == "slots":
         given |= {other: given[other] * len(given["slots"]) for other in given if other != "slots"}
@@ -692,40 +940,68 @@ def test_rows_that_cannot_be_are_refused(emulated, name, change, message):
         pool.decode(**given)
 
 
-@pytest.mark.parametrize(("state", "message"), [
-    ("fp16", "heads of size 32, but this model has heads of size 8; use --state fp32"),
-    ("bf16", "state must be fp32 or fp16, got 'bf16'")])
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("fp16", "heads of size 32, but this model has heads of size 8; use --state fp32"),
+        ("bf16", "state must be fp32 or fp16, got 'bf16'"),
+    ],
+)
 def test_states_that_cannot_be_are_refused(emulated, state, message):
     with pytest.raises(ValueError, match=message):
         GpuPool(net_of(TINY), 1, **emulated.place, state=state)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"S": lambda x: x[:5]}, "S must have shape"), ({"S": lambda x: x.bfloat16()}, "S must have dtype Float"),
-    ({"S": lambda x: x.half()}, "a float16 S needs pairs, scale and saturated"),
-    ({"pairs": lambda _: torch.zeros(9, 2, 2, 8, 16)}, "and a float32 S none of them"),
-    ({"S": lambda x: x.half(), **dict.fromkeys(("pairs", "scale", "saturated"), lambda _: torch.zeros(1))},
-     "a float16 S must have heads of size 32, got 8"),
-    ({"canvas": lambda x: x[:, 1:]}, "canvas must have shape"), ({"steps": lambda x: x.int()}, "steps must have dtype"),
-    ({"weights": lambda x: x[:-1]}, "weights must hold"), ({"most": lambda _: 65}, r"most must be in 0\.\.64"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"S": lambda x: x[:5]}, "S must have shape"),
+        ({"S": lambda x: x.bfloat16()}, "S must have dtype Float"),
+        ({"S": lambda x: x.half()}, "a float16 S needs pairs, scale and saturated"),
+        ({"pairs": lambda _: torch.zeros(9, 2, 2, 8, 16)}, "and a float32 S none of them"),
+        (
+            {
+                "S": lambda x: x.half(),
+                **dict.fromkeys(("pairs", "scale", "saturated"), lambda _: torch.zeros(1)),
+            },
+            "a float16 S must have heads of size 32, got 8",
+        ),
+        ({"canvas": lambda x: x[:, 1:]}, "canvas must have shape"),
+        ({"steps": lambda x: x.int()}, "steps must have dtype"),
+        ({"weights": lambda x: x[:-1]}, "weights must hold"),
+        ({"most": lambda _: 65}, r"most must be in 0\.\.64"),
+    ],
+)
 def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
     pool = GpuPool(net_of(TINY), 8, **emulated.place)
-    given = test_packing.arguments() | {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z,
-                                        "weights": pool._packed.weights, "sizes": pool._packed.sizes}
+    given = test_packing.arguments() | {
+        "canvas": pool.canvas,
+        "known": pool.known,
+        "S": pool.S,
+        "z": pool.z,
+        "weights": pool._packed.weights,
+        "sizes": pool._packed.sizes,
+    }
     given |= {name: how(given[name]) for name, how in change.items()}
     with pytest.raises(RuntimeError, match=message):
         emulated.operators.decode_quantum(*given.values())
 
 
-@pytest.mark.parametrize(("change", "obstacle"), [
-    ({}, ""), ({"background": 0, "patch": 4}, ""),
-    ({"key_dim": 64, "value_dim": 64}, "heads of 8, 16, 32, for keys and values alike"),
-    ({"attention": "softmax"}, "only linear attention"), ({"key_dim": 24}, "this model has 24 and 8"),
-    ({"mixtures": 600}, "at most 512 mixtures"), ({"feature_map": "random"}, "feature map elu+1"),
-    ({"residual": "reversible"}, "only plain residuals, but this model has reversible"),
-    ({"d_model": 20}, "multiple of 8 and at most 512, but this model's is 20"),
-    ({"d_ff": 4096}, "this model has 4096")])
+@pytest.mark.parametrize(
+    ("change", "obstacle"),
+    [
+        ({}, ""),
+        ({"background": 0, "patch": 4}, ""),
+        ({"key_dim": 64, "value_dim": 64}, "heads of 8, 16, 32, for keys and values alike"),
+        ({"attention": "softmax"}, "only linear attention"),
+        ({"key_dim": 24}, "this model has 24 and 8"),
+        ({"mixtures": 600}, "at most 512 mixtures"),
+        ({"feature_map": "random"}, "feature map elu+1"),
+        ({"residual": "reversible"}, "only plain residuals, but this model has reversible"),
+        ({"d_model": 20}, "multiple of 8 and at most 512, but this model's is 20"),
+        ({"d_ff": 4096}, "this model has 4096"),
+    ],
+)
 def test_auto_is_the_gpu_for_what_it_can_run_and_the_processor_else(monkeypatch, change, obstacle):
     config = dataclasses.replace(TINY, **change)
     assert choose(config, device="auto").device == ("cuda" if ops.gpu and not obstacle else "cpu")
@@ -737,32 +1013,58 @@ def test_auto_is_the_gpu_for_what_it_can_run_and_the_processor_else(monkeypatch,
         with pytest.raises(ValueError, match=re.escape(obstacle)):
             choose(config, device="cuda")
     else:
-        assert dataclasses.astuple(choose(config, device="cuda")) == ("compiled", "bf16", "", "cuda")
+        assert dataclasses.astuple(choose(config, device="cuda")) == (
+            "compiled",
+            "bf16",
+            "",
+            "cuda",
+        )
         with pytest.raises(ValueError, match="the eager engine runs only on a CPU"):
             choose(config, "eager", device="cuda")
 
 
 def test_a_gpu_refuses_int8_and_auto_is_the_processor_then(monkeypatch):
     monkeypatch.setattr(ops, "gpu", True)
-    with pytest.raises(ValueError, match="multiply in fp32 or bf16, not in int8; use --precision bf16; or use --dev"):
+    with pytest.raises(
+        ValueError,
+        match="multiply in fp32 or bf16, not in int8; use --precision bf16; or use --dev",
+    ):
         choose(TINY, precision="int8", device="cuda")
     if ops.compiled:
         assert choose(TINY, precision="int8", device="auto") == Choice("compiled", "int8")
 
 
-@pytest.mark.parametrize("change", [{"key_dim": 24, "value_dim": 24}, {"value_dim": 16}, {"d_model": 520},
-                                    {"d_model": 20}, {"d_ff": 2049}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key_dim": 24, "value_dim": 24},
+        {"value_dim": 16},
+        {"d_model": 520},
+        {"d_model": 20},
+        {"d_ff": 2049},
+    ],
+)
 def test_shapes_without_a_kernel_are_refused_by_the_operator(emulated, change):
     config = dataclasses.replace(TINY, **change)
-    with pytest.raises(RuntimeError, match=r"heads must be of size|d_model must be|must be at most 2048"):
+    with pytest.raises(
+        RuntimeError, match=r"heads must be of size|d_model must be|must be at most 2048"
+    ):
         draw(GpuPool(net_of(config), 1, **emulated.place), [1], [0])
 
 
-@pytest.mark.parametrize(("shared_kib", "precision", "d_ff", "runs"), [
-    (99, "fp32", 1056, True), (99, "fp32", 1057, False),   # compute capability 8.6 and 8.9
-    (163, "fp32", 2048, True), (99, "bf16", 2048, True)])  # 8.0; and what decoding in bf16 wants at most
+@pytest.mark.parametrize(
+    ("shared_kib", "precision", "d_ff", "runs"),
+    [
+        (99, "fp32", 1056, True),
+        (99, "fp32", 1057, False),  # compute capability 8.6 and 8.9
+        # 8.0; and what decoding in bf16 wants at most
+        (163, "fp32", 2048, True),
+        (99, "bf16", 2048, True),
+    ],
+)
 def test_a_shape_is_refused_before_it_is_loaded_where_a_block_has_no_memory_for_it(
-        emulated, monkeypatch, request, shared_kib, precision, d_ff, runs):
+    emulated, monkeypatch, request, shared_kib, precision, d_ff, runs
+):
     """The sentence comes for what the kernels cannot run, and for nothing else."""
     config = dataclasses.replace(TINY, d_ff=d_ff)
     monkeypatch.setattr(ops, "gpu", True)
@@ -775,19 +1077,37 @@ def test_a_shape_is_refused_before_it_is_loaded_where_a_block_has_no_memory_for_
         assert choose(config, precision=precision, device="cuda").device == "cuda"
         assert decode(pool, slots, [0] * 80, [1] * 80, slots).all()
     else:
-        with pytest.raises(ValueError, match="cannot run this model: in fp32 it needs d_ff and heads x value_dim "
-                                             "of at most 1056 on this GPU, but this model has 1057; use --precision "
-                                             "bf16; or use --device cpu"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                "cannot run this model: in fp32 it needs d_ff and heads x value_dim "
+                "of at most 1056 on this GPU, but this model has 1057; use --precision "
+                "bf16; or use --device cpu"
+            ),
+        ):
             choose(config, precision=precision, device="cuda")
         assert choose(config, precision=precision, device="auto").device == "cpu"
         with pytest.raises(RuntimeError, match="CUDA error: invalid argument"):
             decode(pool, slots, [0] * 80, [1] * 80, slots)
 
 
-# --- what the compiler says ----------------------------------------------------------------------------------------
+# --- what the compiler says
+# ----------------------------------------------------------------------------------------
 
-CEILINGS = {"Attend": 128, "Multiply": 128, "MultiplyMany": 128, "NormaliseRows": 128, "Embed": 64, "Finish": 64,
-            "RunAhead": 128, "KeepLast": 64, "Recall": 96, "CausalForward": 128, "CausalBackward": 128}  # registers
+CEILINGS = {
+    "Attend": 128,
+    "Multiply": 128,
+    "MultiplyMany": 128,
+    "NormaliseRows": 128,
+    "Embed": 64,
+    "Finish": 64,
+    # registers
+    "RunAhead": 128,
+    "KeepLast": 64,
+    "Recall": 96,
+    "CausalForward": 128,
+    "CausalBackward": 128,
+}
 
 
 NVCC = ["nvcc", "-std=c++17", f"-I{ROOT / 'csrc'}", f"-I{TORCH / 'include'}", "-DUSE_CUDA"]
@@ -795,25 +1115,50 @@ NO_GPU = {35, 100}  # cudaErrorInsufficientDriver, cudaErrorNoDevice
 
 
 @pytest.mark.nvcc
-def test_every_function_that_the_host_may_call_returns_an_error_of_cuda_where_there_is_no_gpu(tmp_path):
+def test_every_function_that_the_host_may_call_returns_an_error_of_cuda_where_there_is_no_gpu(
+    tmp_path,
+):
     """nvcc compiles a host call of a device function without a word, into an end of the process."""
     sources = [*CUDA.glob("*.cu"), CUDA / "pass.cpp"]
     objects = [tmp_path / f"{source.name}.o" for source in sources]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda source, to: subprocess.run([*NVCC, "-arch=sm_80", "-c", source, "-o", to], check=True,
-                                                        timeout=300), sources, objects))
-    entries = {source.name: set(re.findall(r" T linpix::(\w+)\(", subprocess.run(
-        ["nm", "-C", to], capture_output=True, text=True, check=True).stdout))
-        for source, to in zip(sources, objects, strict=True)}
+        list(
+            pool.map(
+                lambda source, to: subprocess.run(
+                    [*NVCC, "-arch=sm_80", "-c", source, "-o", to], check=True, timeout=300
+                ),
+                sources,
+                objects,
+            )
+        )
+    entries = {
+        source.name: set(
+            re.findall(
+                r" T linpix::(\w+)\(",
+                subprocess.run(["nm", "-C", to], capture_output=True, text=True, check=True).stdout,
+            )
+        )
+        for source, to in zip(sources, objects, strict=True)
+    }
     assert all(entries.values()), entries
-    subprocess.run([*NVCC, ROOT / "csrc/tests/host_entries.cpp", *objects, "-o", tmp_path / "calls"], check=True,
-                   timeout=300)
-    ended = subprocess.run([tmp_path / "calls"], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True,
-                           text=True, timeout=60)
+    subprocess.run(
+        [*NVCC, ROOT / "csrc/tests/host_entries.cpp", *objects, "-o", tmp_path / "calls"],
+        check=True,
+        timeout=300,
+    )
+    ended = subprocess.run(
+        [tmp_path / "calls"],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert ended.returncode == 0, f"the process ended in {ended.stdout.splitlines()[-1]}"
     returned = [line.split() for line in ended.stdout.splitlines()]
     assert {int(code) for _, code in returned} <= NO_GPU, ended.stdout
-    assert {name for name, _ in returned} == set().union(*entries.values()), "csrc/tests/host_entries.cpp calls others"
+    assert {name for name, _ in returned} == set().union(*entries.values()), (
+        "csrc/tests/host_entries.cpp calls others"
+    )
 
 
 @pytest.mark.nvcc
@@ -821,12 +1166,21 @@ def test_every_function_that_the_host_may_call_returns_an_error_of_cuda_where_th
 def test_a_source_compiles_alone_without_spills_and_within_its_registers(source, tmp_path):
     """For the GPUs that it is for, and for the next ones."""
     targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90, 100)]
-    ended = subprocess.run([*NVCC, *targets, "-Xptxas", "-v", "-c", CUDA / source, "-o", tmp_path / "object.o"],
-                           capture_output=True, text=True, timeout=500)
+    ended = subprocess.run(
+        [*NVCC, *targets, "-Xptxas", "-v", "-c", CUDA / source, "-o", tmp_path / "object.o"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     assert ended.returncode == 0, ended.stderr
     assert "warning" not in ended.stderr.lower(), ended.stderr
-    report = re.findall(r"entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
-                        r"(\d+) bytes spill loads.*?Used (\d+) registers", ended.stderr, re.DOTALL)
+    report = re.findall(
+        r"entry function '(\w+)' for '(sm_\d+)'.*?(\d+) bytes stack frame, (\d+) bytes spill"
+        r" stores, "
+        r"(\d+) bytes spill loads.*?Used (\d+) registers",
+        ended.stderr,
+        re.DOTALL,
+    )
     assert {sm for _, sm, *_ in report} == {"sm_80", "sm_90", "sm_100"}
     for name, sm, *bytes_, registers in report:
         [kernel] = [kernel for kernel in CEILINGS if f"{len(kernel)}{kernel}" in name]
@@ -836,8 +1190,12 @@ def test_a_source_compiles_alone_without_spills_and_within_its_registers(source,
 
 @pytest.mark.nvcc
 @pytest.mark.parametrize("compiler", ["there", "missing", "broken"])
-def test_an_install_beside_a_torch_with_cuda_compiles_the_library_or_says_what_is_missing(compiler, tmp_path):
-    """With this torch's headers under the name of one that is made for CUDA; only a GPU can say whether it runs."""
+def test_an_install_beside_a_torch_with_cuda_compiles_the_library_or_says_what_is_missing(
+    compiler, tmp_path
+):
+    """With this torch's headers under the name of one that is made for CUDA; only a GPU can say
+    whether it runs.
+    """
     torch_folder, home, programs = tmp_path / "site/torch", tmp_path / "cuda", tmp_path / "bin"
     torch_folder.mkdir(parents=True)
     for name in ("include", "lib"):
@@ -852,16 +1210,36 @@ def test_an_install_beside_a_torch_with_cuda_compiles_the_library_or_says_what_i
     if compiler == "broken":
         (home / "bin/nvcc").write_text("#!/bin/sh\nexit 1\n")
         (home / "bin/nvcc").chmod(0o755)
-    variables = {"PYTHONPATH": str(tmp_path / "site"), "CC": str(programs / "cc"), "CXX": str(programs / "c++"),
-                 "NVCC_APPEND_FLAGS": "-Xcicc=-O0 -Xptxas=-O0 -Xcompiler=-O0"}
+    variables = {
+        "PYTHONPATH": str(tmp_path / "site"),
+        "CC": str(programs / "cc"),
+        "CXX": str(programs / "c++"),
+        "NVCC_APPEND_FLAGS": "-Xcicc=-O0 -Xptxas=-O0 -Xcompiler=-O0",
+    }
     if compiler != "there":
         variables["CUDA_HOME"] = str(home)
-    ended = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "built",
-                            "--build-temp", tmp_path / "objects"], cwd=ROOT, env=os.environ | variables,
-                           capture_output=True, text=True, timeout=500)
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "setup.py",
+            "-q",
+            "build_ext",
+            "--build-lib",
+            tmp_path / "built",
+            "--build-temp",
+            tmp_path / "objects",
+        ],
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     assert ended.returncode == 0, ended.stderr
     built = {path.name for path in (tmp_path / "built/linpix/model").iterdir()}
     assert f"liblinpix_cpu_{ops.SCHEMAS}.so" in built
     assert (f"liblinpix_cuda_{ops.SCHEMAS}.so" in built) == (compiler == "there")
-    warning = re.search(r"LinPix will decode on the CPU. Install the CUDA 13.0 toolkit", ended.stderr)
+    warning = re.search(
+        r"LinPix will decode on the CPU. Install the CUDA 13.0 toolkit", ended.stderr
+    )
     assert bool(warning) == (compiler != "there"), ended.stderr

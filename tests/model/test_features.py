@@ -1,4 +1,3 @@
-
 import numpy as np
 import torch
 
@@ -18,13 +17,17 @@ def test_polynomial_features_are_the_squared_product():
 
 
 def test_random_features_are_the_softmax_kernel_in_expectation():
-    """More directions come closer (their error has heavy tails, so small vectors); those of a model never change."""
+    """More directions come closer (their error has heavy tails, so small vectors); those of a model
+    never change.
+    """
     q, k, _ = (x[0, 0] / 2 for x in tokens(20))
     exact = (q @ k.mT / q.shape[-1] ** 0.5).exp()
     errors = []
     for count in (50, 800, 12_800):
         w = directions(count, q.shape[-1])
-        errors.append(float((random_features(q, w) @ random_features(k, w).mT / exact - 1).abs().mean()))
+        errors.append(
+            float((random_features(q, w) @ random_features(k, w).mT / exact - 1).abs().mean())
+        )
     assert errors[1] < errors[0] / 2 and errors[2] < errors[1] / 2 and errors[2] < 0.02
     w = directions(8, 4).numpy()
     expected = [0.83272250456431, -0.12908196227793906, -0.9967408206381972, -0.500242267819221]

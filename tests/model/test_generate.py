@@ -18,11 +18,14 @@ SEEDS = [5, 6, 2**40 + 7, 2**53 - 1]
 
 
 def net_of(**changes) -> Transformer:
-    """Parameters far from those of another random network, so that a wrong one shows in the draws."""
+    """Parameters far from those of another random network, so that a wrong one shows in the
+    draws.
+    """
     torch.manual_seed(0)
     net = Transformer(dataclasses.replace(PRESETS["tiny"], **changes)).eval().requires_grad_(False)
     net.head.weight *= 3
-    net.head.bias[2 * net.config.mixtures:] -= 2  # narrow: values depend on what came before, not on u alone
+    # narrow: values depend on what came before, not on u alone
+    net.head.bias[2 * net.config.mixtures :] -= 2
     return net
 
 
@@ -32,8 +35,10 @@ def share_equal(ours: Tensor, theirs: Tensor) -> float:
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_an_images_own_seed_reproduces_it_alone_as_far_as_rounding_allows(attention):
-    """The same bytes are promised for the same batch only: another batch size is another matrix product. It
-    may round otherwise, and one value that lands on the other side of .5 changes all that follow it."""
+    """The same bytes are promised for the same batch only: another batch size is another matrix
+    product. It
+    may round otherwise, and one value that lands on the other side of .5 changes all that follow
+    it."""
     net = net_of(attention=attention)
     seeds = list(range(16))
     together = generate(net, seeds)
@@ -50,7 +55,10 @@ def test_the_noise_of_an_image_depends_on_nothing_but_its_seed_and_position():
         assert together.shape == (4, 54, C, 2)
         for row, seed in enumerate(SEEDS):
             assert torch.equal(together[row], noise_of(config, np.array([seed]), t)[0])
-            assert together[row, 3].tolist() == uniforms(np.array(seed), 13 * C + np.arange(C))[:, :2].tolist()
+            assert (
+                together[row, 3].tolist()
+                == uniforms(np.array(seed), 13 * C + np.arange(C))[:, :2].tolist()
+            )
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -77,7 +85,10 @@ def test_completing_a_drawn_image_with_its_own_seed_draws_it_again(prefix, atten
 
 
 def test_keys_and_values_count_in_how_many_threads_a_step_is_worth():
-    """64 images of mnist-small: what linear attention keeps is small all along, what softmax keeps is not."""
+    """64 images of mnist-small: what linear attention keeps is small all along, what softmax keeps
+    is not.
+    """
+
     def threads_of(attention: str, rows: int, t: int) -> int:
         with torch.device("meta"):
             net = Transformer(dataclasses.replace(PRESETS["mnist-small"], attention=attention))
@@ -100,11 +111,17 @@ def test_a_conditional_model_draws_a_class_first_and_each_as_often():
     config = dataclasses.replace(PRESETS["tiny"], patch=4, background=0, background_dim=16)
     net = Transformer(config).eval()
     seeds = np.arange(10_000)
-    drawn = starts_of(net, torch.zeros(len(seeds), 10), seeds, torch.full((len(seeds),), START)) - START - 1
+    drawn = (
+        starts_of(net, torch.zeros(len(seeds), 10), seeds, torch.full((len(seeds),), START))
+        - START
+        - 1
+    )
     assert int((drawn.bincount(minlength=10) - 1_000).abs().max()) < 4 * 30
     asked = starts_of(net, torch.zeros(2, 10), seeds[:2], torch.tensor([START + 4, START]))
     assert asked.tolist() == [START + 4, START + 1 + int(drawn[1])]
-    assert torch.equal(generate(net, [0, 1, 2]), generate(net, [0, 1, 2], labels=drawn[:3].tolist()))
+    assert torch.equal(
+        generate(net, [0, 1, 2]), generate(net, [0, 1, 2], labels=drawn[:3].tolist())
+    )
     with pytest.raises(ValueError, match="give a label, 0 to 9"):
         net.parameters_of(np.zeros((1, 64), np.uint8))
 
@@ -118,15 +135,20 @@ def test_temperature_0_needs_no_seed():
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_drawn_images_are_as_surprising_as_the_model_says(attention):
-    """The mean of -log p over draws is the entropy, position by position: the loop feeds what it should."""
+    """The mean of -log p over draws is the entropy, position by position: the loop feeds what it
+    should.
+    """
     net = net_of(attention=attention)
     drawn = generate(net, list(range(200)))
     parameters = net.parameters_of(drawn).double()
     surprise = -log_likelihood(parameters, drawn)
-    log_p = log_likelihood(parameters[..., None, :].expand(200, 64, 256, -1), torch.arange(256).expand(200, 64, 256))
+    log_p = log_likelihood(
+        parameters[..., None, :].expand(200, 64, 256, -1), torch.arange(256).expand(200, 64, 256)
+    )
     excess = surprise + (log_p.exp() * log_p).sum(-1)  # of mean 0, whatever came before
     assert abs(float(excess.mean())) < 5 * float(excess.std()) / math.sqrt(excess.numel())
-    strange = -log_likelihood(parameters, drawn.roll(1, 0))  # and images that were not drawn here are noticed
+    # and images that were not drawn here are noticed
+    strange = -log_likelihood(parameters, drawn.roll(1, 0))
     assert float((strange - surprise).mean()) > 0.5
 
 
@@ -143,6 +165,10 @@ def test_without_a_start_token_sub_pixel_0_is_drawn_from_its_marginal():
 
 
 def test_the_published_samplers_scale_is_used_where_the_configuration_says_so():
-    """elu(log_scale) + 1.0001 and exp(log_scale) differ above 0; below, by the 0.0001 and the clamp at -7."""
-    ours, published = (generate(net_of(scale_transform=transform), SEEDS) for transform in ("exp", "elu"))
+    """elu(log_scale) + 1.0001 and exp(log_scale) differ above 0; below, by the 0.0001 and the clamp
+    at -7.
+    """
+    ours, published = (
+        generate(net_of(scale_transform=transform), SEEDS) for transform in ("exp", "elu")
+    )
     assert share_equal(ours, published) < 0.5

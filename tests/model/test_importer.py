@@ -47,7 +47,9 @@ def test_logits_equal_the_published_ones_step_by_step(reference):
 
 
 def test_bits_per_dim_equal_the_published_loss(reference):
-    """The published loss is about x_1 .. x_783, and takes a density where a probability is below 1e-5."""
+    """The published loss is about x_1 .. x_783, and takes a density where a probability is below
+    1e-5.
+    """
     net, expected = reference
     images = torch.from_numpy(expected["images"])
     nats = -log_likelihood(net.parameters_of(images), images)[:, 1:].double().mean(0).sum()
@@ -55,29 +57,52 @@ def test_bits_per_dim_equal_the_published_loss(reference):
     assert found == pytest.approx(float(expected["bits_per_dim"]), abs=1e-5)
 
 
-# What follows needs no golden vectors: networks of the published form with random weights, of our making.
+# What follows needs no golden vectors: networks of the published form with random weights, of our
+# making.
 
-def published(positions: int = 783, values: int = 6, width: int = 10, value_width: int = 7,
-              mixtures: int = 2) -> OrderedDict[str, Tensor]:
-    """Tensors of two layers: d_model 10 in tables of 7 and 3, keys of 10, values of `values`, d_ff 12."""
+
+def published(
+    positions: int = 783, values: int = 6, width: int = 10, value_width: int = 7, mixtures: int = 2
+) -> OrderedDict[str, Tensor]:
+    """Tensors of two layers: d_model 10 in tables of 7 and 3, keys of 10, values of `values`, d_ff
+    12.
+    """
     random = torch.Generator().manual_seed(positions)
-    shapes = {"value_embedding.weight": (256, value_width),
-              "pos_embedding.pe": (1, positions, width - value_width)}
+    shapes = {
+        "value_embedding.weight": (256, value_width),
+        "pos_embedding.pe": (1, positions, width - value_width),
+    }
     for layer in ("transformer.layers.0", "transformer.layers.1"):
         for name, outputs, inputs in (
-                ("attention.query_projection", width, width), ("attention.key_projection", width, width),
-                ("attention.value_projection", values, width), ("attention.out_projection", width, values),
-                ("linear1", 12, width), ("linear2", width, 12)):
-            shapes |= {f"{layer}.{name}.weight": (outputs, inputs), f"{layer}.{name}.bias": (outputs,)}
+            ("attention.query_projection", width, width),
+            ("attention.key_projection", width, width),
+            ("attention.value_projection", values, width),
+            ("attention.out_projection", width, values),
+            ("linear1", 12, width),
+            ("linear2", width, 12),
+        ):
+            shapes |= {
+                f"{layer}.{name}.weight": (outputs, inputs),
+                f"{layer}.{name}.bias": (outputs,),
+            }
         for name in ("norm1", "norm2"):
             shapes |= {f"{layer}.{name}.weight": (width,), f"{layer}.{name}.bias": (width,)}
-    shapes |= {"transformer.norm.weight": (width,), "transformer.norm.bias": (width,),
-               "predictor.weight": (3 * mixtures, width), "predictor.bias": (3 * mixtures,)}
-    return OrderedDict((name, torch.randn(shape, generator=random) * 0.4) for name, shape in shapes.items())
+    shapes |= {
+        "transformer.norm.weight": (width,),
+        "transformer.norm.bias": (width,),
+        "predictor.weight": (3 * mixtures, width),
+        "predictor.bias": (3 * mixtures,),
+    }
+    return OrderedDict(
+        (name, torch.randn(shape, generator=random) * 0.4) for name, shape in shapes.items()
+    )
 
 
 def predict(state: OrderedDict[str, Tensor], x: Tensor, attention: str) -> Tensor:
-    """The network written as it was published: x_0 .. x_{T-2} in, parameters of x_1 .. x_{T-1} out."""
+    """The network written as it was published: x_0 .. x_{T-2} in, parameters of x_1 .. x_{T-1}
+    out.
+    """
+
     def of(name: str) -> tuple[Tensor, Tensor]:
         return state[f"{name}.weight"], state[f"{name}.bias"]
 
@@ -85,11 +110,16 @@ def predict(state: OrderedDict[str, Tensor], x: Tensor, attention: str) -> Tenso
     h = torch.cat([state["value_embedding.weight"][x.long()], positions], -1)
     for index in range(2):
         layer = f"transformer.layers.{index}"
-        projected = (F.linear(h, *of(f"{layer}.attention.{name}_projection"))
-                     for name in ("query", "key", "value"))
+        projected = (
+            F.linear(h, *of(f"{layer}.attention.{name}_projection"))
+            for name in ("query", "key", "value")
+        )
         q, k, v = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in projected)
-        scores = ((q @ k.mT / q.shape[-1] ** 0.5).exp() if attention == "softmax"
-                  else (F.elu(q) + 1) @ (F.elu(k) + 1).mT).tril()
+        scores = (
+            (q @ k.mT / q.shape[-1] ** 0.5).exp()
+            if attention == "softmax"
+            else (F.elu(q) + 1) @ (F.elu(k) + 1).mT
+        ).tril()
         y = (scores @ v / scores.sum(-1, keepdim=True)).transpose(1, 2).flatten(2)
         y = F.linear(y, *of(f"{layer}.attention.out_projection"))
         h = F.layer_norm(h + y, (10,), *of(f"{layer}.norm1"))
@@ -100,7 +130,10 @@ def predict(state: OrderedDict[str, Tensor], x: Tensor, attention: str) -> Tenso
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a reference file: keywords replace, add or (None) remove entries of the outermost dict."""
+    """Write a reference file: keywords replace, add or (None) remove entries of the outermost
+    dict.
+    """
+
     def write(state=None, **entries) -> Path:
         path = tmp_path / "reference.pth"
         data = {"model_state": published() if state is None else state, "iteration": 7} | entries
@@ -117,9 +150,15 @@ def test_tables_of_unequal_width_and_values_narrower_than_keys_are_understood(at
     assert (net.config.key_dim, net.config.value_dim, net.config.d_model) == (5, 3, 10)
     assert provenance["steps"] == 7 and provenance["imported_from"] == "reference.pth"
     assert not net.training
-    images = torch.randint(0, 256, (2, 784), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
-    torch.testing.assert_close(net.parameters_of(images)[:, 1:], predict(state, images[:, :-1], attention),
-                               rtol=0, atol=2e-5)
+    images = torch.randint(
+        0, 256, (2, 784), generator=torch.Generator().manual_seed(1), dtype=torch.uint8
+    )
+    torch.testing.assert_close(
+        net.parameters_of(images)[:, 1:],
+        predict(state, images[:, :-1], attention),
+        rtol=0,
+        atol=2e-5,
+    )
 
 
 def test_28_by_28_begins_with_0_unless_the_data_say_otherwise(write):
@@ -140,8 +179,13 @@ def test_32_by_32_needs_the_data(write):
     assert (net.config.height, net.config.width, net.config.channels) == (32, 32, 3)
 
 
-@pytest.mark.parametrize(("heads", "rows"), [
-    *((heads, "10 rows of .*query_proj") for heads in (0, -2, 3, 4, 20)), (5, "6 rows of .*value_projection")])
+@pytest.mark.parametrize(
+    ("heads", "rows"),
+    [
+        *((heads, "10 rows of .*query_proj") for heads in (0, -2, 3, 4, 20)),
+        (5, "6 rows of .*value_projection"),
+    ],
+)
 def test_heads_that_do_not_divide_every_projection_are_refused(heads, rows, write):
     """4 divides neither 10 nor 6; 3 divides the values' 6, but not the queries' 10."""
     with pytest.raises(ImporterError, match=rf"--heads must divide the {rows}.*got {heads}"):
@@ -149,32 +193,60 @@ def test_heads_that_do_not_divide_every_projection_are_refused(heads, rows, writ
 
 
 def test_attention_that_we_do_not_have_is_refused(write):
-    with pytest.raises(ImporterError, match=r"--attention must be one of linear, softmax.*got 'reformer'"):
+    with pytest.raises(
+        ImporterError, match=r"--attention must be one of linear, softmax.*got 'reformer'"
+    ):
         import_reference(write(), HEADS, "reformer")
 
 
 QUERY = "transformer.layers.0.attention.query_projection.weight"
 TENSORS = {
-    "missing": ({"transformer.layers.1.linear2.bias": None},
-                r"lacks tensor transformer\.layers\.1\.linear2\.bias"),
+    "missing": (
+        {"transformer.layers.1.linear2.bias": None},
+        r"lacks tensor transformer\.layers\.1\.linear2\.bias",
+    ),
     "needed for shapes": ({QUERY: None}, f"lacks tensor {QUERY}"),
-    "unknown": ({"transformer.layers.0.gate": torch.zeros(1)},
-                r"has unknown tensor transformer\.layers\.0\.gate"),
-    "a layer left out": ({"transformer.layers.3.norm1.bias": torch.zeros(10)},
-                         r"lacks tensor transformer\.layers\.2"),
-    "misshapen": ({"transformer.norm.weight": torch.zeros(9)},
-                  r"tensor transformer\.norm\.weight .*\(10,\), got \(9,\)"),
-    "few values": ({"value_embedding.weight": torch.zeros(255, 7)},
-                   r"value_embedding.weight .*\(256, 7\), got \(255, 7\)"),
-    "flat": ({QUERY: torch.zeros(10)}, rf"tensor {QUERY} must have 2 dimensions, got shape \(10,\)"),
+    "unknown": (
+        {"transformer.layers.0.gate": torch.zeros(1)},
+        r"has unknown tensor transformer\.layers\.0\.gate",
+    ),
+    "a layer left out": (
+        {"transformer.layers.3.norm1.bias": torch.zeros(10)},
+        r"lacks tensor transformer\.layers\.2",
+    ),
+    "misshapen": (
+        {"transformer.norm.weight": torch.zeros(9)},
+        r"tensor transformer\.norm\.weight .*\(10,\), got \(9,\)",
+    ),
+    "few values": (
+        {"value_embedding.weight": torch.zeros(255, 7)},
+        r"value_embedding.weight .*\(256, 7\), got \(255, 7\)",
+    ),
+    "flat": (
+        {QUERY: torch.zeros(10)},
+        rf"tensor {QUERY} must have 2 dimensions, got shape \(10,\)",
+    ),
     "empty": ({QUERY: torch.zeros(0, 10)}, "key_dim must be an integer of at least 1, got 0"),
-    "another image": ({"pos_embedding.pe": torch.zeros(1, 784, 3)}, r"783 \(28 x 28 x 1\) or 3071 .*got 784"),
-    "no mixture": ({"predictor.weight": torch.zeros(256, 10)},
-                   r"predictor\.weight must have 3 rows per mixture, got 256"),
-    "NaN": ({"predictor.bias": torch.full((6,), torch.nan)}, r"tensor predictor\.bias holds values that are"),
-    "integers": ({"predictor.bias": torch.zeros(6, dtype=torch.int64)},
-                 r"predictor\.bias must be .*got torch\.int64"),
-    "sparse": ({"predictor.bias": torch.zeros(6).to_sparse()}, "predictor.bias must be a dense tensor"),
+    "another image": (
+        {"pos_embedding.pe": torch.zeros(1, 784, 3)},
+        r"783 \(28 x 28 x 1\) or 3071 .*got 784",
+    ),
+    "no mixture": (
+        {"predictor.weight": torch.zeros(256, 10)},
+        r"predictor\.weight must have 3 rows per mixture, got 256",
+    ),
+    "NaN": (
+        {"predictor.bias": torch.full((6,), torch.nan)},
+        r"tensor predictor\.bias holds values that are",
+    ),
+    "integers": (
+        {"predictor.bias": torch.zeros(6, dtype=torch.int64)},
+        r"predictor\.bias must be .*got torch\.int64",
+    ),
+    "sparse": (
+        {"predictor.bias": torch.zeros(6).to_sparse()},
+        "predictor.bias must be a dense tensor",
+    ),
     "no tensor": ({"predictor.bias": [0.0] * 6}, "predictor.bias must be .*got list"),
 }
 
@@ -204,15 +276,28 @@ OTHER = {name: -tensor for name, tensor in published().items()}
 WRAPPED = {
     "bare": published(),
     "DataParallel": {"model_state": after("module."), "iteration": 7},
-    "Lightning": {"state_dict": after("model."), "global_step": 7, "epoch": 1, "loops": {"fit_loop": {}},
-                  "optimizer_states": [{"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": []}]},
-    "Lightning, with a loss of its own": {"state_dict": after("net.", **{"loss.weight": torch.ones(2)})},
+    "Lightning": {
+        "state_dict": after("model."),
+        "global_step": 7,
+        "epoch": 1,
+        "loops": {"fit_loop": {}},
+        "optimizer_states": [{"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": []}],
+    },
+    "Lightning, with a loss of its own": {
+        "state_dict": after("net.", **{"loss.weight": torch.ones(2)})
+    },
     "compiled": {"model": after("_orig_mod.")},
-    "compiled inside": {"net": renamed(lambda name: name.replace("transformer.", "transformer._orig_mod."))},
-    "distributed and compiled, in a wrapper": {"model_state_dict": after("module._orig_mod.generator.")},
+    "compiled inside": {
+        "net": renamed(lambda name: name.replace("transformer.", "transformer._orig_mod."))
+    },
+    "distributed and compiled, in a wrapper": {
+        "model_state_dict": after("module._orig_mod.generator.")
+    },
     "averaged by torch": after("module.", n_averaged=torch.tensor(9)),
     "averaged beside it": {"model": OTHER, "model_ema": {"decay": 0.99, "module": published()}},
-    "averaged in one dict": {"state_dict": {f"net.{name}": OTHER[name] for name in OTHER} | after("ema.module.")},
+    "averaged in one dict": {
+        "state_dict": {f"net.{name}": OTHER[name] for name in OTHER} | after("ema.module.")
+    },
     "averaged among bare names": OTHER | after("ema_model."),
     "averages without names": {"model": published(), "ema": {"shadow_params": [torch.zeros(2)]}},
     "an ordered dict in an own place": {"checkpoint": {"weights": OrderedDict(published())}},
@@ -235,20 +320,44 @@ def test_safetensors_are_read_too(tmp_path, write):
     assert torch.equal(net.head.bias, published()["predictor.bias"])
 
 
-@pytest.mark.parametrize(("saved", "message"), [
-    ({"state_dict": {name: tensor for name, tensor in after("model.").items() if "linear2.bias" not in name}},
-     r"theirs.pth \(state_dict, model\.\*\) lacks tensor transformer\.layers\.0\.linear2\.bias"),
-    ({"state_dict": {"model.value_embedding.weight": torch.zeros(256, 7)}},
-     r"\(state_dict, model\.\*\) lacks tensor pos_embedding\.pe"),
-    (after("") | {"loss.weight": torch.ones(2)}, "has unknown tensor loss.weight"),
-    ({"state_dict": {"conv1.weight": torch.ones(2)}, "epoch": 3},
-     "lacks tensor value_embedding.weight, at any depth .* it has .*epoch.*state_dict, conv1.weight"),
-    ({"model_state": None, "iteration": 7}, "lacks tensor value_embedding.weight.* it has model_state, iteration"),
-    ({"model_state": [1]}, "lacks tensor value_embedding.weight.* it has model_state"),
-    ({"model_state": {1: torch.zeros(1)}}, "lacks tensor value_embedding.weight"),
-    ({}, "lacks tensor value_embedding.weight"),
-    ([published()], "lacks tensor value_embedding.weight.* it is list"),
-])
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        (
+            {
+                "state_dict": {
+                    name: tensor
+                    for name, tensor in after("model.").items()
+                    if "linear2.bias" not in name
+                }
+            },
+            (
+                r"theirs.pth \(state_dict, model\.\*\) lacks tensor"
+                r" transformer\.layers\.0\.linear2\.bias"
+            ),
+        ),
+        (
+            {"state_dict": {"model.value_embedding.weight": torch.zeros(256, 7)}},
+            r"\(state_dict, model\.\*\) lacks tensor pos_embedding\.pe",
+        ),
+        (after("") | {"loss.weight": torch.ones(2)}, "has unknown tensor loss.weight"),
+        (
+            {"state_dict": {"conv1.weight": torch.ones(2)}, "epoch": 3},
+            (
+                "lacks tensor value_embedding.weight, at any depth .* it has .*epoch.*state_dict,"
+                " conv1.weight"
+            ),
+        ),
+        (
+            {"model_state": None, "iteration": 7},
+            "lacks tensor value_embedding.weight.* it has model_state, iteration",
+        ),
+        ({"model_state": [1]}, "lacks tensor value_embedding.weight.* it has model_state"),
+        ({"model_state": {1: torch.zeros(1)}}, "lacks tensor value_embedding.weight"),
+        ({}, "lacks tensor value_embedding.weight"),
+        ([published()], "lacks tensor value_embedding.weight.* it is list"),
+    ],
+)
 def test_what_is_missing_is_named_as_it_is_in_the_file(saved, message, tmp_path):
     torch.save(saved, tmp_path / "theirs.pth")
     with pytest.raises(ImporterError, match=message) as error:
@@ -257,7 +366,9 @@ def test_what_is_missing_is_named_as_it_is_in_the_file(saved, message, tmp_path)
 
 
 def tower() -> list:
-    """Lists within lists: thirty references, and a text of 2^30 words if all of it is written out."""
+    """Lists within lists: thirty references, and a text of 2^30 words if all of it is written
+    out.
+    """
     floor: list = ["word"]
     for _ in range(30):
         floor = [floor, floor]
@@ -271,14 +382,25 @@ def tower_of_dicts() -> dict:
     return floor
 
 
-@pytest.mark.parametrize(("entries", "message"), [
-    ({"model_state": tower()}, "lacks tensor value_embedding.weight"),
-    ({"model_state": tower_of_dicts()}, "lacks tensor value_embedding.weight"),
-    ({"model_state": published() | {QUERY: torch.zeros(1).expand(2**40, 2**20)}},
-     r"has shape \(1099511627776, 1048576\), but the file has less data than that"),
-    ({"model_state": published() | {QUERY: torch.zeros(10, 10, device="meta")}}, "must be a dense tensor"),
-    ({"model_state": published() | {QUERY: torch.zeros(10, 10).to(torch.float8_e5m2)}}, "got torch.float8_e5m2"),
-])
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"model_state": tower()}, "lacks tensor value_embedding.weight"),
+        ({"model_state": tower_of_dicts()}, "lacks tensor value_embedding.weight"),
+        (
+            {"model_state": published() | {QUERY: torch.zeros(1).expand(2**40, 2**20)}},
+            r"has shape \(1099511627776, 1048576\), but the file has less data than that",
+        ),
+        (
+            {"model_state": published() | {QUERY: torch.zeros(10, 10, device="meta")}},
+            "must be a dense tensor",
+        ),
+        (
+            {"model_state": published() | {QUERY: torch.zeros(10, 10).to(torch.float8_e5m2)}},
+            "got torch.float8_e5m2",
+        ),
+    ],
+)
 def test_what_would_take_all_memory_to_look_at_is_refused_by_name(entries, message, write):
     with pytest.raises(ImporterError, match=message):
         import_reference(write(**entries), HEADS)
@@ -286,7 +408,10 @@ def test_what_would_take_all_memory_to_look_at_is_refused_by_name(entries, messa
 
 def test_a_pickle_that_would_run_code_is_refused_unread(write):
     path = write(arguments=argparse.Namespace(layers=2))
-    with pytest.raises(ImporterError, match=r"refused: it contains argparse\.Namespace.*only the model's state_dict"):
+    with pytest.raises(
+        ImporterError,
+        match=r"refused: it contains argparse\.Namespace.*only the model's state_dict",
+    ):
         import_reference(path, HEADS)
 
 
@@ -310,9 +435,17 @@ def archive() -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("raw", [b"", b"hello, I am no checkpoint\n" * 9, b"\x89PNG\r\n\x1a\n" + bytes(99),
-                                 b"\x80\x02", archive()],
-                         ids=["empty", "text", "PNG", "two bytes", "other zip"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"hello, I am no checkpoint\n" * 9,
+        b"\x89PNG\r\n\x1a\n" + bytes(99),
+        b"\x80\x02",
+        archive(),
+    ],
+    ids=["empty", "text", "PNG", "two bytes", "other zip"],
+)
 def test_a_file_that_is_not_from_torch_is_refused_as_such(raw, tmp_path):
     path = tmp_path / "reference.pth"
     path.write_bytes(raw)
@@ -325,7 +458,9 @@ def test_a_file_that_is_not_from_torch_is_refused_as_such(raw, tmp_path):
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "as before torch 1.6"])
 def test_a_truncated_file_is_called_truncated_wherever_it_ends(zipped, tmp_path):
     path = tmp_path / "reference.pth"
-    torch.save({"model_state": published(), "iteration": 7}, path, _use_new_zipfile_serialization=zipped)
+    torch.save(
+        {"model_state": published(), "iteration": 7}, path, _use_new_zipfile_serialization=zipped
+    )
     raw = path.read_bytes()
     import_reference(path, HEADS)
     for size in np.linspace(0, len(raw) - 1, 40).astype(int):

@@ -1,4 +1,6 @@
-"""Likelihoods computed in pieces equal the parallel form over whole images, and are true probabilities."""
+"""Likelihoods computed in pieces equal the parallel form over whole images, and are true
+probabilities.
+"""
 
 import dataclasses
 import math
@@ -18,16 +20,29 @@ from tests import nets
 
 TINY = PRESETS["tiny"]
 MARGINAL = np.random.default_rng(1).random(256)
-PIXELS = dataclasses.replace(TINY, channels=3, tokens="pixel", neighbours=((0, -1, 1), (-1, 0, 0), (-1, 1, 2)))
+PIXELS = dataclasses.replace(
+    TINY, channels=3, tokens="pixel", neighbours=((0, -1, 1), (-1, 0, 0), (-1, 1, 2))
+)
 CONFIGS = {
-    "linear": TINY, "colour": dataclasses.replace(TINY, channels=3),
-    "softmax": dataclasses.replace(TINY, attention="softmax"), "lsh": dataclasses.replace(TINY, attention="lsh"),
+    "linear": TINY,
+    "colour": dataclasses.replace(TINY, channels=3),
+    "softmax": dataclasses.replace(TINY, attention="softmax"),
+    "lsh": dataclasses.replace(TINY, attention="lsh"),
     "reversible": dataclasses.replace(TINY, residual="reversible", norm="pre"),
-    "marginal": dataclasses.replace(TINY, classes=0, first_marginal=tuple((MARGINAL / MARGINAL.sum()).tolist())),
-    "background": dataclasses.replace(TINY, background=0, background_dim=16), "conditional": nets.CONDITIONAL,
-    "pixels": PIXELS, "pixels, lsh": dataclasses.replace(PIXELS, attention="lsh"),
-    "pixels, conditional": dataclasses.replace(PIXELS, patch=4, following=((0, 1, 2), (1, 0, 1)),
-                                               look_ups=("previous", "row", "column", "class"))}
+    "marginal": dataclasses.replace(
+        TINY, classes=0, first_marginal=tuple((MARGINAL / MARGINAL.sum()).tolist())
+    ),
+    "background": dataclasses.replace(TINY, background=0, background_dim=16),
+    "conditional": nets.CONDITIONAL,
+    "pixels": PIXELS,
+    "pixels, lsh": dataclasses.replace(PIXELS, attention="lsh"),
+    "pixels, conditional": dataclasses.replace(
+        PIXELS,
+        patch=4,
+        following=((0, 1, 2), (1, 0, 1)),
+        look_ups=("previous", "row", "column", "class"),
+    ),
+}
 SCATTERED = np.random.default_rng(2).random(64) < 0.5
 
 
@@ -43,7 +58,11 @@ def net_of(name: str) -> Transformer:
 def picture_of(net: Transformer, *, dark: bool = False) -> np.ndarray:
     """dark: most of it skips the layers, where a model has a background."""
     picture = np.random.default_rng(0).integers(0, 256, net.config.subpixels, dtype=np.uint8)
-    return np.where(np.arange(len(picture)) % 13 == 5, picture, 0).astype(np.uint8) if dark else picture
+    return (
+        np.where(np.arange(len(picture)) % 13 == 5, picture, 0).astype(np.uint8)
+        if dark
+        else picture
+    )
 
 
 @pytest.fixture(params=[1.0, likelihood.PIECE], ids=["smallest pieces", "usual pieces"])
@@ -62,8 +81,19 @@ def test_a_whole_image_has_the_bits_per_dim_of_evaluate(pieces, name, dark):
     assert scoring.log_probs.shape == (10 if net.config.class_first else 1, net.config.subpixels)
 
 
-@pytest.mark.parametrize("name", ["linear", "softmax", "lsh", "reversible", "background", "conditional", "pixels",
-                                  "pixels, conditional"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear",
+        "softmax",
+        "lsh",
+        "reversible",
+        "background",
+        "conditional",
+        "pixels",
+        "pixels, conditional",
+    ],
+)
 def test_classes_together_have_what_the_parallel_form_gives_each(pieces, name):
     net = net_of(name)
     picture, labels = picture_of(net), [None, *range(10)]
@@ -83,15 +113,27 @@ def test_a_conditional_model_is_asked_given_all_that_is_known(pieces, name, dark
     scoring = Scoring(net, picture, known, [None, 3]).complete()
     images, told = torch.from_numpy(picture).expand(2, -1), torch.from_numpy(known).expand(2, -1)
     with torch.inference_mode():
-        parameters = net.predict(net.sequences(images, torch.tensor([START, START + 4]), told)).parameters
+        parameters = net.predict(
+            net.sequences(images, torch.tensor([START, START + 4]), told)
+        ).parameters
     expected = mixture.log_likelihood(parameters, images)
     assert torch.equal(scoring.log_probs.isnan(), told)
     torch.testing.assert_close(scoring.log_probs[~told], expected[~told], atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "place"), [
-    ("linear", 63), ("softmax", 63), ("marginal", 63), ("marginal", 0), ("background", 63), ("conditional", 63),
-    ("conditional", 20), ("linear", 20)])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("linear", 63),
+        ("softmax", 63),
+        ("marginal", 63),
+        ("marginal", 0),
+        ("background", 63),
+        ("conditional", 63),
+        ("conditional", 20),
+        ("linear", 20),
+    ],
+)
 def test_the_probabilities_of_all_values_of_one_hidden_sub_pixel_are_one(name, place):
     net = net_of(name)
     picture, known = picture_of(net), np.arange(64) != place
@@ -113,7 +155,9 @@ def test_without_a_class_a_conditional_model_expects_each_as_much_as_what_is_kno
     priors = prediction.class_scores.double().log_softmax(-1)[0]
     assert priors.max() - priors.min() > 1
     scoring = Scoring(net, picture, known).complete()
-    assert scoring.mixed.sum() == pytest.approx(float((priors + likelihoods).logsumexp(0)), abs=1e-3)
+    assert scoring.mixed.sum() == pytest.approx(
+        float((priors + likelihoods).logsumexp(0)), abs=1e-3
+    )
     assert Scoring(net, picture).priors == pytest.approx(np.full(10, -math.log(10)))
 
 
@@ -132,8 +176,13 @@ def test_only_what_is_hidden_is_counted_and_nothing_after_it_is_computed(name):
 def test_a_piece_has_a_bounded_number_of_classes_and_sub_pixels(monkeypatch):
     net, asked = net_of("linear"), []
     own = net.parameters_between
-    monkeypatch.setattr(net, "parameters_between", lambda canvas, begin, end, *rest: asked.append(
-        (len(canvas), begin, end)) or own(canvas, begin, end, *rest))
+    monkeypatch.setattr(
+        net,
+        "parameters_between",
+        lambda canvas, begin, end, *rest: (
+            asked.append((len(canvas), begin, end)) or own(canvas, begin, end, *rest)
+        ),
+    )
     monkeypatch.setattr(likelihood, "PIECE", 32 * 4 * net.multiplications)
     scoring, steps = Scoring(net, picture_of(net), labels=range(10)), 1
     while scoring.advance():
@@ -182,5 +231,7 @@ def test_a_mixture_of_classes_has_their_mean_likelihood_sub_pixel_by_sub_pixel()
 def test_shipped_models_have_the_bits_per_dim_of_evaluate(data, name):
     net = checkpoint.read(checkpoint.find(name)).net
     images = load(data / "mnist", "test", net.config).images[:12]
-    found = [-bits_per_dim(Scoring(net, image).complete().mixed.sum(), net.config) for image in images]
+    found = [
+        -bits_per_dim(Scoring(net, image).complete().mixed.sum(), net.config) for image in images
+    ]
     assert np.abs(np.array(found) - bits_of(net, images).numpy()).max() < 1e-5

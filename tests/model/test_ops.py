@@ -14,8 +14,15 @@ EPS = 1e-6
 NEEDS_KERNELS = pytest.mark.skipif(not ops.compiled, reason=ops.why())
 
 
-def step_inputs(rows: int, slots: int = 80, *, tokens: int = 1, D: int = 5, M: int = 4,
-                dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+def step_inputs(
+    rows: int,
+    slots: int = 80,
+    *,
+    tokens: int = 1,
+    D: int = 5,
+    M: int = 4,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, ...]:
     """q, k, v, S, z and shuffled slots; S and z are views into a pool of two layers; D is not M."""
     random = torch.Generator().manual_seed(rows)
     q, k = (torch.randn(rows, tokens, 3, D, generator=random).to(dtype) for _ in range(2))
@@ -67,7 +74,9 @@ def test_the_state_stays_close_to_float64_over_a_whole_image(steps):
     q, k, v = (torch.randn(1, steps, 2, 32, generator=random) for _ in range(3))
     S, z, slots = torch.zeros(2, 2, 32, 32), torch.zeros(2, 2, 32), torch.tensor([1])
     for t in range(steps):
-        torch.ops.linpix.recurrent_step(q[:, t:t + 1], k[:, t:t + 1], v[:, t:t + 1], S, z, slots, EPS)
+        torch.ops.linpix.recurrent_step(
+            q[:, t : t + 1], k[:, t : t + 1], v[:, t : t + 1], S, z, slots, EPS
+        )
     mapped, values = phi(k[0].double()), v[0].double()
     S_exact, z_exact = torch.einsum("thd,thm->hdm", mapped, values), mapped.sum(0)
     assert float((S[1] - S_exact).norm() / S_exact.norm()) < 1e-5
@@ -87,26 +96,32 @@ def test_several_padding_rows_share_slot_0_and_disturb_no_one():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_schema_says_what_the_operator_does(dtype):
     q, k, v, S, z, slots = step_inputs(3, tokens=2, dtype=dtype)
-    torch.library.opcheck(torch.ops.linpix.recurrent_step.default,
-                          (q, k, v, S.contiguous(), z.contiguous(), slots, EPS))
+    torch.library.opcheck(
+        torch.ops.linpix.recurrent_step.default,
+        (q, k, v, S.contiguous(), z.contiguous(), slots, EPS),
+    )
 
 
 @NEEDS_KERNELS
-@pytest.mark.parametrize(("name", "change", "message"), [
-    ("slots", lambda x: x + 80, r"slots must be in 0\.\.79, got"),
-    ("slots", lambda x: x - 99, r"slots must be in 0\.\.79, got -"),
-    ("slots", lambda x: x * 0 + 7, "slot 7 appears twice"),
-    ("slots", lambda x: x[:2], r"slots must have shape \(3\), got \(2\)"),
-    ("slots", lambda x: x.int(), "slots must have dtype Long"),
-    ("q", lambda x: x[:, 0], r"q must have shape \(B, T, H"),
-    ("q", lambda x: x.double(), "must be float32 or bfloat16, got Double"),
-    ("k", lambda x: x[..., :3], "k must have shape"),
-    ("k", lambda x: x.bfloat16(), "k must have dtype Float"),
-    ("v", lambda x: x[0], r"v must have shape \(B, T, H, M\)"),
-    ("S", lambda x: x.bfloat16(), "S must have dtype Float"),
-    ("S", lambda x: x.mT.contiguous().mT, "each slot of S and z must be contiguous"),
-    ("z", lambda x: x[:79], r"z must have shape \(80, 3, 5\), got \(79, 3, 5\)"),
-], ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "")
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("slots", lambda x: x + 80, r"slots must be in 0\.\.79, got"),
+        ("slots", lambda x: x - 99, r"slots must be in 0\.\.79, got -"),
+        ("slots", lambda x: x * 0 + 7, "slot 7 appears twice"),
+        ("slots", lambda x: x[:2], r"slots must have shape \(3\), got \(2\)"),
+        ("slots", lambda x: x.int(), "slots must have dtype Long"),
+        ("q", lambda x: x[:, 0], r"q must have shape \(B, T, H"),
+        ("q", lambda x: x.double(), "must be float32 or bfloat16, got Double"),
+        ("k", lambda x: x[..., :3], "k must have shape"),
+        ("k", lambda x: x.bfloat16(), "k must have dtype Float"),
+        ("v", lambda x: x[0], r"v must have shape \(B, T, H, M\)"),
+        ("S", lambda x: x.bfloat16(), "S must have dtype Float"),
+        ("S", lambda x: x.mT.contiguous().mT, "each slot of S and z must be contiguous"),
+        ("z", lambda x: x[:79], r"z must have shape \(80, 3, 5\), got \(79, 3, 5\)"),
+    ],
+    ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "",
+)
 def test_invalid_arguments_are_an_error_that_says_what_was_given(name, change, message):
     given = dict(zip(("q", "k", "v", "S", "z", "slots"), step_inputs(3), strict=True))
     with pytest.raises(RuntimeError, match=message):
@@ -115,12 +130,17 @@ def test_invalid_arguments_are_an_error_that_says_what_was_given(name, change, m
 
 @NEEDS_KERNELS
 def test_without_the_library_everything_is_computed_in_torch():
-    code = ("import torch; from linpix.model import ops; "
-            "assert not ops.compiled and ops.kernel() == 'none', ops.kernel(); "
-            "q = torch.ones(1, 1, 1, 2); "
-            "print(torch.ops.linpix.recurrent_step(q, q, q, torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2), "
-            "torch.tensor([1]), 1e-6)); print(ops.why())")
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"LINPIX_KERNEL": "none"},
-                          capture_output=True, text=True)
+    code = (
+        "import torch; from linpix.model import ops; assert not ops.compiled and ops.kernel() =="
+        " 'none', ops.kernel(); q = torch.ones(1, 1, 1, 2);"
+        " print(torch.ops.linpix.recurrent_step(q, q, q, torch.zeros(2, 1, 2, 2), torch.zeros(2, 1,"
+        " 2), torch.tensor([1]), 1e-6)); print(ops.why())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"LINPIX_KERNEL": "none"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "hides the compiled kernels" in done.stdout

@@ -1,4 +1,6 @@
-"""The compiled engine against the transformer that it was packed from, and against itself, bit for bit."""
+"""The compiled engine against the transformer that it was packed from, and against itself, bit for
+bit.
+"""
 
 import dataclasses
 import math
@@ -31,36 +33,75 @@ SHAPES = {
     "wider": WIDER,
     "post-norm": dataclasses.replace(WIDER, norm="post"),
     "relu": dataclasses.replace(WIDER, activation="relu"),
-    "odd sizes": dataclasses.replace(TINY, layers=3, heads=3, key_dim=5, value_dim=7, d_ff=37, mixtures=17),
+    "odd sizes": dataclasses.replace(
+        TINY, layers=3, heads=3, key_dim=5, value_dim=7, d_ff=37, mixtures=17
+    ),
     "many mixtures": dataclasses.replace(TINY, mixtures=300),
     "one head, long keys": dataclasses.replace(TINY, heads=1, key_dim=40, value_dim=33),
     "position": dataclasses.replace(WIDER, look_ups=("previous", "position"), neighbours=()),
     "previous only": dataclasses.replace(TINY, look_ups=("previous",), neighbours=()),
-    "colour": dataclasses.replace(WIDER, channels=3, look_ups=("previous", "row", "column", "channel"),
-                                  neighbours=((-1, 0, 0), (0, -1, 0), (0, 0, -2))),
-    "cifar10-conditional, a corner": dataclasses.replace(PRESETS["cifar10-conditional"], height=4, width=8, layers=2),
-    "pixels": dataclasses.replace(WIDER, channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
-                                  neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)), mixtures=17),
-    "pixels, published scale": dataclasses.replace(TINY, channels=3, tokens="pixel", neighbours=(), norm="post",
-                                                   scale_transform="elu"),
+    "colour": dataclasses.replace(
+        WIDER,
+        channels=3,
+        look_ups=("previous", "row", "column", "channel"),
+        neighbours=((-1, 0, 0), (0, -1, 0), (0, 0, -2)),
+    ),
+    "cifar10-conditional, a corner": dataclasses.replace(
+        PRESETS["cifar10-conditional"], height=4, width=8, layers=2
+    ),
+    "pixels": dataclasses.replace(
+        WIDER,
+        channels=3,
+        tokens="pixel",
+        look_ups=("previous", "row", "column"),
+        neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)),
+        mixtures=17,
+    ),
+    "pixels, published scale": dataclasses.replace(
+        TINY, channels=3, tokens="pixel", neighbours=(), norm="post", scale_transform="elu"
+    ),
     "no classes": dataclasses.replace(TINY, classes=0),
-    "no start token": dataclasses.replace(TINY, classes=0, first_marginal=tuple([0.25, 0.5, 0.25] + [0.0] * 253)),
+    "no start token": dataclasses.replace(
+        TINY, classes=0, first_marginal=tuple([0.25, 0.5, 0.25] + [0.0] * 253)
+    ),
     "class": dataclasses.replace(TINY, look_ups=("previous", "row", "class", "column")),
     "background": dataclasses.replace(WIDER, background=0, background_dim=48, norm="post"),
-    "conditional": dataclasses.replace(TINY, background=9, background_dim=16, patch=4, channels=3,
-                                       look_ups=("previous", "row", "column", "channel", "class"),
-                                       neighbours=((-1, 0, 0), (0, -1, 2), (0, 0, -1)),
-                                       following=((0, 0, 1), (0, 1, -1), (1, 0, 0))),
+    "conditional": dataclasses.replace(
+        TINY,
+        background=9,
+        background_dim=16,
+        patch=4,
+        channels=3,
+        look_ups=("previous", "row", "column", "channel", "class"),
+        neighbours=((-1, 0, 0), (0, -1, 2), (0, 0, -1)),
+        following=((0, 0, 1), (0, 1, -1), (1, 0, 0)),
+    ),
     "published scale": dataclasses.replace(TINY, scale_transform="elu"),
     "logits": dataclasses.replace(TINY, head="categorical"),
     "logits, conditional": dataclasses.replace(
-        WIDER, head="categorical", background=200, background_dim=48, norm="post", patch=4,
-        look_ups=("previous", "row", "column", "class"), following=((0, 1, 0), (1, 0, 0))),
+        WIDER,
+        head="categorical",
+        background=200,
+        background_dim=48,
+        norm="post",
+        patch=4,
+        look_ups=("previous", "row", "column", "class"),
+        following=((0, 1, 0), (1, 0, 0)),
+    ),
 }
 
 # those compared bit for bit
-EXACT = ("tiny", "post-norm", "odd sizes", "no start token", "background", "conditional", "pixels", "logits",
-         "logits, conditional")
+EXACT = (
+    "tiny",
+    "post-norm",
+    "odd sizes",
+    "no start token",
+    "background",
+    "conditional",
+    "pixels",
+    "logits",
+    "logits, conditional",
+)
 
 
 def net_of(config: ModelConfig) -> Transformer:
@@ -77,19 +118,50 @@ class Pool:
         self.canvas = torch.zeros(slots + 1, config.subpixels, dtype=torch.uint8)
         self.known = torch.zeros(slots + 1, config.subpixels, dtype=torch.bool)
 
-    def decode(self, slots: list[int], positions: list[int], steps: list[int], seeds: list[int], *,
-               start: int = START, temperatures: list[float] | None = None,
-               passes: int | None = None, log_probs: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def decode(
+        self,
+        slots: list[int],
+        positions: list[int],
+        steps: list[int],
+        seeds: list[int],
+        *,
+        start: int = START,
+        temperatures: list[float] | None = None,
+        passes: int | None = None,
+        log_probs: bool = True,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         at = torch.tensor(slots)
-        return self.packed.decode(self.canvas, self.known, self.S, self.z, at, torch.tensor(positions),
-                                  torch.tensor(steps), torch.full_like(at, start), torch.tensor(seeds),
-                                  torch.tensor(temperatures or [1.0] * len(slots)), last=self.last, passes=passes,
-                                  log_probs=log_probs)
+        return self.packed.decode(
+            self.canvas,
+            self.known,
+            self.S,
+            self.z,
+            at,
+            torch.tensor(positions),
+            torch.tensor(steps),
+            torch.full_like(at, start),
+            torch.tensor(seeds),
+            torch.tensor(temperatures or [1.0] * len(slots)),
+            last=self.last,
+            passes=passes,
+            log_probs=log_probs,
+        )
 
-    def prefill(self, slots: list[int], lengths: list[int], positions: list[int] | None = None) -> None:
+    def prefill(
+        self, slots: list[int], lengths: list[int], positions: list[int] | None = None
+    ) -> None:
         at, begin = torch.tensor(slots), torch.tensor(positions or [0] * len(slots))
-        self.packed.prefill(self.canvas, self.known, self.S, self.z, at, begin, torch.tensor(lengths) - begin,
-                            torch.full_like(at, START), last=self.last)
+        self.packed.prefill(
+            self.canvas,
+            self.known,
+            self.S,
+            self.z,
+            at,
+            begin,
+            torch.tensor(lengths) - begin,
+            torch.full_like(at, START),
+            last=self.last,
+        )
 
     def holds(self, slot: int) -> list[Tensor]:
         """All that the model remembers of a slot's image."""
@@ -101,8 +173,13 @@ def same(some: list[Tensor], others: list[Tensor]) -> bool:
 
 
 def images_of(config: ModelConfig, count: int) -> Tensor:
-    images = torch.randint(0, 256, (count, config.subpixels), generator=torch.Generator().manual_seed(1),
-                           dtype=torch.uint8)
+    images = torch.randint(
+        0,
+        256,
+        (count, config.subpixels),
+        generator=torch.Generator().manual_seed(1),
+        dtype=torch.uint8,
+    )
     if config.first_marginal:
         images[:, 0] = 1
     if config.background is not None:  # ink here and there
@@ -131,11 +208,18 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(shape, rows, t
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        far = bool(config.patch) or config.token_size > 1  # rounding shows more in these: noise is unlikely
-        for precision, bound in (("fp32", 1e-4), ("bf16", 0.5 if far else 0.1), ("int8", 2.0 if far else 0.3)):
+        # rounding shows more in these: noise is unlikely
+        far = bool(config.patch) or config.token_size > 1
+        for precision, bound in (
+            ("fp32", 1e-4),
+            ("bf16", 0.5 if far else 0.1),
+            ("int8", 2.0 if far else 0.3),
+        ):
             pool = Pool(config, pack(net, PRECISIONS[precision]), rows)
             pool.canvas[1:], pool.known[:] = images, True
-            found, finite, *_ = pool.decode(list(range(1, rows + 1)), [0] * rows, [config.length] * rows, [0] * rows)
+            found, finite, *_ = pool.decode(
+                list(range(1, rows + 1)), [0] * rows, [config.length] * rows, [0] * rows
+            )
             assert bool(finite.all())
             assert float((found - exact).abs().max()) < bound
             assert torch.equal(pool.canvas[1:], images)
@@ -145,13 +229,21 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(shape, rows, t
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_draws_what_the_plain_decode_loop_draws(shape):
-    """Level (c): engines round differently, so a draw next to a boundary may fall on the other side."""
+    """Level (c): engines round differently, so a draw next to a boundary may fall on the other
+    side.
+    """
     net, seeds = net_of(SHAPES[shape]), [5, 2**53 - 1, 7]
     label = 2 if net.config.class_first else None
     expected = generate(net, seeds, labels=[label] * 3, temperature=0.7)
     pool = Pool(net.config, pack(net, torch.float32), 3)
-    pool.decode([1, 2, 3], [0] * 3, [net.config.length] * 3, seeds, start=net.start_index(label),
-                temperatures=[0.7] * 3)
+    pool.decode(
+        [1, 2, 3],
+        [0] * 3,
+        [net.config.length] * 3,
+        seeds,
+        start=net.start_index(label),
+        temperatures=[0.7] * 3,
+    )
     assert float((pool.canvas[1:] == expected).float().mean()) > 0.95
 
 
@@ -166,7 +258,9 @@ def test_temperature_0_draws_the_likeliest_components_mean():
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("shape", EXACT)
 def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precision):
-    """Alone, among 2, 7 or 64, in other slots, in quanta of any length, with other rows forced, hot or cold."""
+    """Alone, among 2, 7 or 64, in other slots, in quanta of any length, with other rows forced, hot
+    or cold.
+    """
     config = SHAPES[shape]
     packed, length = pack(net_of(config), PRECISIONS[precision]), config.length
     alone = Pool(config, packed, 1)
@@ -174,24 +268,34 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
     for rows, k, slot in ((1, 5, 1), (2, length, 2), (7, 13, 3), (64, 8, 50)):
         random = np.random.default_rng(rows)
         pool = Pool(config, packed, 80)
-        pool.S[:], pool.z[:], pool.last[:] = torch.nan, torch.nan, torch.nan  # slots that nobody has must not be read
+        # slots that nobody has must not be read
+        pool.S[:], pool.z[:], pool.last[:] = torch.nan, torch.nan, torch.nan
         others = [s for s in range(1, 81) if s != slot][: rows - 1]
-        slots = [*others[: rows // 2], slot, *others[rows // 2:]]
+        slots = [*others[: rows // 2], slot, *others[rows // 2 :]]
         pool.S[slots], pool.z[slots], pool.last[slots] = 0, 0, 0
         pool.known[others[::2]] = True
         pool.canvas[others] = images_of(config, rows)[: rows - 1]
         seeds = [77 if s == slot else int(s) for s in slots]
         temperature = [1.0 if s == slot else float(random.choice([0.0, 0.5, 3.0])) for s in slots]
-        joins = {s: int(random.integers(0, 20)) if s != slot else 3 for s in slots}  # quanta before a row begins
+        # quanta before a row begins
+        joins = {s: int(random.integers(0, 20)) if s != slot else 3 for s in slots}
         at, found, quantum = dict.fromkeys(slots, 0), [], 0
         while at[slot] < length:
             here = [s for s in slots if joins[s] <= quantum and at[s] < length]
             quantum += 1
             if not here:
                 continue
-            steps = [min(k if s == slot else int(random.integers(0, k + 1)), length - at[s]) for s in here]
-            probs, *_ = pool.decode(here, [at[s] for s in here], steps, [seeds[slots.index(s)] for s in here],
-                                    temperatures=[temperature[slots.index(s)] for s in here])
+            steps = [
+                min(k if s == slot else int(random.integers(0, k + 1)), length - at[s])
+                for s in here
+            ]
+            probs, *_ = pool.decode(
+                here,
+                [at[s] for s in here],
+                steps,
+                [seeds[slots.index(s)] for s in here],
+                temperatures=[temperature[slots.index(s)] for s in here],
+            )
             if slot in here:
                 found.append(probs[here.index(slot), : steps[here.index(slot)] * config.token_size])
             for s, count in zip(here, steps, strict=True):
@@ -204,9 +308,14 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
 @pytest.mark.parametrize("shape", ["tiny", "background", "conditional", "logits, conditional"])
 def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(shape):
     config, rows = SHAPES[shape], 5
-    T, slots, packed = config.subpixels, list(range(1, rows + 1)), pack(net_of(config), torch.float32)
+    T, slots, packed = (
+        config.subpixels,
+        list(range(1, rows + 1)),
+        pack(net_of(config), torch.float32),
+    )
     whole, parts = Pool(config, packed, rows), Pool(config, packed, rows)
-    for pool in (whole, parts):  # background in places, so that rows skip the layers at different times
+    # background in places, so that rows skip the layers at different times
+    for pool in (whole, parts):
         pool.canvas[1:] = config.background or 0
         pool.known[1:] = torch.arange(rows)[:, None] * 7 > torch.arange(T) % 29
     expected, _, taken, all_passes = whole.decode(slots, [0] * rows, [T] * rows, slots)
@@ -217,10 +326,14 @@ def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(shape):
         assert int(passed.max()) <= 3 and bool((taken >= passed).all())
         for row, (t, count) in enumerate(zip(at, taken.tolist(), strict=True)):
             assert count >= min(3, T - t)
-            found[row, t:t + count] = probs[row, :count]
+            found[row, t : t + count] = probs[row, :count]
             at[row] = t + count
         passes += passed
-    assert torch.equal(found, expected) and torch.equal(parts.canvas, whole.canvas) and torch.equal(passes, all_passes)
+    assert (
+        torch.equal(found, expected)
+        and torch.equal(parts.canvas, whole.canvas)
+        and torch.equal(passes, all_passes)
+    )
     assert bool((passes < T).any()) == (config.background is not None)
 
 
@@ -268,7 +381,9 @@ def test_reading_leaves_what_the_transformers_reading_leaves(shape):
     features = pool.packed.read(net.inputs_read(images, known), pool, slots)
     expected = net.read(images, known, state, slots)
     torch.testing.assert_close(net.class_scores(features), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close((pool.S, pool.z, pool.last), (state.S, state.z, state.last), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        (pool.S, pool.z, pool.last), (state.S, state.z, state.last), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -291,7 +406,9 @@ def test_what_is_read_does_not_depend_on_what_else_is_read_nor_on_the_threads(sh
     for row in range(7):
         for threads in (1, 2):
             alone, own = read([row], threads)
-            assert torch.equal(own[0], features[row]) and same(alone.holds(row + 1), together.holds(row + 1))
+            assert torch.equal(own[0], features[row]) and same(
+                alone.holds(row + 1), together.holds(row + 1)
+            )
             assert not bool(alone.S[[slot for slot in range(8) if slot != row + 1]].any())
 
 
@@ -300,22 +417,39 @@ def reading() -> dict[str, Any]:
     net = net_of(SHAPES["conditional"])
     pool = Pool(net.config, pack(net, torch.float32), 2)
     inputs = net.inputs_read(images_of(net.config, 2), known_of(net.config, 2))
-    return {"S": pool.S, "z": pool.z, "last": pool.last, "slots": torch.tensor([1, 2]), "inputs": torch.cat(inputs),
-            "offsets": torch.tensor([0, len(inputs[0]), len(inputs[0]) + len(inputs[1])]),
-            "weights": pool.packed.weights, "sizes": pool.packed.sizes, "eps": 1e-6, "most": 17, "threads": 2}
+    return {
+        "S": pool.S,
+        "z": pool.z,
+        "last": pool.last,
+        "slots": torch.tensor([1, 2]),
+        "inputs": torch.cat(inputs),
+        "offsets": torch.tensor([0, len(inputs[0]), len(inputs[0]) + len(inputs[1])]),
+        "weights": pool.packed.weights,
+        "sizes": pool.packed.sizes,
+        "eps": 1e-6,
+        "most": 17,
+        "threads": 2,
+    }
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"inputs": lambda x: x[:, 1:].contiguous()}, r"inputs must have shape \(\d+, 16\)"),
-    ({"inputs": lambda x: x[0]}, r"inputs must have shape \(n, d_model\)"),
-    ({"offsets": lambda x: x[1:]}, r"offsets must have shape \(3\)"),
-    ({"offsets": lambda x: x + 1}, "offsets must go from 0 to"),
-    ({"offsets": lambda x: torch.tensor([0, 0, int(x[2])])}, "row 0 must have an input, but goes from 0 to 0"),
-    ({"offsets": lambda x: torch.tensor([0, 2**40, int(x[2])])}, "row 1 must have an input"),
-    ({"slots": lambda x: x + 9}, "slots"),
-    ({"S": lambda x: x[0]}, "S must have shape"),
-    ({"last": lambda x: None}, "needs the pool `last`, got None"),
-], ids=lambda x: next(iter(x)) if isinstance(x, dict) else "")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inputs": lambda x: x[:, 1:].contiguous()}, r"inputs must have shape \(\d+, 16\)"),
+        ({"inputs": lambda x: x[0]}, r"inputs must have shape \(n, d_model\)"),
+        ({"offsets": lambda x: x[1:]}, r"offsets must have shape \(3\)"),
+        ({"offsets": lambda x: x + 1}, "offsets must go from 0 to"),
+        (
+            {"offsets": lambda x: torch.tensor([0, 0, int(x[2])])},
+            "row 0 must have an input, but goes from 0 to 0",
+        ),
+        ({"offsets": lambda x: torch.tensor([0, 2**40, int(x[2])])}, "row 1 must have an input"),
+        ({"slots": lambda x: x + 9}, "slots"),
+        ({"S": lambda x: x[0]}, "S must have shape"),
+        ({"last": lambda x: None}, "needs the pool `last`, got None"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
 def test_invalid_arguments_of_reading_are_an_error_that_says_what_was_given(change, message):
     given, [(name, to)] = reading(), change.items()
     with pytest.raises(RuntimeError, match=message):
@@ -324,11 +458,15 @@ def test_invalid_arguments_of_reading_are_an_error_that_says_what_was_given(chan
 
 @pytest.mark.parametrize("shape", ["tiny", "pixels", "pixels, published scale", "logits"])
 def test_what_is_known_is_kept_and_log_probabilities_are_those_of_the_whole_image(shape):
-    """Drawn tokens, and known ones between them: by the parallel form of what came out, in float64."""
+    """Drawn tokens, and known ones between them: by the parallel form of what came out, in
+    float64.
+    """
     config = SHAPES[shape]
     net, images = net_of(config), images_of(config, 4)
     pool = Pool(config, pack(net, torch.float32), 4)
-    known = (torch.arange(config.length) % 5 < torch.arange(4)[:, None]).repeat_interleave(config.token_size, 1)
+    known = (torch.arange(config.length) % 5 < torch.arange(4)[:, None]).repeat_interleave(
+        config.token_size, 1
+    )
     pool.canvas[1:], pool.known[1:] = images, known
     found, finite, *_ = pool.decode([1, 2, 3, 4], [0] * 4, [config.length] * 4, [9, 8, 7, 6])
     drawn = pool.canvas[1:]
@@ -343,7 +481,9 @@ def test_every_parameter_that_is_not_finite_is_reported(shape):
     for parameter in range(0, net_of(config).head.out_features, config.mixtures):
         net = net_of(config)
         net.head.bias[min(parameter + config.mixtures, net.head.out_features) - 1] = torch.nan
-        _, finite, *_ = Pool(config, pack(net, torch.float32), 2).decode([1, 2], [0, 0], [1, 0], [0, 0])
+        _, finite, *_ = Pool(config, pack(net, torch.float32), 2).decode(
+            [1, 2], [0, 0], [1, 0], [0, 0]
+        )
         assert finite.tolist() == [False, True]
 
 
@@ -356,7 +496,9 @@ def test_a_row_that_is_not_finite_is_named_and_the_others_are_as_they_were():
     _, finite, *_ = sick.decode(slots, [0] * 20, [10] * 20, slots)
     assert [slot for slot, fine in zip(slots, finite.tolist(), strict=True) if not fine] == [7]
     others = [slot for slot in slots if slot != 7]
-    assert torch.equal(sick.canvas[others], clean.canvas[others]) and torch.equal(sick.S[others], clean.S[others])
+    assert torch.equal(sick.canvas[others], clean.canvas[others]) and torch.equal(
+        sick.S[others], clean.S[others]
+    )
 
 
 def test_decoding_holds_no_lock_of_pythons():
@@ -379,23 +521,47 @@ def test_decoding_holds_no_lock_of_pythons():
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["portable", "avx2", "avx512", "avx512vnni", "avx512bf16"])
 def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
-    """In a process of its own, since the choice is made once: the forced test above, and the bitwise one."""
+    """In a process of its own, since the choice is made once: the forced test above, and the
+    bitwise one.
+    """
     if kernel == ops.kernel():
         return  # the tests of this file run it
-    asked = subprocess.run([sys.executable, "-c", "from linpix.model import ops; print(ops.kernel())"],
-                           capture_output=True, text=True, env=os.environ | {"LINPIX_KERNEL": kernel}, timeout=60)
+    asked = subprocess.run(
+        [sys.executable, "-c", "from linpix.model import ops; print(ops.kernel())"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"LINPIX_KERNEL": kernel},
+        timeout=60,
+    )
     if "on this processor" in asked.stderr:
         return  # this machine cannot; another one's test run can
     assert asked.stdout.strip() == kernel, asked.stderr
-    ended = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", __file__, "-p", "no:cacheprovider", "-k",
-                            "transformers_log_probabilities or bit_for_bit or plain_decode_loop"],
-                           capture_output=True, text=True, env=os.environ | {"LINPIX_KERNEL": kernel}, timeout=500)
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            __file__,
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            "transformers_log_probabilities or bit_for_bit or plain_decode_loop",
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"LINPIX_KERNEL": kernel},
+        timeout=500,
+    )
     assert ended.returncode == 0, ended.stdout[-3000:]
 
 
 @pytest.mark.parametrize("shape", ["tiny", "post-norm", "odd sizes", "conditional", "pixels"])
 def test_int8_is_the_transformer_with_its_weights_and_activations_rounded_to_bytes(shape):
-    """In float64, which nearly always rounds to the same bytes; to bfloat16 or not at all in outer feed-forwards."""
+    """In float64, which nearly always rounds to the same bytes; to bfloat16 or not at all in outer
+    feed-forwards.
+    """
     config = SHAPES[shape]
     net, images = net_of(config), images_of(config, 3)
     pool = Pool(config, pack(net, torch.int8), 3)
@@ -449,54 +615,119 @@ def arguments(shape="tiny", **changes):
     packed = pack(net_of(SHAPES[shape]), torch.float32)
     pool = Pool(SHAPES[shape], packed, 5)
     row = torch.tensor([0, 0, 0])
-    given = {"canvas": pool.canvas, "known": pool.known, "S": pool.S, "z": pool.z, "pairs": None, "scale": None,
-             "saturated": None, "last": None, "tokens": None, "conditioned": None, "slots": torch.tensor([1, 5, 3]),
-             "positions": row, "steps": row + 4, "start": row + START, "seeds": row, "temperatures": torch.ones(3),
-             "weights": packed.weights, "sizes": packed.sizes, "eps": 1e-6, "most": 4, "most_passes": 4,
-             "threads": 2, "patience": math.inf, "log_probs": True}
+    given = {
+        "canvas": pool.canvas,
+        "known": pool.known,
+        "S": pool.S,
+        "z": pool.z,
+        "pairs": None,
+        "scale": None,
+        "saturated": None,
+        "last": None,
+        "tokens": None,
+        "conditioned": None,
+        "slots": torch.tensor([1, 5, 3]),
+        "positions": row,
+        "steps": row + 4,
+        "start": row + START,
+        "seeds": row,
+        "temperatures": torch.ones(3),
+        "weights": packed.weights,
+        "sizes": packed.sizes,
+        "eps": 1e-6,
+        "most": 4,
+        "most_passes": 4,
+        "threads": 2,
+        "patience": math.inf,
+        "log_probs": True,
+    }
     return given | {name: change(given[name]) for name, change in changes.items()}
 
 
-@pytest.mark.parametrize(("name", "change", "message"), [
-    ("slots", lambda x: x + 3, r"slots must be in 0\.\.5, got 8 in row 1"),
-    ("slots", lambda x: x * 0 + 2, "slot 2 appears twice"),
-    ("slots", lambda x: x[:2], r"positions must have shape \(2\), got \(3\)"),
-    ("positions", lambda x: x + 62, "row 0 goes from 62 by 4 steps, but an image has 64 tokens"),
-    ("positions", lambda x: x - 1, "row 0 goes from -1"),
-    ("steps", lambda x: x - 5, "by -1 steps"),
-    ("steps", lambda x: x.int(), "steps must have dtype Long, got Int"),
-    ("start", lambda x: x - 1, r"start must be in 256\.\.266, got 255"),
-    ("start", lambda x: x + 11, r"start must be in 256\.\.266, got 267"),
-    ("temperatures", lambda x: -x, "temperatures must be at least 0"),
-    ("temperatures", lambda x: x * torch.nan, "temperatures must be at least 0"),
-    ("canvas", lambda x: x[:, :63], r"canvas must have shape \(6, 64\), got \(6, 63\)"),
-    ("canvas", lambda x: x.int(), "canvas must have dtype Byte, got Int"),
-    ("known", lambda x: x[:5], r"known must have shape \(6, 64\)"),
-    ("S", lambda x: x[:5], "S must have shape"),
-    ("S", lambda x: x.transpose(3, 4), "S must be contiguous"),
-    ("z", lambda x: x.double(), "z must have dtype Float"),
-    ("weights", lambda x: x[:-1], "weights must hold 13 tensors and 12 per layer"),
-    ("weights", lambda x: [x[0][:300], *x[1:]], "beyond a table of 300 rows"),
-    ("weights", lambda x: [*x[:2], x[2] + 2**31 - 3000, *x[3:]], "beyond a table of"),
-    ("weights", lambda x: [x[0], x[1] + 1, *x[2:]], "each source must lie before t"),
-    ("weights", lambda x: [*x[:13], x[13][:-1], *x[14:]], "qkv must have shape"),
-    ("weights", lambda x: [*x[:13], x[13].half(), *x[14:]], "qkv must have dtype Float, got Half"),
-    ("weights", lambda x: [*x[:13], x[13].char(), *x[14:]], r"qkv must have shape \(192\), got \(64\)"),
-    ("weights", lambda x: [*x[:7], x[7].char(), *x[8:]], "head must have dtype Float, got Char"),
-    ("sizes", lambda x: x[:-1], "sizes must hold 15 integers, got 14"),
-    ("sizes", lambda x: [*x[:14], 1], "a categorical head must have 256 logits, .*; got 3 and 1"),
-    ("sizes", lambda x: [x[0] + 1, *x[1:]], "must have shape"),
-    ("sizes", lambda x: [2**15, 2**15, *x[2:]], "must be at most 2\\^24, got heads 32768, key_dim 32768"),
-    ("sizes", lambda x: [-1, *x[1:]], r"sizes\[0\] is -1"),
-    ("sizes", lambda x: [*x[:10], 11, *x[11:]], "following, class_rows and background are 11, 0 and -1"),
-    ("sizes", lambda x: [*x[:12], 0, 1, 0], "the background's table must have a multiple of 16 columns"),
-    ("sizes", lambda x: [*x[:13], 2, 0], "a token must have 1 sub-pixel, or 3 with a start token and no .*; got 2"),
-    ("conditioned", lambda x: torch.ones(2, dtype=torch.bool), r"conditioned must have shape \(3\)"),
-    ("pairs", lambda x: torch.zeros(1), "must be None on the CPU"),
-    ("tokens", lambda x: torch.zeros(6), "must be None on the CPU"),
-    ("most", lambda x: 3, "row 0 takes 4 steps, but `most` is 3"),
-    ("threads", lambda x: 0, r"threads must be in 1\.\.1024, got 0"),
-], ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "")
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("slots", lambda x: x + 3, r"slots must be in 0\.\.5, got 8 in row 1"),
+        ("slots", lambda x: x * 0 + 2, "slot 2 appears twice"),
+        ("slots", lambda x: x[:2], r"positions must have shape \(2\), got \(3\)"),
+        (
+            "positions",
+            lambda x: x + 62,
+            "row 0 goes from 62 by 4 steps, but an image has 64 tokens",
+        ),
+        ("positions", lambda x: x - 1, "row 0 goes from -1"),
+        ("steps", lambda x: x - 5, "by -1 steps"),
+        ("steps", lambda x: x.int(), "steps must have dtype Long, got Int"),
+        ("start", lambda x: x - 1, r"start must be in 256\.\.266, got 255"),
+        ("start", lambda x: x + 11, r"start must be in 256\.\.266, got 267"),
+        ("temperatures", lambda x: -x, "temperatures must be at least 0"),
+        ("temperatures", lambda x: x * torch.nan, "temperatures must be at least 0"),
+        ("canvas", lambda x: x[:, :63], r"canvas must have shape \(6, 64\), got \(6, 63\)"),
+        ("canvas", lambda x: x.int(), "canvas must have dtype Byte, got Int"),
+        ("known", lambda x: x[:5], r"known must have shape \(6, 64\)"),
+        ("S", lambda x: x[:5], "S must have shape"),
+        ("S", lambda x: x.transpose(3, 4), "S must be contiguous"),
+        ("z", lambda x: x.double(), "z must have dtype Float"),
+        ("weights", lambda x: x[:-1], "weights must hold 13 tensors and 12 per layer"),
+        ("weights", lambda x: [x[0][:300], *x[1:]], "beyond a table of 300 rows"),
+        ("weights", lambda x: [*x[:2], x[2] + 2**31 - 3000, *x[3:]], "beyond a table of"),
+        ("weights", lambda x: [x[0], x[1] + 1, *x[2:]], "each source must lie before t"),
+        ("weights", lambda x: [*x[:13], x[13][:-1], *x[14:]], "qkv must have shape"),
+        (
+            "weights",
+            lambda x: [*x[:13], x[13].half(), *x[14:]],
+            "qkv must have dtype Float, got Half",
+        ),
+        (
+            "weights",
+            lambda x: [*x[:13], x[13].char(), *x[14:]],
+            r"qkv must have shape \(192\), got \(64\)",
+        ),
+        (
+            "weights",
+            lambda x: [*x[:7], x[7].char(), *x[8:]],
+            "head must have dtype Float, got Char",
+        ),
+        ("sizes", lambda x: x[:-1], "sizes must hold 15 integers, got 14"),
+        (
+            "sizes",
+            lambda x: [*x[:14], 1],
+            "a categorical head must have 256 logits, .*; got 3 and 1",
+        ),
+        ("sizes", lambda x: [x[0] + 1, *x[1:]], "must have shape"),
+        (
+            "sizes",
+            lambda x: [2**15, 2**15, *x[2:]],
+            "must be at most 2\\^24, got heads 32768, key_dim 32768",
+        ),
+        ("sizes", lambda x: [-1, *x[1:]], r"sizes\[0\] is -1"),
+        (
+            "sizes",
+            lambda x: [*x[:10], 11, *x[11:]],
+            "following, class_rows and background are 11, 0 and -1",
+        ),
+        (
+            "sizes",
+            lambda x: [*x[:12], 0, 1, 0],
+            "the background's table must have a multiple of 16 columns",
+        ),
+        (
+            "sizes",
+            lambda x: [*x[:13], 2, 0],
+            "a token must have 1 sub-pixel, or 3 with a start token and no .*; got 2",
+        ),
+        (
+            "conditioned",
+            lambda x: torch.ones(2, dtype=torch.bool),
+            r"conditioned must have shape \(3\)",
+        ),
+        ("pairs", lambda x: torch.zeros(1), "must be None on the CPU"),
+        ("tokens", lambda x: torch.zeros(6), "must be None on the CPU"),
+        ("most", lambda x: 3, "row 0 takes 4 steps, but `most` is 3"),
+        ("threads", lambda x: 0, r"threads must be in 1\.\.1024, got 0"),
+    ],
+    ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "",
+)
 def test_invalid_arguments_of_decoding_are_an_error_that_says_what_was_given(name, change, message):
     with pytest.raises(RuntimeError, match=message):
         torch.ops.linpix.decode_quantum(*arguments(**{name: change}).values())
@@ -504,17 +735,26 @@ def test_invalid_arguments_of_decoding_are_an_error_that_says_what_was_given(nam
 
 def test_a_pixel_cannot_look_up_its_own_channels():
     with pytest.raises(RuntimeError, match="each source must lie before t"):
-        torch.ops.linpix.decode_quantum(*arguments("pixels", weights=lambda x: [x[0], x[1] + 1, *x[2:]]).values())
+        torch.ops.linpix.decode_quantum(
+            *arguments("pixels", weights=lambda x: [x[0], x[1] + 1, *x[2:]]).values()
+        )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_schemas_say_what_the_operators_do():
     given = arguments()
     torch.library.opcheck(torch.ops.linpix.decode_quantum.default, tuple(given.values()))
-    torch.library.opcheck(torch.ops.linpix.prefill.default,
-                          (*(given[name] for name in ("canvas", "known", "S", "z")), *[None] * 6,
-                           *(given[name] for name in ("slots", "positions", "steps", "start", "weights", "sizes")),
-                           1e-6, 4, 2))
+    torch.library.opcheck(
+        torch.ops.linpix.prefill.default,
+        (
+            *(given[name] for name in ("canvas", "known", "S", "z")),
+            *[None] * 6,
+            *(given[name] for name in ("slots", "positions", "steps", "start", "weights", "sizes")),
+            1e-6,
+            4,
+            2,
+        ),
+    )
     torch.library.opcheck(torch.ops.linpix.read.default, tuple(reading().values()))
 
 
@@ -526,22 +766,40 @@ def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else(
     assert choose(dataclasses.replace(TINY, attention="softmax")).engine == "eager"
     assert choose(dataclasses.replace(TINY, d_model=24)).engine == "eager"
     other = choose(dataclasses.replace(TINY, feature_map="relu"))
-    assert (other.engine, other.warning) == ("eager", "decoding slowly in the eager engine: it has kernels only for "
-                                                      "the feature map elu+1, but this model has relu")
+    assert (other.engine, other.warning) == (
+        "eager",
+        (
+            "decoding slowly in the eager engine: it has kernels only for "
+            "the feature map elu+1, but this model has relu"
+        ),
+    )
 
 
-@pytest.mark.parametrize(("change", "engine", "precision", "message"), [
-    ({"attention": "softmax"}, "compiled", "auto", "only linear attention"),
-    ({"feature_map": "relu"}, "compiled", "auto", r"elu\+1, but this model has relu; or use --engine eager"),
-    ({"residual": "reversible"}, "compiled", "auto", "only plain residuals, but this model has reversible; or use"),
-    ({"d_model": 24}, "compiled", "auto", "multiple of 16, but this model's is 24"),
-    ({"attention": "softmax"}, "auto", "bf16", "--precision fp32"),
-    ({}, "eager", "bf16", "--engine compiled"),
-    ({"attention": "softmax"}, "auto", "int8", "--precision fp32"),
-    ({}, "eager", "int8", "--engine compiled"),
-    ({}, "complied", "auto", "engine must be auto, eager or compiled, got 'complied'"),
-    ({}, "auto", "fp16", "precision must be auto, fp32, bf16 or int8, got 'fp16'"),
-])
+@pytest.mark.parametrize(
+    ("change", "engine", "precision", "message"),
+    [
+        ({"attention": "softmax"}, "compiled", "auto", "only linear attention"),
+        (
+            {"feature_map": "relu"},
+            "compiled",
+            "auto",
+            r"elu\+1, but this model has relu; or use --engine eager",
+        ),
+        (
+            {"residual": "reversible"},
+            "compiled",
+            "auto",
+            "only plain residuals, but this model has reversible; or use",
+        ),
+        ({"d_model": 24}, "compiled", "auto", "multiple of 16, but this model's is 24"),
+        ({"attention": "softmax"}, "auto", "bf16", "--precision fp32"),
+        ({}, "eager", "bf16", "--engine compiled"),
+        ({"attention": "softmax"}, "auto", "int8", "--precision fp32"),
+        ({}, "eager", "int8", "--engine compiled"),
+        ({}, "complied", "auto", "engine must be auto, eager or compiled, got 'complied'"),
+        ({}, "auto", "fp16", "precision must be auto, fp32, bf16 or int8, got 'fp16'"),
+    ],
+)
 def test_what_cannot_be_chosen_says_why_and_what_to_do(change, engine, precision, message):
     with pytest.raises(ValueError, match=message):
         choose(dataclasses.replace(TINY, **change), engine, precision)

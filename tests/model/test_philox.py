@@ -13,18 +13,32 @@ def words(text: str) -> np.ndarray:
     return np.array([int(word, 16) for word in text.split()], np.uint64)
 
 
-@pytest.mark.parametrize(("counter", "key", "expected"), [
-    ("0 0 0 0", "0 0", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
-])
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ("0 0 0 0", "0 0", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (
+            "ffffffff ffffffff ffffffff ffffffff",
+            "ffffffff ffffffff",
+            "408f276d 41c83b0e a20bc7c6 6d5451fd",
+        ),
+        (
+            "243f6a88 85a308d3 13198a2e 03707344",
+            "a4093822 299f31d0",
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
 def test_the_published_answers_of_random123_come_out(counter, key, expected):
     assert philox4x32(words(counter), words(key)).tolist() == words(expected).tolist()
 
 
 @given(st.integers(0, MAX_SEED), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 def test_the_key_is_the_seeds_two_words_and_the_counter_position_and_stream(seed, t, stream):
-    counter, key = np.array([t, 0, stream, 0], np.uint64), np.array([seed % 2**32, seed // 2**32], np.uint64)
+    counter, key = (
+        np.array([t, 0, stream, 0], np.uint64),
+        np.array([seed % 2**32, seed // 2**32], np.uint64),
+    )
     expected = [(int(word) // 2**9 + 0.5) / 2**23 for word in philox4x32(counter, key)]
     assert uniforms(np.array(seed), np.array(t), stream).tolist() == expected
 
@@ -47,7 +61,9 @@ def test_seeds_and_positions_are_broadcast_and_each_stands_alone():
     assert together.shape == (3, 5, 4)
     for row in range(3):
         for position in range(5):
-            np.testing.assert_array_equal(together[row, position], uniforms(seeds[row, 0], t[position]))
+            np.testing.assert_array_equal(
+                together[row, position], uniforms(seeds[row, 0], t[position])
+            )
     assert len(np.unique(together)) == together.size
 
 
@@ -60,7 +76,9 @@ def test_streams_are_independent():
 
 def test_uniforms_are_uniform_over_seeds_and_over_positions():
     for u in (uniforms(np.arange(100_000), np.array(0)), uniforms(np.array(0), np.arange(100_000))):
-        counts = np.stack([np.bincount((column * 256).astype(int), minlength=256) for column in u.T])
+        counts = np.stack(
+            [np.bincount((column * 256).astype(int), minlength=256) for column in u.T]
+        )
         expected = len(u) / 256
         statistics = ((counts - expected) ** 2 / expected).sum(1)
         assert statistics.max() < 255 + 5 * np.sqrt(2 * 255)

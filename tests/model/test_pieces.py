@@ -31,24 +31,35 @@ def drawing(*rows: str) -> np.ndarray:
 
 @pytest.mark.parametrize("ground", [0, 255])
 def test_a_picture_whose_visible_ink_is_in_several_pieces_is_torn(ground):
-    whole_one, corner, two, faint = drawing("aa..", "a...", "...."), drawing("aa..", "..a.", "...."), \
-        drawing("aa.b", "a..b", "...."), drawing("aa..", "a...", "....")
+    whole_one, corner, two, faint = (
+        drawing("aa..", "a...", "...."),
+        drawing("aa..", "..a.", "...."),
+        drawing("aa.b", "a..b", "...."),
+        drawing("aa..", "a...", "...."),
+    )
     faint[2, 3] = 31
     pictures = np.stack([whole_one, corner, two, faint, two * 0, two, whole_one])
     found = torn(np.abs(pictures.astype(np.int16) - ground).astype(np.uint8), ground)
     assert found.tolist() == [False, False, True, False, False, True, False]
 
 
-@pytest.mark.parametrize(("drawn", "known", "several"), [
-    (("a..b", "a..b", "a..b"), ("kkkk", "....", "...."), True),   # they could have met below
-    (("a..b", "a..b", "abbb"), ("kkkk", "....", "...."), False),
-    (("a..b", "a..b", "a..b"), ("kkkk", "kkkk", "kkkk"), False),  # nothing was drawn
-    (("a..b", "a..b", "a..b"), (".kk.", ".kk.", ".kk."), True),   # two columns were drawn, and nothing known is ink
-    (("a.c.", "a...", "a..b"), ("kkkk", "kkkk", "...."), True),   # a and c could have met below; b is a third piece
-    (("a..b", "a..b", "a..b"), ("kkkk", "kkkk", "k..k"), True),   # through two hidden pixels
-    (("a..b", "a...", "a..c"), ("kkkk", "kkkk", "...k"), True),   # known ground is all around b, but c could join a
-    (("a..b", "a...", "addc"), ("kkkk", "kkkk", "...k"), False),
-    (("a..b", "....", "d..c"), ("kkkk", "kkkk", "...k"), True)])
+@pytest.mark.parametrize(
+    ("drawn", "known", "several"),
+    [
+        (("a..b", "a..b", "a..b"), ("kkkk", "....", "...."), True),  # they could have met below
+        (("a..b", "a..b", "abbb"), ("kkkk", "....", "...."), False),
+        (("a..b", "a..b", "a..b"), ("kkkk", "kkkk", "kkkk"), False),  # nothing was drawn
+        # two columns were drawn, and nothing known is ink
+        (("a..b", "a..b", "a..b"), (".kk.", ".kk.", ".kk."), True),
+        # a and c could have met below; b is a third piece
+        (("a.c.", "a...", "a..b"), ("kkkk", "kkkk", "...."), True),
+        (("a..b", "a..b", "a..b"), ("kkkk", "kkkk", "k..k"), True),  # through two hidden pixels
+        # known ground is all around b, but c could join a
+        (("a..b", "a...", "a..c"), ("kkkk", "kkkk", "...k"), True),
+        (("a..b", "a...", "addc"), ("kkkk", "kkkk", "...k"), False),
+        (("a..b", "....", "d..c"), ("kkkk", "kkkk", "...k"), True),
+    ],
+)
 def test_a_completion_is_torn_only_if_it_could_be_in_fewer_pieces(drawn, known, several):
     both = np.stack([drawing(*known), drawing("kkkk", "kkkk", "kkkk")]) > 0
     found = torn(np.stack([drawing(*drawn)] * 2), 0, both)
@@ -57,4 +68,9 @@ def test_a_completion_is_torn_only_if_it_could_be_in_fewer_pieces(drawn, known, 
 
 def test_only_pictures_that_are_hardly_ever_in_several_pieces_can_be_torn():
     assert whole({"pieces": WHOLE}, 1) and not whole({"pieces": 0.2}, 1) and not whole(None, None)
-    assert [whole({"pieces": WHOLE, "divided": [1, 2]}, label) for label in (0, 1, 2, None)] == [1, 0, 0, 1]
+    assert [whole({"pieces": WHOLE, "divided": [1, 2]}, label) for label in (0, 1, 2, None)] == [
+        1,
+        0,
+        0,
+        1,
+    ]

@@ -1,4 +1,6 @@
-"""Reversible layers and chunked feed-forward: results, gradients, and the activations that they keep."""
+"""Reversible layers and chunked feed-forward: results, gradients, and the activations that they
+keep.
+"""
 
 import dataclasses
 import math
@@ -19,11 +21,15 @@ from linpix.model.transformer import Transformer
 from tests.model.test_transformer import LONG, SMALL, decode, net_of
 from tests.nets import noise
 
-REVERSIBLE = dataclasses.replace(SMALL, residual="reversible", norm="pre", lsh_rounds=2, lsh_buckets=4, lsh_chunk=10)
+REVERSIBLE = dataclasses.replace(
+    SMALL, residual="reversible", norm="pre", lsh_rounds=2, lsh_buckets=4, lsh_chunk=10
+)
 KINDS = get_args(AttentionKind)
 
 
-def training_net(config: ModelConfig, chunks: int = 1, dtype: torch.dtype = torch.float64) -> Transformer:
+def training_net(
+    config: ModelConfig, chunks: int = 1, dtype: torch.dtype = torch.float64
+) -> Transformer:
     torch.manual_seed(0)
     return Transformer(config, feed_forward_chunks=chunks).to(dtype)
 
@@ -37,6 +43,7 @@ def loss_of(net: Transformer, *, bf16: bool = False, count: int = 2) -> Tensor:
 
 def store_activations(net: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let autograd keep what the layers compute: the definition of a gradient."""
+
     def run(layers, x: Tensor, attend, *, compiled: bool) -> Tensor:
         for index, layer in enumerate(layers):
             x = layer(x, index, attend)
@@ -54,20 +61,30 @@ def gradients(net: Transformer, **how) -> dict[str, Tensor]:
 
 def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     """Of any parameter's gradient, relative to its norm."""
-    return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
+    return max(
+        float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected
+    )
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
 def test_step_by_step_equals_the_parallel_form(attention):
     net = net_of(dataclasses.replace(LONG, attention=attention, residual="reversible")).double()
-    canvas, start, slots = noise(2, LONG.subpixels), torch.tensor([START, START + 2]), torch.tensor([3, 1])
+    canvas, start, slots = (
+        noise(2, LONG.subpixels),
+        torch.tensor([START, START + 2]),
+        torch.tensor([3, 1]),
+    )
     state = attention_for(net.config).new_state(3, torch.float64)
     parallel = net(canvas, start)
-    torch.testing.assert_close(decode(net, canvas, start, state, slots, [0, 7]), parallel, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        decode(net, canvas, start, state, slots, [0, 7]), parallel, rtol=0, atol=1e-10
+    )
     for slot in slots.tolist():
         state.clear(slot)
     net.prefill(canvas, 400, start, state, slots)
-    stepped = torch.stack([net.step(canvas, torch.full((2,), t), start, state, slots) for t in range(400, 420)], 1)
+    stepped = torch.stack(
+        [net.step(canvas, torch.full((2,), t), start, state, slots) for t in range(400, 420)], 1
+    )
     torch.testing.assert_close(stepped, parallel[:, 400:420], rtol=0, atol=1e-10)
 
 
@@ -98,7 +115,9 @@ def test_gradients_are_those_of_stored_activations(attention, layers, chunks, mo
 
 @pytest.mark.parametrize("attention", KINDS)
 def test_autocast_reaches_into_the_way_back(attention, monkeypatch):
-    """Undone streams are off by float32's rounding, which tips some of bf16's; so gradients agree to bf16's."""
+    """Undone streams are off by float32's rounding, which tips some of bf16's; so gradients agree
+    to bf16's.
+    """
     net = training_net(dataclasses.replace(REVERSIBLE, attention=attention), dtype=torch.float32)
     results, learnt, pull = set(), set(), Residual.pull
 
@@ -116,9 +135,13 @@ def test_autocast_reaches_into_the_way_back(attention, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("attention", "compiled"), [*((kind, False) for kind in KINDS), ("lsh", True)])
+@pytest.mark.parametrize(
+    ("attention", "compiled"), [*((kind, False) for kind in KINDS), ("lsh", True)]
+)
 def test_on_the_way_back_a_residual_gives_again_what_it_gave(attention, compiled, monkeypatch):
-    """So random rotations are the same ones; and drawing them again leaves the random numbers alone."""
+    """So random rotations are the same ones; and drawing them again leaves the random numbers
+    alone.
+    """
     given, again = [], []
     call, pull = Residual.__call__, Residual.pull
 
@@ -126,7 +149,9 @@ def test_on_the_way_back_a_residual_gives_again_what_it_gave(attention, compiled
         given.append(call(self, x))
         return given[-1]
 
-    def recorded_pull(self: Residual, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def recorded_pull(
+        self: Residual, x: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         result = pull(self, x, gradient)
         again.append(result[0])
         return result
@@ -134,7 +159,9 @@ def test_on_the_way_back_a_residual_gives_again_what_it_gave(attention, compiled
     monkeypatch.setattr(Residual, "__call__", recorded_call)
     monkeypatch.setattr(Residual, "pull", recorded_pull)
     layers = 1 if compiled else 3  # each takes its time to be compiled
-    net = training_net(dataclasses.replace(REVERSIBLE, attention=attention, layers=layers), dtype=torch.float32)
+    net = training_net(
+        dataclasses.replace(REVERSIBLE, attention=attention, layers=layers), dtype=torch.float32
+    )
     loss = partial(loss_of, net)
     result = (torch.compile(loss) if compiled else loss)()
     state = torch.get_rng_state()
@@ -146,7 +173,9 @@ def test_on_the_way_back_a_residual_gives_again_what_it_gave(attention, compiled
 
 
 def kept(net: Transformer) -> int:
-    """Bytes that a forward pass leaves behind for the way back, parameters aside; a storage counts once."""
+    """Bytes that a forward pass leaves behind for the way back, parameters aside; a storage counts
+    once.
+    """
     own = {parameter.untyped_storage().data_ptr() for parameter in net.parameters()}
     storages = {}
 
@@ -156,7 +185,8 @@ def kept(net: Transformer) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         result = loss_of(net)
-    assert result.requires_grad  # and so all that was packed is still there, and no address counts twice
+    # and so all that was packed is still there, and no address counts twice
+    assert result.requires_grad
     return sum(size for address, size in storages.items() if address not in own)
 
 
@@ -164,7 +194,9 @@ def kept(net: Transformer) -> int:
 def test_what_is_kept_for_the_way_back_does_not_grow_with_the_layers(attention):
     def sizes(residual: str) -> list[int]:
         config = dataclasses.replace(REVERSIBLE, attention=attention, residual=residual)
-        return [kept(training_net(dataclasses.replace(config, layers=layers))) for layers in (1, 2, 8)]
+        return [
+            kept(training_net(dataclasses.replace(config, layers=layers))) for layers in (1, 2, 8)
+        ]
 
     one, two, eight = sizes("reversible")
     assert one == two == eight
@@ -200,7 +232,9 @@ def test_in_chunks_the_hidden_units_of_all_positions_never_exist_together(residu
 
 
 @pytest.mark.parametrize("chunks", [2, 7, 60, 100])
-@pytest.mark.parametrize(("residual", "norm"), [("plain", "pre"), ("plain", "post"), ("reversible", "pre")])
+@pytest.mark.parametrize(
+    ("residual", "norm"), [("plain", "pre"), ("plain", "post"), ("reversible", "pre")]
+)
 def test_chunks_of_the_feed_forward_change_neither_loss_nor_gradients(residual, norm, chunks):
     config = dataclasses.replace(REVERSIBLE, residual=residual, norm=norm)
     whole, parts = training_net(config), training_net(config, chunks)

@@ -15,17 +15,48 @@ from linpix.model.likelihood import Scoring
 from linpix.model.transformer import Transformer
 from tests import nets
 
-BOTH = ModelConfig(height=8, width=8, layers=2, heads=2, key_dim=8, value_dim=6, d_model=16, d_ff=32, mixtures=2,
-                   classes=3, look_ups=("previous", "row", "column", "class"),
-                   neighbours=((-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0)),
-                   following=((0, 1, 0), (1, 0, 0), (1, 1, 0), (2, -1, 0)), patch=4, background=0, background_dim=12)
-COLOUR = dataclasses.replace(BOTH, height=4, width=4, channels=3, patch=2, background=9,
-                             neighbours=((-1, 0, 0), (0, -1, 2), (0, 0, -1)),
-                             following=((0, 0, 1), (0, 1, -1), (1, 0, 0)))
-PIXELS = dataclasses.replace(COLOUR, tokens="pixel", background=None, neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)),
-                             following=((0, 1, 0), (1, 0, 2), (1, -1, 1)))
-KINDS = {"pixels": PIXELS, "both": BOTH, "colour": COLOUR, "no background": dataclasses.replace(BOTH, background=None),
-         "no patches": dataclasses.replace(BOTH, patch=0, following=())}
+BOTH = ModelConfig(
+    height=8,
+    width=8,
+    layers=2,
+    heads=2,
+    key_dim=8,
+    value_dim=6,
+    d_model=16,
+    d_ff=32,
+    mixtures=2,
+    classes=3,
+    look_ups=("previous", "row", "column", "class"),
+    neighbours=((-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0)),
+    following=((0, 1, 0), (1, 0, 0), (1, 1, 0), (2, -1, 0)),
+    patch=4,
+    background=0,
+    background_dim=12,
+)
+COLOUR = dataclasses.replace(
+    BOTH,
+    height=4,
+    width=4,
+    channels=3,
+    patch=2,
+    background=9,
+    neighbours=((-1, 0, 0), (0, -1, 2), (0, 0, -1)),
+    following=((0, 0, 1), (0, 1, -1), (1, 0, 0)),
+)
+PIXELS = dataclasses.replace(
+    COLOUR,
+    tokens="pixel",
+    background=None,
+    neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)),
+    following=((0, 1, 0), (1, 0, 2), (1, -1, 1)),
+)
+KINDS = {
+    "pixels": PIXELS,
+    "both": BOTH,
+    "colour": COLOUR,
+    "no background": dataclasses.replace(BOTH, background=None),
+    "no patches": dataclasses.replace(BOTH, patch=0, following=()),
+}
 
 
 def net_of(config: ModelConfig) -> Transformer:
@@ -35,11 +66,13 @@ def net_of(config: ModelConfig) -> Transformer:
 def pictures(count: int, config: ModelConfig, seed: int = 1) -> Tensor:
     """Background with ink here and there, as digits have it."""
     random = np.random.default_rng(seed)
-    images = np.full((count, config.height, config.width, config.channels), config.background or 0, np.uint8)
+    images = np.full(
+        (count, config.height, config.width, config.channels), config.background or 0, np.uint8
+    )
     for image in images:
         for _ in range(2):
             y, x = random.integers(0, config.height - 1), random.integers(0, config.width - 1)
-            image[y:y + 2, x:x + 2] = random.integers(0, 256, image[y:y + 2, x:x + 2].shape)
+            image[y : y + 2, x : x + 2] = random.integers(0, 256, image[y : y + 2, x : x + 2].shape)
     return torch.from_numpy(images.reshape(count, -1))
 
 
@@ -55,10 +88,17 @@ def starts(count: int) -> Tensor:
     return START + torch.arange(count) % 4
 
 
-def stepped(net: Transformer, canvas: Tensor, start: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Parameters (B, n, P) and class scores step by step; unknown sub-pixels from token t on are rubbish."""
+def stepped(
+    net: Transformer, canvas: Tensor, start: Tensor, known: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Parameters (B, n, P) and class scores step by step; unknown sub-pixels from token t on are
+    rubbish.
+    """
     count, config = canvas.shape[0], net.config
-    state, slots = attention_for(config).new_state(count + 2, torch.float64), torch.arange(count, 0, -1)
+    state, slots = (
+        attention_for(config).new_state(count + 2, torch.float64),
+        torch.arange(count, 0, -1),
+    )
     state.fill_with_nan(count + 1)
     conditioned = known.any(1) & bool(config.patch)
     scores = torch.zeros(0, config.classes)
@@ -70,8 +110,14 @@ def stepped(net: Transformer, canvas: Tensor, start: Tensor, known: Tensor) -> t
         first = position * config.token_size
         [rows] = (~known[:, first]).nonzero(as_tuple=True)
         seen = torch.where((torch.arange(config.subpixels) < first) | known, canvas, 255 - canvas)
-        parameters[rows, position] = net.step(seen[rows], torch.full((len(rows),), position), start[rows], state,
-                                              slots[rows], known[rows])
+        parameters[rows, position] = net.step(
+            seen[rows],
+            torch.full((len(rows),), position),
+            start[rows],
+            state,
+            slots[rows],
+            known[rows],
+        )
     return parameters, scores
 
 
@@ -102,8 +148,8 @@ def test_a_prefix_that_is_prefilled_leaves_what_steps_leave(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_hidden_leaves_no_trace_before_it_is_drawn(kind):
-    """Each row of the batch has another hidden sub-pixel: parameters of earlier tokens and its own stay, and so do
-    class scores."""
+    """Each row of the batch has another hidden sub-pixel: parameters of earlier tokens and its own
+    stay, and so do class scores."""
     config = KINDS[kind]
     net, T = net_of(config), config.subpixels
     for seed in range(3):
@@ -112,9 +158,14 @@ def test_what_is_hidden_leaves_no_trace_before_it_is_drawn(kind):
         canvas = pictures(1, config, seed).repeat(len(hidden), 1)
         changed = canvas.clone()
         changed[torch.arange(len(hidden)), hidden] ^= 255
-        before, after = (net.predict(net.sequences(image, starts(1).expand(len(hidden)), known.expand(len(hidden), T)))
-                         for image in (canvas, changed))
-        same = ((before.parameters - after.parameters).abs() < 1e-12).all(-1)  # products of other sizes round otherwise
+        before, after = (
+            net.predict(
+                net.sequences(image, starts(1).expand(len(hidden)), known.expand(len(hidden), T))
+            )
+            for image in (canvas, changed)
+        )
+        # products of other sizes round otherwise
+        same = ((before.parameters - after.parameters).abs() < 1e-12).all(-1)
         assert bool(same[torch.arange(config.length) <= hidden[:, None] // config.token_size].all())
         assert not bool(same.all())  # and later ones do change
         if config.patch:
@@ -122,11 +173,17 @@ def test_what_is_hidden_leaves_no_trace_before_it_is_drawn(kind):
 
 
 def test_with_nothing_known_an_image_is_what_it_is_without_a_condition():
-    net, canvas, nothing = net_of(BOTH).float(), pictures(3, BOTH), torch.zeros(3, 64, dtype=torch.bool)
+    net, canvas, nothing = (
+        net_of(BOTH).float(),
+        pictures(3, BOTH),
+        torch.zeros(3, 64, dtype=torch.bool),
+    )
     prediction = net.predict(net.sequences(canvas, starts(3), nothing))
     assert torch.equal(prediction.parameters, net(canvas, starts(3)))
     assert len(prediction.class_scores) == 0
-    assert torch.equal(generate(net, [1, 2, 3], known=canvas, given=nothing), generate(net, [1, 2, 3]))
+    assert torch.equal(
+        generate(net, [1, 2, 3], known=canvas, given=nothing), generate(net, [1, 2, 3])
+    )
 
 
 def test_sub_pixels_amid_background_skip_the_layers():
@@ -146,7 +203,9 @@ def test_heads_are_computed_in_float32_under_autocast():
     sequences = net.sequences(canvas, starts(6), known)
     with torch.autocast("cpu", torch.bfloat16):
         features, prediction = net.features(sequences), net.predict(sequences)
-    assert {features.dtype, prediction.parameters.dtype, prediction.class_scores.dtype} == {torch.float32}
+    assert {features.dtype, prediction.parameters.dtype, prediction.class_scores.dtype} == {
+        torch.float32
+    }
     at = sequences.pixel_image, sequences.pixel_t
     assert torch.equal(prediction.parameters[at], net.head(features[sequences.pixel_place]))
     assert torch.equal(prediction.class_scores, net.class_head(features[sequences.query_place]))
@@ -157,7 +216,9 @@ def test_gradients_flow_through_every_parameter():
     canvas, known = pictures(6, BOTH), holes(6, BOTH)
     prediction = net.predict(net.sequences(canvas, starts(6), known))
     (prediction.parameters.square().sum() + prediction.class_scores.square().sum()).backward()
-    assert [name for name, p in net.named_parameters() if p.grad is None or not bool(p.grad.any())] == []
+    assert [
+        name for name, p in net.named_parameters() if p.grad is None or not bool(p.grad.any())
+    ] == []
 
 
 @pytest.mark.parametrize("config", [BOTH, PIXELS], ids=["sub-pixels", "pixels"])
@@ -177,7 +238,11 @@ def test_a_class_is_drawn_with_its_probability():
 
 
 def test_a_pixel_known_in_part_is_refused_where_a_pixel_is_one_token():
-    net, canvas, known = net_of(PIXELS), pictures(1, PIXELS), torch.zeros(1, PIXELS.subpixels, dtype=torch.bool)
+    net, canvas, known = (
+        net_of(PIXELS),
+        pictures(1, PIXELS),
+        torch.zeros(1, PIXELS.subpixels, dtype=torch.bool),
+    )
     known[0, 3:7] = True  # a whole pixel, and the red of the next one
     with pytest.raises(ValueError, match="draws whole pixels"):
         generate(net.float(), [0], known=canvas, given=known)

@@ -29,8 +29,12 @@ sys.stdin.readline()
 
 
 def weights() -> list[torch.Tensor]:
-    return [torch.arange(1000.0), torch.arange(6, dtype=torch.bfloat16).view(2, 3), torch.empty(0),
-            torch.arange(-4, 5, dtype=torch.int8)]
+    return [
+        torch.arange(1000.0),
+        torch.arange(6, dtype=torch.bfloat16).view(2, 3),
+        torch.empty(0),
+        torch.arange(-4, 5, dtype=torch.int8),
+    ]
 
 
 def files(folder: Path) -> list[Path]:
@@ -39,8 +43,11 @@ def files(folder: Path) -> list[Path]:
 
 def pages(folder: Path) -> list[str]:
     """The mappings of this process of files in a folder: rights and file of each."""
-    return [" ".join((line.split()[1], line.split()[4])) for line in Path("/proc/self/maps").read_text().splitlines()
-            if str(folder) in line]
+    return [
+        " ".join((line.split()[1], line.split()[4]))
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if str(folder) in line
+    ]
 
 
 def test_what_is_shared_is_what_was_given(tmp_path):
@@ -55,7 +62,9 @@ def test_processes_with_the_same_weights_map_the_same_file_and_the_last_one_remo
     [file] = files(tmp_path)
     assert file.name.startswith(PREFIX) and file.stat().st_mode & 0o777 == 0o600
     both = pages(tmp_path)
-    assert len(both) == 2 and len(set(both)) == 1 and both[0].startswith("rw-p"), "private: a write stays ours"
+    assert len(both) == 2 and len(set(both)) == 1 and both[0].startswith("rw-p"), (
+        "private: a write stays ours"
+    )
     first.weights[0][7] = -1.0
     assert second.weights[0][7] == 7.0
     first.close()
@@ -66,16 +75,28 @@ def test_processes_with_the_same_weights_map_the_same_file_and_the_last_one_remo
 
 
 def test_other_weights_have_another_file(tmp_path):
-    kept = [SharedWeights(weights(), tmp_path), SharedWeights(weights()[:2], tmp_path),
-            SharedWeights([weights()[0].double()], tmp_path)]
+    kept = [
+        SharedWeights(weights(), tmp_path),
+        SharedWeights(weights()[:2], tmp_path),
+        SharedWeights([weights()[0].double()], tmp_path),
+    ]
     assert len(files(tmp_path)) == len(kept)
 
 
 @pytest.mark.slow
-def test_processes_that_begin_at_once_have_one_file_and_when_all_are_killed_the_next_removes_it(tmp_path):
-    others = [subprocess.Popen([sys.executable, "-c", OTHER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-              for _ in range(2)]
-    assert select.select([others[0].stdout], [], [], 60)[0] and select.select([others[1].stdout], [], [], 60)[0]
+def test_processes_that_begin_at_once_have_one_file_and_when_all_are_killed_the_next_removes_it(
+    tmp_path,
+):
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", OTHER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    assert (
+        select.select([others[0].stdout], [], [], 60)[0]
+        and select.select([others[1].stdout], [], [], 60)[0]
+    )
     assert [float(other.stdout.readline()) for other in others] == [499_500.0] * 2
     [file] = files(tmp_path)
     for other in others:
@@ -129,21 +150,36 @@ def test_files_left_in_the_folder_by_others_delay_no_process(tmp_path):
     assert len(files(tmp_path)) == 3
 
 
-@pytest.mark.parametrize(("name", "said"), [("full", "--shm-size"), ("foreign", "belongs to another user"),
-                                            ("missing", "No such file"), ("unmapped", "unable to mmap")])
-def test_where_nothing_can_be_shared_each_has_its_own_and_says_why(name, said, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("full", "--shm-size"),
+        ("foreign", "belongs to another user"),
+        ("missing", "No such file"),
+        ("unmapped", "unable to mmap"),
+    ],
+)
+def test_where_nothing_can_be_shared_each_has_its_own_and_says_why(
+    name, said, tmp_path, monkeypatch, caplog
+):
     def fails(error: Exception) -> None:
         raise error
 
     folder = tmp_path / "missing" if name == "missing" else tmp_path
     if name == "full":
-        monkeypatch.setattr(sharing, "_write", lambda *_: fails(OSError(errno.ENOSPC, "No space left on device")))
+        monkeypatch.setattr(
+            sharing, "_write", lambda *_: fails(OSError(errno.ENOSPC, "No space left on device"))
+        )
     elif name == "foreign":
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     elif name == "unmapped":
-        monkeypatch.setattr(torch, "from_file", lambda *_, **__: fails(RuntimeError("unable to mmap 4096 bytes")))
+        monkeypatch.setattr(
+            torch, "from_file", lambda *_, **__: fails(RuntimeError("unable to mmap 4096 bytes"))
+        )
     shared = SharedWeights(weights(), folder)
-    assert all(torch.equal(ours, given) for ours, given in zip(shared.weights, weights(), strict=True))
+    assert all(
+        torch.equal(ours, given) for ours, given in zip(shared.weights, weights(), strict=True)
+    )
     monkeypatch.undo()
     remove_unused(tmp_path)
     assert not pages(tmp_path) and not files(tmp_path)

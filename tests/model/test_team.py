@@ -1,4 +1,6 @@
-"""How many threads a decoder uses, by made-up times; and how many cores it may use, by made-up control groups."""
+"""How many threads a decoder uses, by made-up times; and how many cores it may use, by made-up
+control groups.
+"""
 
 import itertools
 import math
@@ -9,7 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from linpix.model.team import ALONE_EVERY, FIRST, MAX_PAUSE, PAUSE, SHARED, Team, limit_threads, usable_cores
+from linpix.model.team import (
+    ALONE_EVERY,
+    FIRST,
+    MAX_PAUSE,
+    PAUSE,
+    SHARED,
+    Team,
+    limit_threads,
+    usable_cores,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +43,7 @@ def run(team: Team, calls: int, alone_s: float, together_s: float, rows: int = 1
 
 def test_threads_that_pay_are_used_but_for_a_call_now_and_then():
     chosen = run(Team(), 4 * ALONE_EVERY, alone_s=2.0, together_s=1.2)
-    assert chosen[:FIRST + 1] == [1] * FIRST + [2], "the time of one thread is measured first"
+    assert chosen[: FIRST + 1] == [1] * FIRST + [2], "the time of one thread is measured first"
     assert chosen.count(1) == FIRST + 3
 
 
@@ -50,7 +61,9 @@ def test_threads_are_used_again_once_they_pay_and_then_forget_that_they_did_not(
     run(team, 3000, alone_s=1.0, together_s=10.0)
     assert run(team, 2 * MAX_PAUSE, alone_s=1.0, together_s=0.6)[-1] == 2
     chosen = run(team, 3 * PAUSE, alone_s=1.0, together_s=10.0)
-    assert chosen.count(2) == 3, "a new neighbour costs two calls, and another after the first pause"
+    assert chosen.count(2) == 3, (
+        "a new neighbour costs two calls, and another after the first pause"
+    )
 
 
 def test_rows_enough_for_every_thread_are_not_measured():

@@ -12,16 +12,40 @@ from linpix.model.transformer import Transformer
 from tests.nets import noise
 
 ATTENTIONS = {"linear": {"attention": "linear"}, "softmax": {"attention": "softmax"}}
-ATTENTIONS |= {f"linear, {name}": {"feature_map": name, "random_features": 5}
-               for name in ("relu", "polynomial", "random")}
+ATTENTIONS |= {
+    f"linear, {name}": {"feature_map": name, "random_features": 5}
+    for name in ("relu", "polynomial", "random")
+}
 COIN = (0.5, 0.5) + (0.0,) * 254
 
 # 60 sub-pixels of three channels: more than one chunk of attention, and the last one not full
-SMALL = ModelConfig(height=4, width=5, channels=3, layers=2, heads=2, key_dim=4, value_dim=3, d_model=8,
-                    d_ff=16, mixtures=2, classes=2)
+SMALL = ModelConfig(
+    height=4,
+    width=5,
+    channels=3,
+    layers=2,
+    heads=2,
+    key_dim=4,
+    value_dim=3,
+    d_model=8,
+    d_ff=16,
+    mixtures=2,
+    classes=2,
+)
 # 784 sub-pixels, as small a network otherwise as can show a mistake
-LONG = ModelConfig(layers=2, heads=2, key_dim=8, value_dim=6, d_model=16, d_ff=32, mixtures=2, classes=2,
-                   norm="pre", look_ups=("previous", "row", "column"), neighbours=((-1, 0, 0), (-1, 1, 0)))
+LONG = ModelConfig(
+    layers=2,
+    heads=2,
+    key_dim=8,
+    value_dim=6,
+    d_model=16,
+    d_ff=32,
+    mixtures=2,
+    classes=2,
+    norm="pre",
+    look_ups=("previous", "row", "column"),
+    neighbours=((-1, 0, 0), (-1, 1, 0)),
+)
 IMPORTED = dataclasses.replace(SMALL, classes=0, first_marginal=COIN, activation="relu")
 
 INPUTS = {
@@ -32,11 +56,17 @@ INPUTS = {
     "channel": {"look_ups": ("previous", "channel")},
     "above": {"neighbours": ((-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0))},
     "left": {"neighbours": ((0, -1, 0), (0, -2, 0))},
-    "other channels": {"neighbours": ((0, 0, -1), (0, 0, -2), (0, -1, 2), (-1, 0, 1), (-1, 4, 2),
-                                      (-1, 1, -2))},
-    "everything": {"look_ups": ("previous", "position", "row", "column", "channel"),
-                   "neighbours": ((-1, 0, 0), (0, -1, 2), (0, 0, -1), (-1, 4, 2))},
-    "pixels": {name: getattr(PRESETS["cifar10-conditional"], name) for name in ("tokens", "look_ups", "neighbours")},
+    "other channels": {
+        "neighbours": ((0, 0, -1), (0, 0, -2), (0, -1, 2), (-1, 0, 1), (-1, 4, 2), (-1, 1, -2))
+    },
+    "everything": {
+        "look_ups": ("previous", "position", "row", "column", "channel"),
+        "neighbours": ((-1, 0, 0), (0, -1, 2), (0, 0, -1), (-1, 4, 2)),
+    },
+    "pixels": {
+        name: getattr(PRESETS["cifar10-conditional"], name)
+        for name in ("tokens", "look_ups", "neighbours")
+    },
     "no start token": {"classes": 0, "first_marginal": COIN},
 }
 
@@ -46,9 +76,17 @@ def net_of(config: ModelConfig, **changes) -> Transformer:
     return Transformer(dataclasses.replace(config, **changes)).eval().requires_grad_(False)
 
 
-def decode(net: Transformer, canvas: Tensor, start: Tensor, state: State, slots: Tensor, delays: list[int],
-           begin: int = 0) -> Tensor:
-    """Parameters (B, n - begin, P), step by step; row b begins `delays[b]` steps late and ends as late.
+def decode(
+    net: Transformer,
+    canvas: Tensor,
+    start: Tensor,
+    state: State,
+    slots: Tensor,
+    delays: list[int],
+    begin: int = 0,
+) -> Tensor:
+    """Parameters (B, n - begin, P), step by step; row b begins `delays[b]` steps late and ends as
+    late.
 
     Rows that have not begun or have ended are padding. From token t on, the canvas holds rubbish.
     """
@@ -75,7 +113,8 @@ def test_a_token_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, attenti
     start = torch.full((T,), START)
     before = net(canvas, start)
     rows = torch.arange(T)
-    canvas[rows, rows * (last + 1) + last] ^= 255  # in row t, the last sub-pixel of token t is another one
+    # in row t, the last sub-pixel of token t is another one
+    canvas[rows, rows * (last + 1) + last] ^= 255
     after = net(canvas, start)
     first = 1 if net.config.first_marginal else 0
     same = (before == after).all(-1) | before.isnan().all(-1)  # (T changes, T positions)
@@ -96,7 +135,9 @@ def test_step_by_step_equals_the_parallel_form_for_every_look_up(attention, inpu
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
 def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dtype, tolerance):
-    """Three rows that begin at different times, in shuffled slots of a pool whose free slots are poisoned."""
+    """Three rows that begin at different times, in shuffled slots of a pool whose free slots are
+    poisoned.
+    """
     net = net_of(LONG, **ATTENTIONS[attention]).to(dtype)
     start, slots = torch.tensor([START, START + 1, START + 2]), torch.tensor([5, 2, 6])
     canvas = noise(3, LONG.subpixels)
@@ -106,14 +147,19 @@ def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dt
     stepped = decode(net, canvas, start, state, slots, [0, 11, 100])
     parallel = net(canvas, start)
     torch.testing.assert_close(stepped, parallel, rtol=0, atol=tolerance)
-    assert float((parallel[0] - parallel[1]).abs().max()) > 0.1  # rows differ: a mixed-up slot would show
+    # rows differ: a mixed-up slot would show
+    assert float((parallel[0] - parallel[1]).abs().max()) > 0.1
 
 
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 400, 783])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_prefill_then_step_equals_the_parallel_form(attention, length):
     net = net_of(LONG, **ATTENTIONS[attention]).double()
-    canvas, start, slots = noise(2, LONG.subpixels), torch.tensor([START, START + 2]), torch.tensor([3, 1])
+    canvas, start, slots = (
+        noise(2, LONG.subpixels),
+        torch.tensor([START, START + 2]),
+        torch.tensor([3, 1]),
+    )
     state = attention_for(net.config).new_state(3, torch.float64)
     T = LONG.subpixels
     known = torch.where(torch.arange(T) < length, canvas, 255 - canvas)
@@ -121,11 +167,15 @@ def test_prefill_then_step_equals_the_parallel_form(attention, length):
     pieces = attention_for(net.config).new_state(3, torch.float64)
     for begin in range(0, length, 192):
         net.prefill(known, min(begin + 192, length), start, pieces, slots, begin)
-    assert all(torch.equal(x, y) for x, y in zip(vars(pieces).values(), vars(state).values(), strict=True)
-               if isinstance(x, Tensor))
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(vars(pieces).values(), vars(state).values(), strict=True)
+        if isinstance(x, Tensor)
+    )
     end = min(length + 20, T)
-    stepped = torch.stack([net.step(canvas, torch.full((2,), t), start, state, slots)
-                           for t in range(length, end)], 1)
+    stepped = torch.stack(
+        [net.step(canvas, torch.full((2,), t), start, state, slots) for t in range(length, end)], 1
+    )
     torch.testing.assert_close(stepped, net(canvas, start)[:, length:end], rtol=0, atol=1e-10)
 
 
@@ -133,7 +183,11 @@ def test_prefill_then_step_equals_the_parallel_form(attention, length):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_prefill_then_step_equals_the_parallel_form_without_a_start_token(attention, length):
     net = net_of(IMPORTED, **ATTENTIONS[attention]).double()
-    canvas, start, slots = noise(2, IMPORTED.subpixels), torch.full((2,), START), torch.tensor([3, 1])
+    canvas, start, slots = (
+        noise(2, IMPORTED.subpixels),
+        torch.full((2,), START),
+        torch.tensor([3, 1]),
+    )
     state = attention_for(net.config).new_state(3, torch.float64)
     net.prefill(canvas, length, start, state, slots)
     stepped = decode(net, canvas, start, state, slots, [0, 5], begin=length)
@@ -147,7 +201,9 @@ def test_without_a_start_token_position_0_has_no_parameters_and_leaves_its_slot_
     for slot in (1, 2):
         state.fill_with_nan(slot)  # so that reading it would show as well, in row 1
     t = torch.tensor([0, 0])
-    assert bool(net.step(canvas, t, torch.full((2,), START), state, torch.tensor([1, 2])).isnan().all())
+    assert bool(
+        net.step(canvas, t, torch.full((2,), START), state, torch.tensor([1, 2])).isnan().all()
+    )
     pools = [x for x in vars(state).values() if isinstance(x, Tensor)]
     assert all(bool(x[1:].isnan().all()) and bool(x[0].isfinite().all()) for x in pools)
     parameters = net.parameters_of(canvas)
@@ -160,8 +216,10 @@ def test_parameters_are_float32_under_bf16_autocast():
         assert net(canvas).dtype == torch.float32
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((2, 59), np.uint8), np.zeros((2, 60), np.float32),
-                                   np.zeros((4, 5, 3), np.uint8)])
+@pytest.mark.parametrize(
+    "wrong",
+    [np.zeros((2, 59), np.uint8), np.zeros((2, 60), np.float32), np.zeros((4, 5, 3), np.uint8)],
+)
 def test_images_of_another_shape_or_type_are_refused_with_what_was_got(wrong):
     with pytest.raises(ValueError, match=r"must be uint8 of shape \(B, 60\), got torch\.") as error:
         net_of(SMALL).parameters_of(wrong)
@@ -184,17 +242,32 @@ def test_tensor_names_are_those_of_shipped_checkpoints(name):
     config = dataclasses.replace(PRESETS[name], layers=2, d_model=8, d_ff=8)
     parts = ["qkv", "out", "norm1", "up", "down", "norm2"]
     modules = [f"layers.{layer}.{part}" for layer in range(2) for part in parts] + ["norm", "head"]
-    expected = {"inputs.table"} | {f"{module}.{kind}" for module in modules for kind in ("weight", "bias")}
+    expected = {"inputs.table"} | {
+        f"{module}.{kind}" for module in modules for kind in ("weight", "bias")
+    }
     if config.patch:
-        expected |= {"patches.place", "patches.query", "patches.linear.weight", "patches.linear.bias",
-                     "class_head.weight", "class_head.bias"}
+        expected |= {
+            "patches.place",
+            "patches.query",
+            "patches.linear.weight",
+            "patches.linear.bias",
+            "class_head.weight",
+            "class_head.bias",
+        }
     if config.background is not None:
-        expected |= {"background.project.weight", "background.table", "background.head.weight", "background.head.bias"}
+        expected |= {
+            "background.project.weight",
+            "background.table",
+            "background.head.weight",
+            "background.head.bias",
+        }
     assert set(Transformer(config).state_dict()) == expected
 
 
 def test_lsh_attention_is_causal_but_for_which_tokens_fall_into_which_chunk():
-    """The exception: with one chunk for all tokens there is none, with small ones a later sub-pixel is noticed."""
+    """The exception: with one chunk for all tokens there is none, with small ones a later sub-pixel
+    is noticed.
+    """
     for chunk, causal in ((SMALL.subpixels, True), (4, False)):
         net = net_of(SMALL, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=chunk)
         canvas = noise(1, SMALL.subpixels)
@@ -203,12 +276,15 @@ def test_lsh_attention_is_causal_but_for_which_tokens_fall_into_which_chunk():
         for at in range(20, 60, 5):
             changed = canvas.clone()
             changed[0, at] ^= 255
-            noticed.append(float((net(changed) - before)[0, :at + 1].abs().max()))
+            noticed.append(float((net(changed) - before)[0, : at + 1].abs().max()))
         assert (max(noticed) < 1e-5) == causal
 
 
 def test_lsh_attention_is_hashed_anew_in_training_and_always_alike_after_it():
-    net, canvas = net_of(SMALL, attention="lsh", lsh_buckets=4, lsh_chunk=8), noise(1, SMALL.subpixels)
+    net, canvas = (
+        net_of(SMALL, attention="lsh", lsh_buckets=4, lsh_chunk=8),
+        noise(1, SMALL.subpixels),
+    )
     assert torch.equal(net(canvas), net(canvas))
     net.train()
     assert not torch.equal(net(canvas), net(canvas))

@@ -30,25 +30,55 @@ class Server:
     def metric(self, name: str) -> float:
         """The value of one sample of /metrics, named with its labels."""
         text = self.get("/metrics").text
-        [value] = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.rsplit(" ", 1)[0] == name]
+        [value] = [
+            line.rsplit(" ", 1)[1] for line in text.splitlines() if line.rsplit(" ", 1)[0] == name
+        ]
         return float(value)
 
     def quiet(self, *models: str) -> bool:
         """Whether every gauge is back to 0, and these models' slots are free."""
-        return all(self.metric(name) == 0 for name in (
-            "linpix_requests_running", "linpix_requests_waiting", "linpix_engine_heartbeat_age_seconds",
-            *(f'linpix_state_slots_used{{model="{model}"}}' for model in models)))
+        return all(
+            self.metric(name) == 0
+            for name in (
+                "linpix_requests_running",
+                "linpix_requests_waiting",
+                "linpix_engine_heartbeat_age_seconds",
+                *(f'linpix_state_slots_used{{model="{model}"}}' for model in models),
+            )
+        )
 
 
 class Process(Server):
-    """`linpix serve` and what it printed. before: words of a command that runs it, and becomes it."""
+    """`linpix serve` and what it printed. before: words of a command that runs it, and becomes
+    it.
+    """
 
-    def __init__(self, checkpoints: Path, *flags: str, before: Sequence[str] = (),
-                 program: Sequence[str] = ("-m", "linpix",),
-                 begun: Callable[[int], None] = lambda pid: None) -> None:
+    def __init__(
+        self,
+        checkpoints: Path,
+        *flags: str,
+        before: Sequence[str] = (),
+        program: Sequence[str] = (
+            "-m",
+            "linpix",
+        ),
+        begun: Callable[[int], None] = lambda pid: None,
+    ) -> None:
         """program: how Python is asked for it · begun: called while it starts."""
-        command = [*before, sys.executable, *program, "serve", "--port", "0", "--checkpoints", str(checkpoints), *flags]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")}
+        command = [
+            *before,
+            sys.executable,
+            *program,
+            "serve",
+            "--port",
+            "0",
+            "--checkpoints",
+            str(checkpoints),
+            *flags,
+        ]
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")
+        }
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         begun(self.process.pid)
         self.printed: list[str] = []
@@ -61,7 +91,9 @@ class Process(Server):
         if not self.url:
             self.process.kill()
             self.process.wait()
-            raise RuntimeError("".join(self.printed) + ("" if begins else f"it has not begun within {START_S:g} s"))
+            raise RuntimeError(
+                "".join(self.printed) + ("" if begins else f"it has not begun within {START_S:g} s")
+            )
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -76,7 +108,8 @@ class Process(Server):
         return httpx.Client(base_url=self.url, timeout=60, **options)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, verify=False)  # reading certificates would take longest
+        # reading certificates would take longest
+        return httpx.get(self.url + path, timeout=60, verify=False)
 
     def connect(self) -> socket.socket:
         """A bare connection, which the test closes when it likes."""
@@ -123,14 +156,22 @@ def here(checkpoints: Path, **settings) -> Iterator[Here]:
     from linpix.server.settings import Settings
 
     app = create_app(Settings(checkpoints=checkpoints, **settings))
-    with TestClient(app, base_url="http://localhost", client=("127.0.0.1", 5), follow_redirects=False) as client:
+    with TestClient(
+        app, base_url="http://localhost", client=("127.0.0.1", 5), follow_redirects=False
+    ) as client:
         yield Here(client)
 
 
 class Quiet(BaseHTTPRequestHandler):
     """Answers as a test says, and prints nothing."""
 
-    def answer(self, body: bytes = b"", kind: str = "text/html", status: int = 200, length: int | None = None) -> None:
+    def answer(
+        self,
+        body: bytes = b"",
+        kind: str = "text/html",
+        status: int = 200,
+        length: int | None = None,
+    ) -> None:
         """length: that it announces, if not the body's own."""
         self.send_response(status)
         self.send_header("content-type", kind)

@@ -1,4 +1,6 @@
-"""The alerts of deploy/: Prometheus's checks and rule tests, and a line in docs/operate.md for each."""
+"""The alerts of deploy/: Prometheus's checks and rule tests, and a line in docs/operate.md for
+each.
+"""
 
 import re
 import shutil
@@ -13,13 +15,19 @@ from tests.server.conftest import ROOT
 RULES = GROUP["rules"]
 NAMES = [rule["alert"] for rule in RULES]
 TESTS = yaml.safe_load((ROOT / "tests/server/alerts_test.yml").read_text())
-RUNBOOK = dict(re.findall(r"^\| `(Linpix\w+)` \| (.+) \|$", (ROOT / "docs" / "operate.md").read_text(), re.MULTILINE))
+RUNBOOK = dict(
+    re.findall(
+        r"^\| `(Linpix\w+)` \| (.+) \|$", (ROOT / "docs" / "operate.md").read_text(), re.MULTILINE
+    )
+)
 
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed; on Debian and Ubuntu: apt-get install prometheus")
-    return subprocess.run(["promtool", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["promtool", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 def test_every_alert_fires_when_it_should_and_then_only():
@@ -33,22 +41,34 @@ def test_prometheus_loads_the_rules_where_the_stack_puts_them():
     checked = promtool("check", "config", "deploy/prometheus.yml")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"{len(RULES)} rules found" in checked.stdout
-    mounts = dict(mount.split(":")[:2] for mount in yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-                  ["services"]["prometheus"]["volumes"])
+    mounts = dict(
+        mount.split(":")[:2]
+        for mount in yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"][
+            "prometheus"
+        ]["volumes"]
+    )
     assert mounts["./deploy/alerts.yml"] == "/etc/prometheus/alerts.yml"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_alert_is_shown_firing_and_silent(name):
-    shown = [bool(case["exp_alerts"]) for test in TESTS["tests"] for case in test.get("alert_rule_test", [])
-             if case["alertname"] == name]
+    shown = [
+        bool(case["exp_alerts"])
+        for test in TESTS["tests"]
+        for case in test.get("alert_rule_test", [])
+        if case["alertname"] == name
+    ]
     assert set(shown) == {True, False}
 
 
 def test_a_service_that_is_busy_and_well_has_every_metric_that_an_alert_asks_for():
     [well] = [test for test in TESTS["tests"] if "Busy and well" in test["name"]]
     given = {re.split("{", series["series"])[0] for series in well["input_series"]}
-    asked = {metric for rule in RULES for metric in re.findall(r"\b(?:linpix|process)_\w+|\bup\b", rule["expr"])}
+    asked = {
+        metric
+        for rule in RULES
+        for metric in re.findall(r"\b(?:linpix|process)_\w+|\bup\b", rule["expr"])
+    }
     assert given == asked
 
 

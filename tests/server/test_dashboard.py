@@ -26,11 +26,19 @@ pytestmark = pytest.mark.slow
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/linpix.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]}
-ALERTS = {rule["alert"]: rule for group in yaml.safe_load((ROOT / "deploy/alerts.yml").read_text())["groups"]
-          for rule in group["rules"]}
+QUERIES = {
+    f"{panel['title']} {target['refId']}": target["expr"]
+    for panel in PANELS
+    for target in panel["targets"]
+}
+ALERTS = {
+    rule["alert"]: rule
+    for group in yaml.safe_load((ROOT / "deploy/alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+}
 ASKED = QUERIES | {name: rule["expr"] for name, rule in ALERTS.items()}
-SELECTOR = re.compile(r"\b((?:linpix|process)_\w+|up)\b(?:{([^}]*)})?")  # a metric, and the labels that it is to have
+# a metric, and the labels that it is to have
+SELECTOR = re.compile(r"\b((?:linpix|process)_\w+|up)\b(?:{([^}]*)})?")
 WINDOW = "1m"  # what Grafana would put for $__rate_interval; long enough to hold all of the load
 
 METRICS = {  # every metric of the service: type and labels
@@ -71,13 +79,16 @@ class Prometheus:
         answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters)
         body = answer.json()
         assert body["status"] == "success", f"{parameters}: {body}"
-        return body["data"][{"query": "result", "targets": "activeTargets", "rules": "groups"}[path]]
+        return body["data"][
+            {"query": "result", "targets": "activeTargets", "rules": "groups"}[path]
+        ]
 
 
 @pytest.fixture(scope="module")
 def started(tiny: Path) -> Iterator[Process]:
     """A server of its own, since what it counts is compared."""
-    with serving(tiny.parent, *EAGER, "--slots", "2", "--max-queue", "4") as process:  # slow enough to be full
+    # slow enough to be full
+    with serving(tiny.parent, *EAGER, "--slots", "2", "--max-queue", "4") as process:
         yield process
 
 
@@ -94,7 +105,8 @@ def prometheus(started: Process, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @contextlib.contextmanager
 def watching(server: Process, folder: Path, targets: Path | None = None) -> Iterator[Prometheus]:
-    """The project's own configuration, but for the target and a scrape every second; it has scraped once.
+    """The project's own configuration, but for the target and a scrape every second; it has scraped
+    once.
 
     targets: folder of --metrics-targets, of a cluster.
     """
@@ -102,7 +114,11 @@ def watching(server: Process, folder: Path, targets: Path | None = None) -> Iter
     if program is None:
         pytest.skip("prometheus is not installed; on Debian and Ubuntu: apt-get install prometheus")
     config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
-    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    config["global"] = {
+        "scrape_interval": "1s",
+        "scrape_timeout": "1s",
+        "evaluation_interval": "1s",
+    }
     config["scrape_configs"][0]["static_configs"][0]["targets"] = [urlsplit(server.url).netloc]
     if targets is not None:
         del config["scrape_configs"][0]["static_configs"]
@@ -115,16 +131,24 @@ def watching(server: Process, folder: Path, targets: Path | None = None) -> Iter
     log = folder / "log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
-             f"--web.listen-address={address}"], stdout=output, stderr=subprocess.STDOUT)
+            [
+                program,
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address={address}",
+            ],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     found = Prometheus(f"http://{address}")
 
     def scraped() -> bool:
         if process.poll() is not None:
             raise RuntimeError(f"prometheus ended with {process.returncode}:\n{log.read_text()}")
         with contextlib.suppress(httpx.TransportError, ValueError, AssertionError):
-            return [sample["value"][1] for sample in found.ask("query", query='up{job="linpix"}')
-                    ] == ["1"] * (4 if targets else 1)
+            return [
+                sample["value"][1] for sample in found.ask("query", query='up{job="linpix"}')
+            ] == ["1"] * (4 if targets else 1)
         return False
 
     try:
@@ -142,7 +166,9 @@ def put_load(server: Process) -> None:
     """Of everything that is counted at least one; when it returns, all of it is over."""
     with server.client() as client:
         with ThreadPoolExecutor(4) as crowd:  # each of them fills the service
-            crowded = crowd.map(lambda _: client.post("/v1/images/generations", json={"n": 6}).status_code, range(4))
+            crowded = crowd.map(
+                lambda _: client.post("/v1/images/generations", json={"n": 6}).status_code, range(4)
+            )
         assert 429 in list(crowded)
         assert client.post("/v1/images/generations", json={"temperature": -1}).status_code == 400
 
@@ -151,18 +177,30 @@ def put_load(server: Process) -> None:
 
         with ThreadPoolExecutor(3) as clients:
             assert set(clients.map(draw, range(9))) == {200}
-        assert client.post("/v1/images/edits", files={"image": ("a.png", occluded(), "image/png")}).status_code == 200
+        assert (
+            client.post(
+                "/v1/images/edits", files={"image": ("a.png", occluded(), "image/png")}
+            ).status_code
+            == 200
+        )
 
         def left() -> bool:
             here = urlsplit(server.url)
             with socket.create_connection((here.hostname, here.port)) as leaving:
-                leaving.sendall(b"POST /v1/images/generations HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8\r\n"
-                                b"content-type: application/json\r\n\r\n" b'{"n": 4}')
+                leaving.sendall(
+                    b"POST /v1/images/generations HTTP/1.1\r\nhost: localhost\r\ncontent-length:"
+                    b' 8\r\ncontent-type: application/json\r\n\r\n{"n": 4}'
+                )
                 time.sleep(0.02)  # it may be admitted first; were it not, the next attempt may
-            return server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}') > 0
+            return (
+                server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}')
+                > 0
+            )
 
         assert eventually(left)
-        answer = client.post("/v1/compare", json={"backends": ["linear", "softmax"], "batch": [1], "budget": 1})
+        answer = client.post(
+            "/v1/compare", json={"backends": ["linear", "softmax"], "batch": [1], "budget": 1}
+        )
         assert answer.status_code == 202, answer.text
         where = f"/v1/compare/{answer.json()['id']}"
         assert eventually(lambda: client.get(where).json()["status"] != "running", 20)
@@ -181,14 +219,20 @@ def families(text: str) -> dict[str, tuple[str, set[frozenset[tuple[str, str]]]]
     """Name to type and the label sets of its samples; a bucket's bound is no label."""
     found = {}
     for family in text_string_to_metric_families(text):
-        labels = {frozenset(pair for pair in sample.labels.items() if pair[0] != "le") for sample in family.samples}
+        labels = {
+            frozenset(pair for pair in sample.labels.items() if pair[0] != "le")
+            for sample in family.samples
+        }
         found[family.name] = family.type, labels
     return found
 
 
 def test_the_metrics_have_these_names_types_and_labels(at_start):
-    found = {name: (kind, {name for labels in samples for name, _ in labels})
-             for name, (kind, samples) in families(at_start).items() if not name.startswith(("process_", "python_"))}
+    found = {
+        name: (kind, {name for labels in samples for name, _ in labels})
+        for name, (kind, samples) in families(at_start).items()
+        if not name.startswith(("process_", "python_"))
+    }
     assert found == METRICS
     assert "process_resident_memory_bytes" in at_start
 
@@ -202,7 +246,10 @@ def test_a_panel_has_something_to_show(query, prometheus, loaded):
     query = query.replace("$__rate_interval", WINDOW)
 
     def shown() -> bool:
-        return any(math.isfinite(float(sample["value"][1])) for sample in prometheus.ask("query", query=query))
+        return any(
+            math.isfinite(float(sample["value"][1]))
+            for sample in prometheus.ask("query", query=query)
+        )
 
     assert eventually(shown), f"{query} gives {prometheus.ask('query', query=query)}"
 
@@ -211,7 +258,8 @@ def test_a_panel_has_something_to_show(query, prometheus, loaded):
 def test_every_metric_that_is_asked_for_has_the_labels_that_are_asked_for(name, prometheus, loaded):
     found = SELECTOR.findall(ASKED[name])
     assert found or "ALERTS" in ASKED[name], "this query asks for nothing of LinPix's"
-    carried = {"job", "instance", "le", "alertname", "replica"}  # replica: of several engines only, nowhere else
+    # replica: of several engines only, nowhere else
+    carried = {"job", "instance", "le", "alertname", "replica"}
     for metric, matchers in found:
         for label, operator, values in re.findall(r'(\w+)(=~?)"([^"]*)"', matchers):
             for value in values.split("|"):
@@ -231,15 +279,22 @@ def test_legends_name_labels_that_their_query_keeps():
             kept = re.findall(r"\bby\s*\(([^)]*)\)", target["expr"])
             metrics = [metric for metric, _ in SELECTOR.findall(target["expr"])]
             families = [re.sub("_(total|sum|count|bucket)$", "", metric) for metric in metrics]
-            known = {label.strip() for labels in kept for label in labels.split(",")} if kept else set().union(
-                *(METRICS[family][1] for family in families if family in METRICS))
+            known = (
+                {label.strip() for labels in kept for label in labels.split(",")}
+                if kept
+                else set().union(*(METRICS[family][1] for family in families if family in METRICS))
+            )
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= known, panel["title"]
 
 
-def test_prometheus_evaluates_every_alert_and_none_fires_for_a_service_that_was_busy(prometheus, loaded):
+def test_prometheus_evaluates_every_alert_and_none_fires_for_a_service_that_was_busy(
+    prometheus, loaded
+):
     def evaluated() -> bool:
         [group] = prometheus.ask("rules")
-        return {(rule["name"], rule["health"]) for rule in group["rules"]} == {(name, "ok") for name in ALERTS}
+        return {(rule["name"], rule["health"]) for rule in group["rules"]} == {
+            (name, "ok") for name in ALERTS
+        }
 
     assert eventually(evaluated), prometheus.ask("rules")
     [group] = prometheus.ask("rules")
@@ -247,8 +302,15 @@ def test_prometheus_evaluates_every_alert_and_none_fires_for_a_service_that_was_
 
 
 def test_an_engine_that_dies_fires_an_alert(tiny, tmp_path):
-    with serving(tiny.parent, "--faults", "die:at=3") as server, watching(server, tmp_path) as watcher:
+    with (
+        serving(tiny.parent, "--faults", "die:at=3") as server,
+        watching(server, tmp_path) as watcher,
+    ):
         assert watcher.ask("query", query='ALERTS{alertstate="firing"}') == []
         assert server.client().post("/v1/images/generations", json={}).status_code == 500
-        firing = 'ALERTS{alertstate="firing", alertname="LinpixRestarts", job="linpix", severity="page"}'
-        assert eventually(lambda: bool(watcher.ask("query", query=firing)), 30), watcher.ask("rules")
+        firing = (
+            'ALERTS{alertstate="firing", alertname="LinpixRestarts", job="linpix", severity="page"}'
+        )
+        assert eventually(lambda: bool(watcher.ask("query", query=firing)), 30), watcher.ask(
+            "rules"
+        )

@@ -1,4 +1,6 @@
-"""Listening sockets: opened first, printed as clients write them, and robust when no more files can be opened."""
+"""Listening sockets: opened first, printed as clients write them, and robust when no more files can
+be opened.
+"""
 
 import os
 import signal
@@ -27,7 +29,10 @@ def test_a_host_name_is_listened_on_at_all_its_addresses_which_no_other_process_
             host, port = listening.getsockname()[:2]
             with socket.create_connection((host, port), timeout=10):
                 pass
-            with pytest.raises(OSError, match=f"--metrics-port {port}: address already in use; choose another --metri"):
+            with pytest.raises(
+                OSError,
+                match=f"--metrics-port {port}: address already in use; choose another --metri",
+            ):
                 listen(host, port, "metrics-")
     finally:
         for listening in sockets:
@@ -49,7 +54,9 @@ def test_every_interface_means_both_families_on_one_port():
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
 def test_an_address_that_is_not_this_machines_is_refused_with_a_cure(host):
-    with pytest.raises(OSError, match=f"--host {host}.*; give an address or a name of this machine"):
+    with pytest.raises(
+        OSError, match=f"--host {host}.*; give an address or a name of this machine"
+    ):
         listen(host, 0)
 
 
@@ -69,18 +76,51 @@ sys.exit(main())
 
 
 def test_both_ports_are_taken_before_the_weights_are_read():
-    ended = subprocess.run([sys.executable, "-c", TAKEN_WHEN_IT_READS, "serve", "--port", str(free_port()),
-                            "--metrics-port", str(free_port())],
-                           capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            TAKEN_WHEN_IT_READS,
+            "serve",
+            "--port",
+            str(free_port()),
+            "--metrics-port",
+            str(free_port()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
     assert (ended.returncode, ended.stderr) == (2, "linpix serve: both are taken\n")
 
 
 def test_one_port_for_both_is_refused_before_the_weights_are_read():
     port = str(free_port())
-    ended = subprocess.run([sys.executable, "-m", "linpix", "serve", "--port", port, "--metrics-port", port,
-                            "--checkpoints", "missing"], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "linpix",
+            "serve",
+            "--port",
+            port,
+            "--metrics-port",
+            port,
+            "--checkpoints",
+            "missing",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert ended.returncode == 2
-    assert f"--metrics-port {port}: address already in use; choose another --metrics-port" in ended.stderr
+    assert (
+        f"--metrics-port {port}: address already in use; choose another --metrics-port"
+        in ended.stderr
+    )
 
 
 def test_without_free_file_descriptors_it_says_so_once_and_answers_open_connections(tiny):
@@ -89,7 +129,9 @@ def test_without_free_file_descriptors_it_says_so_once_and_answers_open_connecti
         assert client.get("/healthz").status_code == 200
         idle = [server.connect() for _ in range(100)]
         try:
-            assert eventually(lambda: any("the system cannot accept more" in line for line in server.printed))
+            assert eventually(
+                lambda: any("the system cannot accept more" in line for line in server.printed)
+            )
             assert client.post("/v1/images/generations", json={}).status_code == 200
             with pytest.raises(httpx.TransportError):
                 httpx.get(server.url + "/healthz", timeout=1.5)
@@ -110,11 +152,23 @@ def test_a_blocked_standard_error_does_not_stop_the_service(tiny, broken):
     else:
         end, to = os.pipe()
         os.close(end)
-    process = subprocess.Popen([sys.executable, "-m", "linpix", "serve", "--port", str(port),
-                                "--checkpoints", str(tiny.parent)], stderr=to)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "linpix",
+            "serve",
+            "--port",
+            str(port),
+            "--checkpoints",
+            str(tiny.parent),
+        ],
+        stderr=to,
+    )
     os.close(to)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+
             def answers() -> bool:
                 try:
                     return client.get("/readyz").status_code == 200

@@ -1,4 +1,6 @@
-"""Logs of a real server: one object per line, with the fields operators need, and without keys or pictures."""
+"""Logs of a real server: one object per line, with the fields operators need, and without keys or
+pictures.
+"""
 
 import base64
 import io
@@ -23,8 +25,13 @@ from tests.server.web.test_keys import bearer, line, private
 
 pytestmark = pytest.mark.slow
 
-KEY, OTHER, PROMPT, QUERY, PATH = ("lpx_the-key-of-the-test", "lpx_a-key-of-nobody", "a prompt of somebody's",
-                                   "query-secret", "path-secret")
+KEY, OTHER, PROMPT, QUERY, PATH = (
+    "lpx_the-key-of-the-test",
+    "lpx_a-key-of-nobody",
+    "a prompt of somebody's",
+    "query-secret",
+    "path-secret",
+)
 
 
 def use(server: Process) -> tuple[list, list[str]]:
@@ -34,35 +41,72 @@ def use(server: Process) -> tuple[list, list[str]]:
             client.post("/v1/images/generations", json={"prompt": PROMPT, "n": 2, "seed": 8172635}),
             client.post("/v1/images/generations", json={"prompt": PROMPT, "n": 0}),
             client.post("/v1/images/generations", json={"stream": True}),
-            client.post("/v1/images/generations", content=b"{" + PROMPT.encode(),
-                        headers={"content-type": "application/json"}),
-            client.post("/v1/images/edits", files={"image": ("picture-secret.png", occluded())},
-                        data={"prompt": PROMPT}),
-            client.post("/v1/images/edits", files={"image": ("picture-secret.png", b"x" + occluded())}),
+            client.post(
+                "/v1/images/generations",
+                content=b"{" + PROMPT.encode(),
+                headers={"content-type": "application/json"},
+            ),
+            client.post(
+                "/v1/images/edits",
+                files={"image": ("picture-secret.png", occluded())},
+                data={"prompt": PROMPT},
+            ),
+            client.post(
+                "/v1/images/edits", files={"image": ("picture-secret.png", b"x" + occluded())}
+            ),
             client.get(f"/v1/models?api_key={QUERY}"),
             client.get(f"/v1/models/{PATH}?api_key={QUERY}"),
             client.get(f"/{PATH}?api_key={QUERY}"),
             client.get("/v1/models", headers=bearer(OTHER)),
             client.get("/", headers={"host": f"{PATH}.example"}),
-            client.post("/v1/images/generations", json={}, headers={"origin": f"https://{PATH}.example"}),
+            client.post(
+                "/v1/images/generations", json={}, headers={"origin": f"https://{PATH}.example"}
+            ),
             client.get("/healthz", headers={"cookie": QUERY}),
             client.head("/healthz", headers={"cookie": QUERY}),
             client.get(f"/static/{PATH}"),
         ]
-    assert [answer.status_code for answer in answers] == [200, 400, 200, 400, 200, 415, 200, 404, 404, 401, 403, 403,
-                                                          200, 200, 404]
+    assert [answer.status_code for answer in answers] == [
+        200,
+        400,
+        200,
+        400,
+        200,
+        415,
+        200,
+        404,
+        404,
+        401,
+        403,
+        403,
+        200,
+        200,
+        404,
+    ]
     picture = base64.b64encode(occluded()).decode()
     images = re.findall(r'"b64_json":\s*"([^"]+)"', "".join(answer.text for answer in answers))
     assert len(images) > 3
-    return answers, [KEY, OTHER, PROMPT, QUERY, PATH, "-secret", "8172635", picture[20:60],
-                     *(image[:40] for image in images), *(image[-40:] for image in images)]
+    return answers, [
+        KEY,
+        OTHER,
+        PROMPT,
+        QUERY,
+        PATH,
+        "-secret",
+        "8172635",
+        picture[20:60],
+        *(image[:40] for image in images),
+        *(image[-40:] for image in images),
+    ]
 
 
 @pytest.fixture(params=["json", "text"])
 def logged(request, tiny, tmp_path) -> tuple[str, list, list[str], list[str]]:
     """The form of a log, the answers of a server, what it printed, and what may not be in it."""
     path = private(tmp_path / "keys", line("alice", KEY, "1000/s"))
-    with serving(tiny.parent, "--api-keys", str(path), "--log-format", request.param, "--log-level", "debug") as server:
+    with serving(
+        tiny.parent, "--api-keys", str(path), "--log-format", request.param, "--log-level", "debug"
+    ) as server:
         answers, forbidden = use(server)
         assert eventually(lambda: len(server.printed) > len(answers) + 1)
         server.stop()
@@ -79,9 +123,12 @@ def test_every_request_is_a_line_of_the_log_and_none_has_a_secret_or_a_picture_i
         assert sum(answer.headers["x-request-id"] in text for text in printed) == 1
     if form == "text":
         accesses = [text for text in printed if " linpix.access " in text]
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO linpix\.access "
-                            r"POST /v1/images/generations 200 request_id=[0-9a-f]{16} duration_s=[\d.e-]+ "
-                            r"client=alice model=tiny images=2", accesses[0])
+        assert re.fullmatch(
+            r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO linpix\.access "
+            r"POST /v1/images/generations 200 request_id=[0-9a-f]{16} duration_s=[\d.e-]+ "
+            r"client=alice model=tiny images=2",
+            accesses[0],
+        )
         assert len(accesses) == len(answers)
         return
     entries = [json.loads(text) for text in printed]
@@ -96,20 +143,38 @@ def test_every_request_is_a_line_of_the_log_and_none_has_a_secret_or_a_picture_i
         assert 0 < entry["duration_s"] < 60
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry["time"])
     generations, edits = "/v1/images/generations", "/v1/images/edits"
-    assert [(entry["route"], entry["client"], entry["model"], entry["images"]) for entry in entries] == [
-        (generations, "alice", "tiny", 2), (generations, "alice", None, None), (generations, "alice", "tiny", 1),
-        (generations, "alice", None, None), (edits, "alice", "tiny", 1), (edits, "alice", "tiny", 1),
-        ("/v1/models", "alice", None, None), ("/v1/models/{model}", "alice", None, None),
-        (None, "127.0.0.1", None, None), ("/v1/models", "127.0.0.1", None, None), ("/", "127.0.0.1", None, None),
-        (generations, "127.0.0.1", None, None), *[("/healthz", "127.0.0.1", None, None)] * 2,
-        ("/static", "127.0.0.1", None, None)]
+    assert [
+        (entry["route"], entry["client"], entry["model"], entry["images"]) for entry in entries
+    ] == [
+        (generations, "alice", "tiny", 2),
+        (generations, "alice", None, None),
+        (generations, "alice", "tiny", 1),
+        (generations, "alice", None, None),
+        (edits, "alice", "tiny", 1),
+        (edits, "alice", "tiny", 1),
+        ("/v1/models", "alice", None, None),
+        ("/v1/models/{model}", "alice", None, None),
+        (None, "127.0.0.1", None, None),
+        ("/v1/models", "127.0.0.1", None, None),
+        ("/", "127.0.0.1", None, None),
+        (generations, "127.0.0.1", None, None),
+        *[("/healthz", "127.0.0.1", None, None)] * 2,
+        ("/static", "127.0.0.1", None, None),
+    ]
 
 
 def test_what_is_asked_for_all_the_time_is_logged_at_level_debug_unless_it_fails(tiny):
     def routes(*flags: str) -> list[str]:
         with serving(tiny.parent, *flags) as server, server.client() as client:
-            for path in ("/healthz", "/metrics", "/v1/status", "/static/page.js", "/static/nothing.js", "/",
-                         "/v1/models"):
+            for path in (
+                "/healthz",
+                "/metrics",
+                "/v1/status",
+                "/static/page.js",
+                "/static/nothing.js",
+                "/",
+                "/v1/models",
+            ):
                 client.get(path)
         return [" ".join(line.split()[1:6:2]) for line in server.printed if "linpix.access" in line]
 
@@ -141,25 +206,47 @@ def test_ids_of_a_trusted_proxy_are_kept_sent_back_and_logged(tiny):
     sent = {"x-request-id": "edge-7f:1", "traceparent": TRACE}
     with serving(tiny.parent, "--trusted-proxies", "127.0.0.1", "--log-format", "json") as server:
         with server.client() as client:
-            answers = [client.post("/v1/images/generations", json={"n": n}, headers=sent) for n in (1, 0)]
-            odd = [client.get("/v1/models", headers={"x-request-id": id, "traceparent": trace}) for id, trace in (
-                ("a b", TRACE.upper()), ("x" * 129, TRACE.replace("4bf92f3577b34da6a3ce929d0e0e4736", "0" * 32)),
-                ("-", f"{TRACE}-more"), ('"', "ff" + TRACE[2:]))]
+            answers = [
+                client.post("/v1/images/generations", json={"n": n}, headers=sent) for n in (1, 0)
+            ]
+            odd = [
+                client.get("/v1/models", headers={"x-request-id": id, "traceparent": trace})
+                for id, trace in (
+                    ("a b", TRACE.upper()),
+                    ("x" * 129, TRACE.replace("4bf92f3577b34da6a3ce929d0e0e4736", "0" * 32)),
+                    ("-", f"{TRACE}-more"),
+                    ('"', "ff" + TRACE[2:]),
+                )
+            ]
         server.stop()
     for answer in answers:
-        assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("edge-7f:1", TRACE)
+        assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == (
+            "edge-7f:1",
+            TRACE,
+        )
     for answer in odd:
-        assert re.fullmatch("[0-9a-f]{16}", answer.headers["x-request-id"]) and "traceparent" not in answer.headers
+        assert (
+            re.fullmatch("[0-9a-f]{16}", answer.headers["x-request-id"])
+            and "traceparent" not in answer.headers
+        )
     lines = [json.loads(line) for line in server.printed if "linpix.access" in line]
-    assert [(line["request_id"], line["traceparent"]) for line in lines[:2]] == [("edge-7f:1", TRACE)] * 2
+    assert [(line["request_id"], line["traceparent"]) for line in lines[:2]] == [
+        ("edge-7f:1", TRACE)
+    ] * 2
     assert all(line["traceparent"] is None for line in lines[2:])
 
 
 def test_an_id_that_a_request_in_progress_has_is_not_given_twice(slow):
     with serving(slow, *EAGER, "--trusted-proxies", "*") as server, server.client() as client:
         with ThreadPoolExecutor(2) as pool:
-            both = list(pool.map(lambda _: client.post("/v1/images/generations", json={},
-                                                       headers={"x-request-id": "twice"}), range(2)))
+            both = list(
+                pool.map(
+                    lambda _: client.post(
+                        "/v1/images/generations", json={}, headers={"x-request-id": "twice"}
+                    ),
+                    range(2),
+                )
+            )
         assert [answer.status_code for answer in both] == [200, 200]
         assert sorted(answer.headers["x-request-id"] == "twice" for answer in both) == [False, True]
         again = client.get("/v1/models", headers={"x-request-id": "twice"})
@@ -205,7 +292,10 @@ def test_what_an_unexpected_exception_says_is_logged_without_keys_and_pictures(t
             assert secret not in text
         if form == "json":
             [entry] = [json.loads(each) for each in text.splitlines()]
-            assert (entry["level"], entry["request_id"]) == ("error", answer.headers["x-request-id"])
+            assert (entry["level"], entry["request_id"]) == (
+                "error",
+                answer.headers["x-request-id"],
+            )
             assert "/v1/broken/{secret}" in entry["message"]
         app = create_app(Settings(checkpoints=tiny.parent))
         app.add_api_route("/v1/broken/{secret}", broken)
@@ -213,25 +303,41 @@ def test_what_an_unexpected_exception_says_is_logged_without_keys_and_pictures(t
 
 @pytest.mark.parametrize("fault", ["throw:image=5", "prefill:image=5", "die:at=1"])
 def test_the_engines_lines_about_a_request_have_the_id_that_its_client_was_given(tiny, fault):
-    with serving(tiny.parent, "--log-format", "json", "--faults", fault) as server, server.client() as client:
+    with (
+        serving(tiny.parent, "--log-format", "json", "--faults", fault) as server,
+        server.client() as client,
+    ):
         answer = client.post("/v1/images/generations", json={"seed": 5})
         assert answer.status_code == 500
 
         def found() -> list[str]:
             lines = [json.loads(text) for text in server.printed]
-            return [line["message"] for line in lines if line.get("request_id") == answer.headers["x-request-id"]
-                    and line["logger"] == "linpix"]
+            return [
+                line["message"]
+                for line in lines
+                if line.get("request_id") == answer.headers["x-request-id"]
+                and line["logger"] == "linpix"
+            ]
 
         assert eventually(lambda: any("a request of tiny failed" in message for message in found()))
 
 
 def test_whatever_a_message_holds_it_is_one_record_of_the_text():
-    record = logging.LogRecord("linpix", logging.ERROR, __file__, 1, "no tensor %s", (
-        "a\n2026-11-21T00:00:00.000Z INFO linpix.access GET / 200\r\x1b[2J\u2028b",), None)
+    record = logging.LogRecord(
+        "linpix",
+        logging.ERROR,
+        __file__,
+        1,
+        "no tensor %s",
+        ("a\n2026-11-21T00:00:00.000Z INFO linpix.access GET / 200\r\x1b[2J\u2028b",),
+        None,
+    )
     [first, second] = logs.Formatter("text").format(record).split("\n")
     assert first.endswith("ERROR linpix no tensor a")
     assert second == "    2026-11-21T00:00:00.000Z INFO linpix.access GET / 200\\r\\x1b[2J\\u2028b"
-    assert json.loads(logs.Formatter("json").format(record))["message"].startswith("no tensor a\n2026")
+    assert json.loads(logs.Formatter("json").format(record))["message"].startswith(
+        "no tensor a\n2026"
+    )
 
 
 def info(text: str) -> logging.LogRecord:
@@ -242,16 +348,20 @@ def test_logging_does_not_wait_for_a_stopped_reader_and_lost_lines_are_counted(m
     monkeypatch.setattr(logs, "MAX_LINES", 3_000)
     reading, writing = os.pipe()
     handler = logs.Lines(writing)
-    texts = ["x" * 2_000_000, *map(str, range(1, 5_000))]  # the first is several times what a pipe holds
+    # the first is several times what a pipe holds
+    texts = ["x" * 2_000_000, *map(str, range(1, 5_000))]
     handler.handle(info(texts[0]))
-    while select.select([], [writing], [], 0)[1]:  # until the pipe is full: no more is taken before somebody reads
+    # until the pipe is full: no more is taken before somebody reads
+    while select.select([], [writing], [], 0)[1]:
         time.sleep(0.001)
     for text in texts[1:]:
         handler.handle(info(text))
     with open(reading) as reader:
         assert [reader.readline() for _ in range(3_001)] == [f"{text}\n" for text in texts[:3_001]]
         handler.handle(info("heard again"))
-        assert reader.readline() == "1999 lines of this log are lost because the reader was too slow\n"
+        assert (
+            reader.readline() == "1999 lines of this log are lost because the reader was too slow\n"
+        )
         assert reader.readline() == "heard again\n"
     os.close(writing)
 

@@ -30,10 +30,16 @@ from tests.server.web.test_keys import bearer, line, private
 
 
 def test_every_route_and_method_that_is_not_there_answers_the_envelope(client):
-    for method, path, status in (("GET", "/nothing", 404), ("GET", "/v1/images/generations", 405),
-                                 ("DELETE", "/metrics", 405), ("GET", "/v1/models/big", 404),
-                                 ("GET", "/v1/compare/none", 404), ("PUT", "/", 405),
-                                 ("GET", "/static/nothing.js", 404), ("GET", "/v1/images", 404)):
+    for method, path, status in (
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/images/generations", 405),
+        ("DELETE", "/metrics", 405),
+        ("GET", "/v1/models/big", 404),
+        ("GET", "/v1/compare/none", 404),
+        ("PUT", "/", 405),
+        ("GET", "/static/nothing.js", 404),
+        ("GET", "/v1/images", 404),
+    ):
         answer = client.request(method, path)
         assert answer.status_code == status, path
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -41,16 +47,23 @@ def test_every_route_and_method_that_is_not_there_answers_the_envelope(client):
 
 
 def test_a_slash_at_the_end_of_a_path_is_too_many_wherever_a_proxy_serves_it(client):
-    for asked, found in (("/v1/models/", "../models"), ("/docs/", "../docs"), ("/%0d%0ax:y/", "../%0D%0Ax%3Ay"),
-                         ("/v1/models/a%20b/?c=d", "../a%20b?c=d")):
+    for asked, found in (
+        ("/v1/models/", "../models"),
+        ("/docs/", "../docs"),
+        ("/%0d%0ax:y/", "../%0D%0Ax%3Ay"),
+        ("/v1/models/a%20b/?c=d", "../a%20b?c=d"),
+    ):
         answer = client.get(asked)
         assert (answer.status_code, answer.headers["location"]) == (307, found)
     assert client.post("/v1/images/generations/", json={}, follow_redirects=True).status_code == 200
 
 
-@pytest.mark.parametrize("removed", [False, True], ids=["the proxy keeps the path", "the proxy removes the path"])
+@pytest.mark.parametrize(
+    "removed", [False, True], ids=["the proxy keeps the path", "the proxy removes the path"]
+)
 def test_all_is_found_under_the_path_of_a_proxy(tiny, removed):
     with here(tiny.parent, root_path="/pix/") as server, server.client() as client:
+
         def ask(url: str) -> httpx.Response:
             assert url.startswith("/pix/"), f"{url} is not under the path"
             return client.get(url.removeprefix("/pix" if removed else ""))
@@ -75,8 +88,18 @@ def test_a_path_of_a_proxy_does_not_lead_past_the_keys(tiny, tmp_path):
 
 
 def test_HEAD_is_answered_as_GET_is(client):
-    for path in ("/", "/docs", "/healthz", "/readyz", "/static/page.js", "/v1/models", "/v1/status", "/metrics",
-                 "/openapi.json", "/v1/models/nothing"):
+    for path in (
+        "/",
+        "/docs",
+        "/healthz",
+        "/readyz",
+        "/static/page.js",
+        "/v1/models",
+        "/v1/status",
+        "/metrics",
+        "/openapi.json",
+        "/v1/models/nothing",
+    ):
         asked, head = client.get(path), client.head(path)
         assert (head.status_code, head.content) == (asked.status_code, b"")
         assert head.headers["content-type"] == asked.headers["content-type"]
@@ -91,7 +114,9 @@ def test_a_405_names_every_method_that_is_allowed(client):
 
 def test_poison_reaches_the_decoder(tiny):
     requests = create_app(Settings(checkpoints=tiny.parent, poison=True)).state.service.requests
-    assert [model.engine.decoder.fill_freed_with_nan for model in requests.models.values()] == [True]
+    assert [model.engine.decoder.fill_freed_with_nan for model in requests.models.values()] == [
+        True
+    ]
 
 
 def test_an_unexpected_failure_is_500_with_its_request_id(tiny):
@@ -107,15 +132,24 @@ def test_an_unexpected_failure_is_500_with_its_request_id(tiny):
     assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
 
 
-def test_a_bug_while_images_are_queued_is_counted_as_a_failed_request_and_bad_input_is_not(tiny, monkeypatch):
+def test_a_bug_while_images_are_queued_is_counted_as_a_failed_request_and_bad_input_is_not(
+    tiny, monkeypatch
+):
     app = create_app(Settings(checkpoints=tiny.parent))
     metrics = app.state.service.requests.metrics
 
     def counted() -> float:
-        return metrics.values("linpix_requests_total")["linpix_requests_total", "generations", "failed"]
+        return metrics.values("linpix_requests_total")[
+            "linpix_requests_total", "generations", "failed"
+        ]
 
     with TestClient(app, base_url="http://localhost") as client:
-        for body, status in (({"n": "one"}, 400), ({"n": 0}, 400), ({"label": "ten"}, 400), ({"model": "none"}, 404)):
+        for body, status in (
+            ({"n": "one"}, 400),
+            ({"n": 0}, 400),
+            ({"label": "ten"}, 400),
+            ({"model": "none"}, 404),
+        ):
             assert client.post("/v1/images/generations", json=body).status_code == status
         assert counted() == 0
         monkeypatch.setattr("linpix.server.engine.admission.images_of", None)
@@ -133,7 +167,9 @@ def test_an_engine_that_fails_answers_the_requests_it_ran_and_goes_on(tiny):
 
 
 @pytest.mark.parametrize("size", ["native", "1024x1024"])
-def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(tiny, monkeypatch, size):
+def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(
+    tiny, monkeypatch, size
+):
     encoded = encode.encoded
 
     def slowly(*arguments, **named):
@@ -144,8 +180,15 @@ def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(ti
     body = {"size": size, "partial_images": 0}
     with here(tiny.parent) as server, server.client() as client:
         assert client.post("/v1/images/generations", json=body).status_code == 200
-        assert server.metric('linpix_request_duration_seconds_sum{endpoint="generations",model="tiny"}') > 0.7
-        assert client.post("/v1/images/generations", json=body | {"timeout": 0.5}).status_code == 504
+        assert (
+            server.metric(
+                'linpix_request_duration_seconds_sum{endpoint="generations",model="tiny"}'
+            )
+            > 0.7
+        )
+        assert (
+            client.post("/v1/images/generations", json=body | {"timeout": 0.5}).status_code == 504
+        )
         answer = client.post("/v1/images/generations", json=body | {"timeout": 0.5, "stream": True})
         assert [event["error"]["code"] for event in events_of(answer.text)] == ["deadline_passed"]
         assert server.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 2
@@ -153,10 +196,15 @@ def test_a_request_lasts_until_its_last_byte_is_made_and_so_does_its_deadline(ti
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
-def test_a_softmax_model_is_served_beside_a_linear_one_whatever_engine_that_is_to_have(tiny, tmp_path):
+def test_a_softmax_model_is_served_beside_a_linear_one_whatever_engine_that_is_to_have(
+    tiny, tmp_path
+):
     shutil.copytree(tiny, tmp_path / "tiny")
     saved(tmp_path / "soft", dataclasses.replace(PRESETS["tiny"], attention="softmax"))
-    with serving(tmp_path, "--engine", "compiled", "--precision", "bf16") as server, server.client() as client:
+    with (
+        serving(tmp_path, "--engine", "compiled", "--precision", "bf16") as server,
+        server.client() as client,
+    ):
         listed = client.get("/v1/models").json()["data"]
         models = {model["id"]: (model["engine"], model["precision"]) for model in listed}
         assert models == {"tiny": ("compiled", "bf16"), "soft": ("eager", "fp32")}
@@ -164,20 +212,37 @@ def test_a_softmax_model_is_served_beside_a_linear_one_whatever_engine_that_is_t
 
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
-def test_a_seed_gives_the_same_bytes_over_http_among_twenty_others_and_from_the_command_line(tiny, server, tmp_path):
+def test_a_seed_gives_the_same_bytes_over_http_among_twenty_others_and_from_the_command_line(
+    tiny, server, tmp_path
+):
     with ThreadPoolExecutor(21) as pool, server.client() as client:
-        bodies = [{"seed": 100 + i, "n": 1 + i % 3, "temperature": 0.5 + i / 20, "label": i % 10} for i in range(20)]
+        bodies = [
+            {"seed": 100 + i, "n": 1 + i % 3, "temperature": 0.5 + i / 20, "label": i % 10}
+            for i in range(20)
+        ]
         bodies.insert(11, {"seed": 77, "label": 3})
-        answers = list(pool.map(lambda body: client.post("/v1/images/generations", json=body), bodies))
+        answers = list(
+            pool.map(lambda body: client.post("/v1/images/generations", json=body), bodies)
+        )
     [served] = answers[11].json()["data"]
-    assert inside("sample", "--model", tiny, "--seed", 77, "--label", 3, "--out", tmp_path / "out").returncode == 0
+    assert (
+        inside(
+            "sample", "--model", tiny, "--seed", 77, "--label", 3, "--out", tmp_path / "out"
+        ).returncode
+        == 0
+    )
     assert base64.b64decode(served["b64_json"]) == (tmp_path / "out/00000-77.png").read_bytes()
 
 
 def test_the_models_are_listed_with_what_they_are(client):
     [card] = client.get("/v1/models").json()["data"]
     assert card == client.get("/v1/models/tiny").json()
-    assert (card["id"], card["width"], card["state_bytes"], len(card["classes"])) == ("tiny", 8, 1152, 10)
+    assert (card["id"], card["width"], card["state_bytes"], len(card["classes"])) == (
+        "tiny",
+        8,
+        1152,
+        10,
+    )
 
 
 def test_the_service_is_alive_and_ready(client):
@@ -191,33 +256,69 @@ def test_the_status_agrees_with_the_metrics(tiny):
         client.post("/v1/images/generations", json={"n": "three"})
         client.post("/v1/images/generations", json={"n": 6})
         at_rest = 'linpix_state_slots_used{model="tiny"}'
-        assert eventually(lambda: server.metric(at_rest) == server.metric("linpix_requests_running") == 0)
+        assert eventually(
+            lambda: server.metric(at_rest) == server.metric("linpix_requests_running") == 0
+        )
         status = client.get("/v1/status").json()
         [model] = status["models"]
         labels = '{backend="linear",model="tiny"}'
-        assert (model["id"], model["backend"], model["slots"], model["images_waiting"]) == ("tiny", "linear", 5, 0)
-        assert model["images_completed"] == 3 == server.metric(
-            'linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}')
-        assert model["pixels_generated"] == 3 * 64 == server.metric(f"linpix_pixels_generated_total{labels}")
+        assert (model["id"], model["backend"], model["slots"], model["images_waiting"]) == (
+            "tiny",
+            "linear",
+            5,
+            0,
+        )
+        assert (
+            model["images_completed"]
+            == 3
+            == server.metric(
+                'linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}'
+            )
+        )
+        assert (
+            model["pixels_generated"]
+            == 3 * 64
+            == server.metric(f"linpix_pixels_generated_total{labels}")
+        )
         assert model["quanta"] == server.metric(f"linpix_engine_step_seconds_count{labels}") > 0
-        assert model["step_seconds_sum"] == server.metric(f"linpix_engine_step_seconds_sum{labels}") > 0
+        assert (
+            model["step_seconds_sum"]
+            == server.metric(f"linpix_engine_step_seconds_sum{labels}")
+            > 0
+        )
         assert status["rows_sum"] == server.metric("linpix_engine_step_batch_size_sum") > 0
-        assert status["requests_rejected"]["invalid"] == 2 == server.metric(
-            'linpix_requests_rejected_total{reason="invalid"}')
+        assert (
+            status["requests_rejected"]["invalid"]
+            == 2
+            == server.metric('linpix_requests_rejected_total{reason="invalid"}')
+        )
         assert f'kernel="{status["kernel"]}"' in client.get("/metrics").text
-        assert (status["status"], status["comparison"], status["limits"]["max_n"]) == ("ready", None, 5)
+        assert (status["status"], status["comparison"], status["limits"]["max_n"]) == (
+            "ready",
+            None,
+            5,
+        )
         begun = client.post("/v1/compare", json={"budget": 60.0, "batch": [1]}).json()["id"]
-        assert client.get("/v1/status").json()["comparison"] == {"id": begun, "model": "tiny", "status": "running"}
+        assert client.get("/v1/status").json()["comparison"] == {
+            "id": begun,
+            "model": "tiny",
+            "status": "running",
+        }
         client.delete(f"/v1/compare/{begun}")
         assert client.get("/v1/status").json()["comparison"]["status"] == "cancelled"
         assert 0 < status["uptime"] < client.get("/v1/status").json()["uptime"]
 
 
 def test_sigterm_finishes_what_runs_and_refuses_what_comes_and_hangups_change_nothing(slow):
-    with serving(slow, *EAGER, "--drain-timeout", "120") as server, ThreadPoolExecutor(2) as pool, \
-            server.client() as client:
+    with (
+        serving(slow, *EAGER, "--drain-timeout", "120") as server,
+        ThreadPoolExecutor(2) as pool,
+        server.client() as client,
+    ):
         running = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 2}))
-        streaming = pool.submit(lambda: client.post("/v1/images/generations", json={"stream": True}))
+        streaming = pool.submit(
+            lambda: client.post("/v1/images/generations", json={"stream": True})
+        )
         assert eventually(lambda: server.metric("linpix_requests_running") == 2)
         server.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: httpx.get(server.url + "/readyz").status_code == 503)
@@ -225,7 +326,9 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes_and_hangups_change_no
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         assert refused.headers["retry-after"]
         server.process.send_signal(signal.SIGHUP)
-        assert not eventually(lambda: server.metric('linpix_checkpoint_reloads_total{outcome="unchanged"}') > 0, 0.3)
+        assert not eventually(
+            lambda: server.metric('linpix_checkpoint_reloads_total{outcome="unchanged"}') > 0, 0.3
+        )
 
         def ended() -> bool:
             server.process.send_signal(signal.SIGHUP)
@@ -249,13 +352,18 @@ def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
         assert over["status"] == "completed", over["error"]
         assert {result["backend"] for result in over["report"]["results"]} == set(BACKENDS)
         assert over["progress"] == 1
-        rates = {backend: server.metric(f'linpix_comparison_images_per_second{{backend="{backend}"}}')
-                 for backend in BACKENDS}
-        measured = {result["backend"] for result in over["report"]["results"] if result["images_per_second"]}
+        rates = {
+            backend: server.metric(f'linpix_comparison_images_per_second{{backend="{backend}"}}')
+            for backend in BACKENDS
+        }
+        measured = {
+            result["backend"] for result in over["report"]["results"] if result["images_per_second"]
+        }
         assert "linear" in measured  # the last ones may have had no time
         assert {backend for backend, rate in rates.items() if rate > 0} == measured
         second = f"/v1/compare/{client.post('/v1/compare', json={'budget': 60.0}).json()['id']}"
         watched: list[str] = []
+
         def watch():
             with client.stream("GET", second, headers={"accept": "text/event-stream"}) as stream:
                 watched.extend(line for line in stream.iter_lines() if line.startswith("event:"))
@@ -269,30 +377,36 @@ def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
         assert watched[-1] == "event: comparison.cancelled"
 
 
-@pytest.mark.parametrize(("body", "param", "words"), [
-    ({"backends": ["lsh-2"]}, "backends", "lsh-1, lsh-4, got 'lsh-2'"),
-    ({"budget": 1e3}, "budget", "at most 120"),
-    ({"batch": [0]}, "batch.0", "got 0"),
-    ({"speed": 1}, "speed", "got 1"),
-])
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"backends": ["lsh-2"]}, "backends", "lsh-1, lsh-4, got 'lsh-2'"),
+        ({"budget": 1e3}, "budget", "at most 120"),
+        ({"batch": [0]}, "batch.0", "got 0"),
+        ({"speed": 1}, "speed", "got 1"),
+    ],
+)
 def test_a_bad_comparison_is_refused(client, body, param, words):
     assert_refused(client.post("/v1/compare", json=body), param, words)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flags", "words"), [
-    (["--models", "big"], "there is no model 'big'"),
-    (["--slots", "0"], "--slots"),
-    (["--slots", "x"], "--slots"),
-    (["--slots", "10000000", "--models", "SLOW"], "lower --slots"),  # 629 GiB, at 66 KiB a slot
-    (["--engine", "eager", "--precision", "bf16"], "--precision fp32"),
-    (["--state", "fp16"], "leave the flag out"),
-    (["--api-keys", "missing"], "no such file can be found"),
-    (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': expected KIND:WHEN=N"),
-    (["--watchdog-timeout", "0"], "--watchdog-timeout"),
-    (["--checkpoints", "missing"], "--checkpoints"),
-    (["--host", "no such host"], "give an address"),
-])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--models", "big"], "there is no model 'big'"),
+        (["--slots", "0"], "--slots"),
+        (["--slots", "x"], "--slots"),
+        (["--slots", "10000000", "--models", "SLOW"], "lower --slots"),  # 629 GiB, at 66 KiB a slot
+        (["--engine", "eager", "--precision", "bf16"], "--precision fp32"),
+        (["--state", "fp16"], "leave the flag out"),
+        (["--api-keys", "missing"], "no such file can be found"),
+        (["--faults", "burn:at=1"], "--faults (LINPIX_FAULTS): 'burn:at=1': expected KIND:WHEN=N"),
+        (["--watchdog-timeout", "0"], "--watchdog-timeout"),
+        (["--checkpoints", "missing"], "--checkpoints"),
+        (["--host", "no such host"], "give an address"),
+    ],
+)
 def test_a_setting_that_cannot_work_stops_the_server_before_it_listens(tiny, slow, flags, words):
     flags = [str(slow / "slow") if flag == "SLOW" else flag for flag in flags]
     flags = flags if "--checkpoints" in flags else [*flags, "--checkpoints", str(tiny.parent)]
@@ -306,24 +420,42 @@ def test_a_port_that_is_taken_is_said_in_a_line(tiny, server):
     port = server.url.rsplit(":", 1)[1]
     ended = linpix("serve", "--port", port, "--checkpoints", tiny.parent)
     assert ended.returncode == 2
-    assert ended.stderr == (f"linpix serve: --host 127.0.0.1 and --port {port}: address already in use; choose another "
-                            "--port, or stop the program that listens there\n")
+    assert (
+        ended.stderr
+        == f"linpix serve: --host 127.0.0.1 and --port {port}: address already in use; choose"
+        " another "
+        "--port, or stop the program that listens there\n"
+    )
 
 
 def test_an_image_that_is_not_finite_fails_its_request_and_not_its_neighbours(tiny, tmp_path):
-    """A checkpoint whose start of class 3 is so large that sums overflow, beside images of class 2 in one batch."""
+    """A checkpoint whose start of class 3 is so large that sums overflow, beside images of class 2
+    in one batch.
+    """
     net = checkpoint.load(tiny)
     with torch.no_grad():
         net.inputs.table[net.inputs.base[..., 0] + 257 + 3] = 3e38
     saved(tmp_path / "sick", net)
     with here(tmp_path) as process, process.client() as client, ThreadPoolExecutor(8) as pool:
+
         def ask(label: int) -> httpx.Response:
             return client.post("/v1/images/generations", json={"label": label, "n": 2, "seed": 1})
 
         answers = list(pool.map(ask, [2, 3, 2, 3, 2, 2]))
         assert [answer.status_code for answer in answers] == [200, 500, 200, 500, 200, 200]
-        assert len({answer.json()["data"][0]["b64_json"] for answer in answers if answer.status_code == 200}) == 1
-        assert "model 'sick' produced NaN or infinite values" in answers[1].json()["error"]["message"]
+        assert (
+            len(
+                {
+                    answer.json()["data"][0]["b64_json"]
+                    for answer in answers
+                    if answer.status_code == 200
+                }
+            )
+            == 1
+        )
+        assert (
+            "model 'sick' produced NaN or infinite values" in answers[1].json()["error"]["message"]
+        )
         assert client.get("/readyz").status_code == 200
         assert eventually(lambda: process.metric('linpix_state_slots_used{model="sick"}') == 0)
         assert process.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 2

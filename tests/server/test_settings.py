@@ -25,11 +25,16 @@ def test_the_port_that_kubernetes_names_a_service_by_is_not_the_port_to_listen_o
 
 
 def test_what_kubernetes_sets_for_services_of_like_names_is_no_setting_and_no_mistake(monkeypatch):
-    monkeypatch.setenv("LINPIX_METRICS_PORT", "tcp://10.96.0.12:80")  # of a Service named linpix-metrics
+    # of a Service named linpix-metrics
+    monkeypatch.setenv("LINPIX_METRICS_PORT", "tcp://10.96.0.12:80")
     assert Settings().metrics_port is None
-    links = {"LINPIX_METRICS_PORT": "tcp://10.96.0.12:80", "LINPIX_METRICS_SERVICE_HOST": "10.96.0.12",
-             "LINPIX_METRICS_PORT_80_TCP_ADDR": "10.96.0.12", "LINPIX_WEB_PORT": "tcp://10.96.0.13:80",
-             "LINPIX_WEB_SERVICE_PORT_HTTP": "80"}
+    links = {
+        "LINPIX_METRICS_PORT": "tcp://10.96.0.12:80",
+        "LINPIX_METRICS_SERVICE_HOST": "10.96.0.12",
+        "LINPIX_METRICS_PORT_80_TCP_ADDR": "10.96.0.12",
+        "LINPIX_WEB_PORT": "tcp://10.96.0.13:80",
+        "LINPIX_WEB_SERVICE_PORT_HTTP": "80",
+    }
     [told] = misspelt(links)
     assert "--metrics-port" in told
 
@@ -37,7 +42,9 @@ def test_what_kubernetes_sets_for_services_of_like_names_is_no_setting_and_no_mi
 def test_a_misspelt_variable_is_reported_with_the_nearest_setting():
     names = "LINPIX_MODLES", "LINPIX_MODELS", "LINPIX_MIRRORS", "LINPIX_PORT_8000_TCP", "HOME"
     [told] = misspelt(dict.fromkeys(names, "x"))
-    assert told == "LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?"
+    assert (
+        told == "LINPIX_MODLES is not a setting, so it has no effect; did you mean LINPIX_MODELS?"
+    )
     assert "linpix serve --help" in misspelt({"LINPIX_COFFEE_COLOUR_XYZ": ""})[0]
 
 
@@ -45,33 +52,72 @@ def test_a_log_level_may_be_written_in_capitals():
     assert Settings(log_level="DEBUG").log_level == "debug"
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("0.5", 0.5), ("500ms", 0.5), ("5s", 5), ("2m", 120),
-                                                ("2 min", 120), ("1h", 3600), ("1m30s", 90), ("1.5h", 5400), ("5S", 5)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("0.5", 0.5),
+        ("500ms", 0.5),
+        ("5s", 5),
+        ("2m", 120),
+        ("2 min", 120),
+        ("1h", 3600),
+        ("1m30s", 90),
+        ("1.5h", 5400),
+        ("5S", 5),
+    ],
+)
 def test_a_time_is_seconds_or_has_units(text, seconds):
     assert Settings(drain_timeout=text).drain_timeout == seconds
 
 
-@pytest.mark.parametrize(("text", "size"), [("4096", 4096), ("32MiB", 2**25), ("1.5gib", 3 * 2**29), ("64 KiB", 2**16),
-                                            ("16MB", 16_000_000), ("2kB", 2000),
-                                            ("16Mi", 2**24), ("1GiB512MiB", 3 * 2**29)])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("32MiB", 2**25),
+        ("1.5gib", 3 * 2**29),
+        ("64 KiB", 2**16),
+        ("16MB", 16_000_000),
+        ("2kB", 2000),
+        ("16Mi", 2**24),
+        ("1GiB512MiB", 3 * 2**29),
+    ],
+)
 def test_a_size_is_bytes_or_has_units(text, size):
     assert Settings(max_upload=text).max_upload == size
 
 
-@pytest.mark.parametrize(("field", "value", "told"), [
-    ("root_path", "pix", "begin with a slash"), ("root_path", "/a/../b", "neither .. nor escapes"),
-    ("drain_timeout", "5 parsecs", "number of seconds, or have a unit: ms, s, min, m, h"),
-    ("drain_timeout", "-5s", "number of seconds"), ("drain_timeout", "s", "number of seconds"),
-    ("head_timeout", "0ms", "greater than 0"), ("watchdog_timeout", "25h", "less than or equal to 86400"),
-    ("max_upload", "16M", "number of bytes, or have a unit: kB, MB, GB, KiB, MiB, GiB, Ki, Mi, Gi"),
-    ("max_upload", "1kB", "greater than or equal to 1024"), ("upload_space", "16MiBs", "number of bytes")])
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("root_path", "pix", "begin with a slash"),
+        ("root_path", "/a/../b", "neither .. nor escapes"),
+        ("drain_timeout", "5 parsecs", "number of seconds, or have a unit: ms, s, min, m, h"),
+        ("drain_timeout", "-5s", "number of seconds"),
+        ("drain_timeout", "s", "number of seconds"),
+        ("head_timeout", "0ms", "greater than 0"),
+        ("watchdog_timeout", "25h", "less than or equal to 86400"),
+        (
+            "max_upload",
+            "16M",
+            "number of bytes, or have a unit: kB, MB, GB, KiB, MiB, GiB, Ki, Mi, Gi",
+        ),
+        ("max_upload", "1kB", "greater than or equal to 1024"),
+        ("upload_space", "16MiBs", "number of bytes"),
+    ],
+)
 def test_what_is_not_a_time_or_a_size_is_refused_with_the_units(field, value, told):
     with pytest.raises(ValueError, match=re.escape(told)):
         Settings(**{field: value})
 
 
 def test_every_setting_with_a_unit_of_time_or_space_takes_units():
-    taking = {name for name, field in Settings.model_fields.items() if {SECONDS, BYTES} & set(field.metadata)}
+    taking = {
+        name
+        for name, field in Settings.model_fields.items()
+        if {SECONDS, BYTES} & set(field.metadata)
+    }
     endings = ("_timeout", "_budget", "_upload", "_space")
     assert taking == {name for name in Settings.model_fields if name.endswith(endings)}
 
@@ -81,32 +127,62 @@ def test_the_brackets_of_an_address_are_for_urls():
     assert (settings.host, settings.metrics_host) == ("::", "::1")
 
 
-@pytest.mark.parametrize("given", ["a,b,c", "a,b,c,b", " a, b,,c ,", ["a", "b,c"], ["a,", ",b", "c"]])
+@pytest.mark.parametrize(
+    "given", ["a,b,c", "a,b,c,b", " a, b,,c ,", ["a", "b,c"], ["a,", ",b", "c"]]
+)
 def test_a_list_has_no_empty_parts_and_adds_up(given):
     assert Settings(models=given).models == "a,b,c"
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("allowed_hosts", "http://pix.example"), ("allowed_hosts", "pix.example:80"), ("allowed_hosts", "pix/example"),
-    ("allowed_hosts", "pix.*"), ("allowed_hosts", ".pix.example"), ("allowed_hosts", "pix.example."),
-    ("allowed_hosts", "*.10.0.0.5"), ("allowed_hosts", "10.0.0"), ("allowed_hosts", "*pix.example"),
-    ("allowed_hosts", "[::1]:80"), ("allowed_hosts", "10.0.0.0/8"), ("allowed_hosts", "b\u00fccher.example"),
-    ("allowed_origins", "*"), ("allowed_origins", "null"), ("allowed_origins", "app.example.com"),
-    ("allowed_origins", "https://app.example.com/"), ("allowed_origins", "https://app.example.com/path"),
-    ("allowed_origins", "https://a@app.example.com"), ("allowed_origins", "https://"),
-    ("allowed_origins", "https://*.example.com"), ("allowed_origins", "https://app.example.com:*"),
-    ("allowed_origins", "https://app.example.com:99999"), ("allowed_origins", "https://b\u00fccher.example"),
-    ("allowed_origins", "wss://app.example.com"), ("allowed_origins", "https://app.example.com?"),
-    ("trusted_proxies", "nginx"), ("trusted_proxies", "localhost"), ("trusted_proxies", "10.0.0.0/33"),
-    ("trusted_proxies", "10.0.0.5/8"), ("trusted_proxies", "10.0.0.5:80"), ("trusted_proxies", "[::1]"),
-    ("trusted_proxies", "10.0.0.*"), ("trusted_proxies", "*,10.0.0.5"), ("trusted_proxies", "0.0.0.0"),
-    ("trusted_proxies", "::ffff:10.0.0.5"), ("trusted_proxies", "10.0.0.1-10.0.0.9")])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("allowed_hosts", "http://pix.example"),
+        ("allowed_hosts", "pix.example:80"),
+        ("allowed_hosts", "pix/example"),
+        ("allowed_hosts", "pix.*"),
+        ("allowed_hosts", ".pix.example"),
+        ("allowed_hosts", "pix.example."),
+        ("allowed_hosts", "*.10.0.0.5"),
+        ("allowed_hosts", "10.0.0"),
+        ("allowed_hosts", "*pix.example"),
+        ("allowed_hosts", "[::1]:80"),
+        ("allowed_hosts", "10.0.0.0/8"),
+        ("allowed_hosts", "b\u00fccher.example"),
+        ("allowed_origins", "*"),
+        ("allowed_origins", "null"),
+        ("allowed_origins", "app.example.com"),
+        ("allowed_origins", "https://app.example.com/"),
+        ("allowed_origins", "https://app.example.com/path"),
+        ("allowed_origins", "https://a@app.example.com"),
+        ("allowed_origins", "https://"),
+        ("allowed_origins", "https://*.example.com"),
+        ("allowed_origins", "https://app.example.com:*"),
+        ("allowed_origins", "https://app.example.com:99999"),
+        ("allowed_origins", "https://b\u00fccher.example"),
+        ("allowed_origins", "wss://app.example.com"),
+        ("allowed_origins", "https://app.example.com?"),
+        ("trusted_proxies", "nginx"),
+        ("trusted_proxies", "localhost"),
+        ("trusted_proxies", "10.0.0.0/33"),
+        ("trusted_proxies", "10.0.0.5/8"),
+        ("trusted_proxies", "10.0.0.5:80"),
+        ("trusted_proxies", "[::1]"),
+        ("trusted_proxies", "10.0.0.*"),
+        ("trusted_proxies", "*,10.0.0.5"),
+        ("trusted_proxies", "0.0.0.0"),
+        ("trusted_proxies", "::ffff:10.0.0.5"),
+        ("trusted_proxies", "10.0.0.1-10.0.0.9"),
+    ],
+)
 def test_a_setting_that_would_never_match_is_refused_with_an_example(field, value):
     with pytest.raises(ValueError, match=r"such as|list the origins"):
         Settings(**{field: f"{value},"})
 
 
-@pytest.mark.parametrize("value", ["10.0.0.5", "10.0.0.0/8, fd00::/8", "*", "::1,127.0.0.1", "0.0.0.0/0"])
+@pytest.mark.parametrize(
+    "value", ["10.0.0.5", "10.0.0.0/8, fd00::/8", "*", "::1,127.0.0.1", "0.0.0.0/0"]
+)
 def test_proxies_are_addresses_and_networks(value):
     assert Settings(trusted_proxies=value).trusted_proxies == value.replace(" ", "")
 
@@ -124,17 +200,30 @@ def test_an_empty_variable_counts_as_unset_except_the_one_of_the_keys(monkeypatc
 def test_spaces_around_a_value_are_no_part_of_it(monkeypatch):
     """A file of variables that was written on Windows has a carriage return at the end of each."""
     usual = Settings().slots
-    for name, value in (("HOST", "::1"), ("LOG_LEVEL", "debug"), ("CHECKPOINTS", "/x"), ("PORT", "81"), ("SLOTS", "")):
+    for name, value in (
+        ("HOST", "::1"),
+        ("LOG_LEVEL", "debug"),
+        ("CHECKPOINTS", "/x"),
+        ("PORT", "81"),
+        ("SLOTS", ""),
+    ):
         monkeypatch.setenv(f"LINPIX_{name}", f" {value}\r")
     found = Settings()
-    assert (found.host, found.log_level, str(found.checkpoints), found.port) == ("::1", "debug", "/x", 81)
+    assert (found.host, found.log_level, str(found.checkpoints), found.port) == (
+        "::1",
+        "debug",
+        "/x",
+        81,
+    )
     assert found.slots == usual
 
 
 def test_a_setting_that_needs_another_one_says_so():
     assert Settings(fronts=3, metrics_targets="x", metrics_host="::").idle() == [
-        "--fronts has no effect without --replicas", "--metrics-targets has no effect without --replicas",
-        "--metrics-host has no effect without --metrics-port"]
+        "--fronts has no effect without --replicas",
+        "--metrics-targets has no effect without --replicas",
+        "--metrics-host has no effect without --metrics-port",
+    ]
     assert not Settings(fronts=3, replicas=2, metrics_host="::", metrics_port=0).idle()
 
 

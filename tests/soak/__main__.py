@@ -1,4 +1,5 @@
-"""Load and faults, against real server processes on this machine: `make soak`, or python -m tests.soak --help.
+"""Load and faults, against real server processes on this machine: `make soak`, or python -m
+tests.soak --help.
 
 Prints a Markdown table; ends with status 1 if anything went wrong, or was slower than it should be.
 """
@@ -26,7 +27,9 @@ def raise_file_limit(clients: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * clients + 256
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        raise SystemExit(f"{clients} clients take {wanted} open files; raise the hard limit, {hard} (ulimit -Hn)")
+        raise SystemExit(
+            f"{clients} clients take {wanted} open files; raise the hard limit, {hard} (ulimit -Hn)"
+        )
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -50,20 +53,32 @@ async def run(soak: Soak, names: list[str]) -> list[Result]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--phases", default=",".join(PHASES), help=f"comma-separated, of {', '.join(PHASES)}")
+    parser.add_argument(
+        "--phases", default=",".join(PHASES), help=f"comma-separated, of {', '.join(PHASES)}"
+    )
     parser.add_argument("--minutes", type=float, default=12.0, help="for all of it, about")
     parser.add_argument("--model", default="mnist-small", help="a checkpoint, by name or folder")
-    parser.add_argument("--slo", type=float, default=2.0, help="seconds in which an answer still counts as good")
+    parser.add_argument(
+        "--slo", type=float, default=2.0, help="seconds in which an answer still counts as good"
+    )
     parser.add_argument("--out", type=Path, help="write the table to this file too")
     given = parser.parse_args()
     names = given.phases.split(",")
     if unknown := set(names) - PHASES.keys():
-        parser.error(f"--phases: there is no {', '.join(sorted(unknown))}; choose of {', '.join(PHASES)}")
+        parser.error(
+            f"--phases: there is no {', '.join(sorted(unknown))}; choose of {', '.join(PHASES)}"
+        )
     stretches = sum(PHASES[name][1] for name in names)
     seconds = max(2.0, (given.minutes * 60 - OVERHEAD_S * len(names)) / stretches)
     with tempfile.TemporaryDirectory() as made:
-        batching = saved(Path(made) / "mnist", PRESETS["mnist"])  # its speed does not depend on its weights
-        plan = Plan(model=checkpoint.find(given.model).resolve(), batching=batching, seconds=seconds, slo_s=given.slo)
+        # its speed does not depend on its weights
+        batching = saved(Path(made) / "mnist", PRESETS["mnist"])
+        plan = Plan(
+            model=checkpoint.find(given.model).resolve(),
+            batching=batching,
+            seconds=seconds,
+            slo_s=given.slo,
+        )
         raise_file_limit(max(*plan.clients, plan.storm))
         began = time.monotonic()
         results = asyncio.run(run(Soak(plan), names))

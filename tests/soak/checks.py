@@ -1,7 +1,8 @@
 """What is asked of every load, whatever it was.
 
-Each request was answered exactly once and is accounted for in the service's own counters, each image is bitwise what
-its seed gives alone, every gauge is back at 0, and memory and open files are what they were when the process was warm.
+Each request was answered exactly once and is accounted for in the service's own counters, each
+image is bitwise what its seed gives alone, every gauge is back at 0, and memory and open files are
+what they were when the process was warm.
 """
 
 import contextlib
@@ -15,13 +16,16 @@ from tests.soak.client import Record
 from tests.soak.loads import Result, Soak, images_per_second
 from tests.soak.service import Oracle, Service
 
-GROWTH = 1.10       # of resident memory since the process was warm, at most
+GROWTH = 1.10  # of resident memory since the process was warm, at most
 
 
 @contextlib.asynccontextmanager
-async def measured(soak: Soak, name: str, service: Service, oracles: list[Oracle]
-                   ) -> AsyncIterator[tuple[Result, list[Record]]]:
-    """The caller puts the load's records into the list; what is wrong with them goes into the result."""
+async def measured(
+    soak: Soak, name: str, service: Service, oracles: list[Oracle]
+) -> AsyncIterator[tuple[Result, list[Record]]]:
+    """The caller puts the load's records into the list; what is wrong with them goes into the
+    result.
+    """
     result, records = Result(name), []
     before, began = service.samples(), time.monotonic()
     yield result, records
@@ -39,43 +43,74 @@ async def measured(soak: Soak, name: str, service: Service, oracles: list[Oracle
             result.failures.append(f"memory is {result.growth:.2f} times what it was warm")
     if result.rate is None and records:
         result.rate = images_per_second(records, began, max(soak.plan.seconds, 1e-9))
-    result.spans = {"queue": of_histogram(change, "linpix_queue_wait_seconds"),
-                    "first row": of_histogram(change, "linpix_first_row_seconds"),
-                    "whole": of_values([record.seconds for record in records if record.outcome == "completed"])}
+    result.spans = {
+        "queue": of_histogram(change, "linpix_queue_wait_seconds"),
+        "first row": of_histogram(change, "linpix_first_row_seconds"),
+        "whole": of_values([record.seconds for record in records if record.outcome == "completed"]),
+    }
 
 
 def otherwise(records: list[Record], oracles: list[Oracle]) -> list[str]:
     """Whether every image is what its seed gives alone, with the weights that its answer names."""
     known = {oracle.digest: oracle for oracle in oracles}
     unknown = {record.checkpoint for record in records if record.images} - known.keys()
-    wrong = [seed for record in records if record.checkpoint in known and oracles[0].promised
-             for seed in known[record.checkpoint].wrong(record)]
+    wrong = [
+        seed
+        for record in records
+        if record.checkpoint in known and oracles[0].promised
+        for seed in known[record.checkpoint].wrong(record)
+    ]
     return [f"images of checkpoint {digest!r}, which nobody served" for digest in unknown] + (
-        [f"{len(wrong)} images are not what their seed gives alone, such as that of seed {wrong[0]}"] if wrong else [])
+        [
+            f"{len(wrong)} images are not what their seed gives alone, such as that of seed"
+            f" {wrong[0]}"
+        ]
+        if wrong
+        else []
+    )
 
 
 def unanswered(records: list[Record]) -> list[str]:
     lost = [record for record in records if record.outcome == "lost"]
-    return [f"{len(lost)} requests were not answered, or not once, such as that of seed {lost[0].ask.seed}: status "
-            f"{lost[0].status}, {len(lost[0].images)} of {lost[0].ask.n} images, {lost[0].broken or 'no error'}"
-            ] if lost else []
+    return (
+        [
+            f"{len(lost)} requests were not answered, or not once, such as that of seed"
+            f" {lost[0].ask.seed}: status {lost[0].status}, {len(lost[0].images)} of"
+            f" {lost[0].ask.n} images, {lost[0].broken or 'no error'}"
+        ]
+        if lost
+        else []
+    )
 
 
 def accounted(seen: Counter, change: dict[str, float]) -> list[str]:
-    """Whether the service counted what its clients saw. Of those who left, nobody knows how far they came."""
-    def counted(name: str, label: str) -> int:
-        return round(sum(value for key, value in change.items() if key.startswith(name) and label in key))
+    """Whether the service counted what its clients saw. Of those who left, nobody knows how far
+    they came.
+    """
 
-    completed, cancelled, failed = (counted("linpix_requests_total", f'outcome="{outcome}"')
-                                    for outcome in ("completed", "cancelled", "failed"))
+    def counted(name: str, label: str) -> int:
+        return round(
+            sum(value for key, value in change.items() if key.startswith(name) and label in key)
+        )
+
+    completed, cancelled, failed = (
+        counted("linpix_requests_total", f'outcome="{outcome}"')
+        for outcome in ("completed", "cancelled", "failed")
+    )
     refused = counted("linpix_requests_rejected_total", "")
     wrong = []
-    for what, count, least in (("completed", completed, seen["completed"]), ("failed", failed, seen["failed"]),
-                               ("refused", refused, seen["refused"]), ("cancelled", cancelled, 0)):
+    for what, count, least in (
+        ("completed", completed, seen["completed"]),
+        ("failed", failed, seen["failed"]),
+        ("refused", refused, seen["refused"]),
+        ("cancelled", cancelled, 0),
+    ):
         most = least + seen["left"]
         if not least <= count <= most:
-            wrong.append(f"the service counted {count} requests as {what}, its clients saw "
-                         f"{least}{f' to {most}' if most > least else ''}")
+            wrong.append(
+                f"the service counted {count} requests as {what}, its clients saw "
+                f"{least}{f' to {most}' if most > least else ''}"
+            )
     ended, known = completed + cancelled + failed + refused, sum(seen.values()) - seen["lost"]
     if not known - seen["left"] <= ended <= known:
         wrong.append(f"the service ended {ended} requests of {known}")
@@ -88,7 +123,9 @@ def of_values(values: list[float]) -> list[float]:
 
 
 def of_histogram(change: dict[str, float], name: str) -> list[float]:
-    """The same of a histogram's buckets, as histogram_quantile has it: linear between two bounds."""
+    """The same of a histogram's buckets, as histogram_quantile has it: linear between two
+    bounds.
+    """
     sums: defaultdict[float, float] = defaultdict(float)  # of all models
     for key, value in change.items():
         if key.startswith(f"{name}_bucket"):
@@ -101,7 +138,11 @@ def of_histogram(change: dict[str, float], name: str) -> list[float]:
         wanted, low, below = share * buckets[-1][1], 0.0, 0.0
         for bound, count in buckets:
             if count >= wanted:
-                found.append(low if bound == float("inf") else low + (bound - low) * (wanted - below) / (count - below))
+                found.append(
+                    low
+                    if bound == float("inf")
+                    else low + (bound - low) * (wanted - below) / (count - below)
+                )
                 break
             low, below = bound, count
     return found

@@ -1,4 +1,6 @@
-"""A light client of the images routes over asyncio streams; it uses little of the processor that the service needs."""
+"""A light client of the images routes over asyncio streams; it uses little of the processor that
+the service needs.
+"""
 
 import asyncio
 import contextlib
@@ -10,9 +12,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 BOUNDARY = "linpix-soak"
-IDLE_S = 3.0  # the service closes a connection that has been idle for --head-timeout: by then another is opened
+# the service closes a connection that has been idle for --head-timeout: by then another is opened
+IDLE_S = 3.0
 LOST_S = 400.0  # until an answer is given up: more than a stretch of load has for all its answers
-SLOW_S = 3.0  # between two bytes of a slow writer: the service gives up a body of which nothing comes for 10 s
+# between two bytes of a slow writer: the service gives up a body of which nothing comes for 10 s
+SLOW_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,20 +37,35 @@ class Ask:
     size: str = "native"
     stream: bool = False
     temperature: float = 1.0
-    timeout: float | None = None    # seconds, which the head of the request tells the service
+    timeout: float | None = None  # seconds, which the head of the request tells the service
     picture: Picture | None = None  # to complete; else images are drawn
 
     def encoded(self, host: str) -> bytes:
         """The request as it is sent."""
-        fields = {"seed": self.seed, "n": self.n, "size": self.size, "stream": self.stream,
-                  "temperature": self.temperature}
+        fields = {
+            "seed": self.seed,
+            "n": self.n,
+            "size": self.size,
+            "stream": self.stream,
+            "temperature": self.temperature,
+        }
         if self.picture is None:
-            path, kind, body = "/v1/images/generations", "application/json", json.dumps(fields).encode()
+            path, kind, body = (
+                "/v1/images/generations",
+                "application/json",
+                json.dumps(fields).encode(),
+            )
         else:
-            path, kind, body = "/v1/images/edits", f"multipart/form-data; boundary={BOUNDARY}", self._form(fields)
+            path, kind, body = (
+                "/v1/images/edits",
+                f"multipart/form-data; boundary={BOUNDARY}",
+                self._form(fields),
+            )
         deadline = "" if self.timeout is None else f"x-request-timeout: {self.timeout}\r\n"
-        return (f"POST {path} HTTP/1.1\r\nhost: {host}\r\n{deadline}content-type: {kind}\r\n"
-                f"content-length: {len(body)}\r\n\r\n").encode() + body
+        return (
+            f"POST {path} HTTP/1.1\r\nhost: {host}\r\n{deadline}content-type: {kind}\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        ).encode() + body
 
     def _form(self, fields: dict[str, object]) -> bytes:
         assert self.picture is not None
@@ -55,10 +74,17 @@ class Ask:
             parts.append(('name="keep_rows"', str(self.picture.keep_rows).encode()))
         for name, content in (("image", self.picture.image), ("mask", self.picture.mask)):
             if content is not None:
-                parts.append((f'name="{name}"; filename="{name}.png"\r\ncontent-type: image/png', content))
-        return b"".join(b"--%s\r\ncontent-disposition: form-data; %s\r\n\r\n%s\r\n"
-                        % (BOUNDARY.encode(), name.encode(), content) for name, content in parts) \
+                parts.append(
+                    (f'name="{name}"; filename="{name}.png"\r\ncontent-type: image/png', content)
+                )
+        return (
+            b"".join(
+                b"--%s\r\ncontent-disposition: form-data; %s\r\n\r\n%s\r\n"
+                % (BOUNDARY.encode(), name.encode(), content)
+                for name, content in parts
+            )
             + b"--%s--\r\n" % BOUNDARY.encode()
+        )
 
 
 @dataclass(slots=True)
@@ -66,24 +92,32 @@ class Record:
     """What became of one request. Times are of time.monotonic."""
 
     ask: Ask
-    began: float                    # when it was due, which may be earlier than when it was sent
+    began: float  # when it was due, which may be earlier than when it was sent
     ended: float = math.inf
-    status: int = 0                 # 0: no answer
-    code: str = ""                  # of the error that ended it
-    images: list[tuple[int, int, str]] = field(default_factory=list)  # index, seed, base64 of the PNG; as they came
-    checkpoint: str = ""            # the digest that the answer tells
-    left: bool = False              # this client closed the connection before it had its answer
-    broken: str = ""                # how the connection failed
+    status: int = 0  # 0: no answer
+    code: str = ""  # of the error that ended it
+    # index, seed, base64 of the PNG; as they came
+    images: list[tuple[int, int, str]] = field(default_factory=list)
+    checkpoint: str = ""  # the digest that the answer tells
+    left: bool = False  # this client closed the connection before it had its answer
+    broken: str = ""  # how the connection failed
 
     @property
     def outcome(self) -> str:
-        """completed, refused (never admitted), failed (with an error that says so), left, or lost: none of them."""
+        """completed, refused (never admitted), failed (with an error that says so), left, or lost:
+        none of them.
+        """
         if self.left:
             return "left"
         if self.code:
-            return "refused" if self.status in (429, 503) or self.code == "deadline_unreachable" else "failed"
-        whole = [(index, seed) for index, seed, _ in sorted(self.images)] \
-            == [(index, self.ask.seed + index) for index in range(self.ask.n)]
+            return (
+                "refused"
+                if self.status in (429, 503) or self.code == "deadline_unreachable"
+                else "failed"
+            )
+        whole = [(index, seed) for index, seed, _ in sorted(self.images)] == [
+            (index, self.ask.seed + index) for index in range(self.ask.n)
+        ]
         return "completed" if self.status == 200 and whole and not self.broken else "lost"
 
     @property
@@ -94,15 +128,23 @@ class Record:
 class Connection:
     """One keep-alive connection, opened when it is wanted; one request at a time."""
 
-    def __init__(self, host: str, port: int, *, hold: asyncio.Event | None = None, slow: str = "") -> None:
-        """slow, until hold is set: `reading` stops after the request, `writing` sends its end a byte now and then."""
+    def __init__(
+        self, host: str, port: int, *, hold: asyncio.Event | None = None, slow: str = ""
+    ) -> None:
+        """slow, until hold is set: `reading` stops after the request, `writing` sends its end a
+        byte now and then.
+        """
         self.host, self.port, self._hold, self._slow = host, port, hold, slow
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._used = 0.0
 
-    async def ask(self, ask: Ask, *, due: float | None = None, leave_after: float | None = None) -> Record:
-        """Send a request and read its answer, or leave after so many seconds; one not answered in LOST_S is lost."""
+    async def ask(
+        self, ask: Ask, *, due: float | None = None, leave_after: float | None = None
+    ) -> Record:
+        """Send a request and read its answer, or leave after so many seconds; one not answered in
+        LOST_S is lost.
+        """
         record = Record(ask, time.monotonic() if due is None else due)
         try:
             async with asyncio.timeout(LOST_S if leave_after is None else leave_after) as patience:
@@ -124,7 +166,9 @@ class Connection:
         self._reader = self._writer = None
 
     async def _exchange(self, record: Record) -> None:
-        if self._writer is not None and (self._writer.is_closing() or time.monotonic() - self._used > IDLE_S):
+        if self._writer is not None and (
+            self._writer.is_closing() or time.monotonic() - self._used > IDLE_S
+        ):
             self.close()
         if self._writer is None or self._reader is None:
             self._reader, self._writer = await self._open()
@@ -149,15 +193,22 @@ class Connection:
         if self._slow != "reading":
             return await asyncio.open_connection(self.host, self.port, limit=2**20)
         narrow = socket.socket()
-        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)     # both before it connects: of this size and of
-        narrow.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)    # segments the kernel makes the other's buffer
+        # both before it connects: of this size and of
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # segments the kernel makes the other's buffer
+        narrow.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
         narrow.setblocking(False)
         await asyncio.get_running_loop().sock_connect(narrow, (self.host, self.port))
         return await asyncio.open_connection(sock=narrow, limit=4096)
 
     async def _read(self, reader: asyncio.StreamReader, record: Record) -> None:
-        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip().split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        first, *lines = (
+            (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip().split("\r\n")
+        )
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         status = int(first.split(" ")[1])
         if headers.get("transfer-encoding") == "chunked":
             record.status = status
@@ -166,8 +217,14 @@ class Connection:
         else:
             answer = json.loads(await reader.readexactly(int(headers["content-length"])))
             record.status = status  # only now: half an answer is none
-            _take(record, answer, [{"image_index": index, "type": "completed"} | image
-                                   for index, image in enumerate(answer.get("data", []))])
+            _take(
+                record,
+                answer,
+                [
+                    {"image_index": index, "type": "completed"} | image
+                    for index, image in enumerate(answer.get("data", []))
+                ],
+            )
         if headers.get("connection") == "close":
             self.close()
 
@@ -175,8 +232,11 @@ class Connection:
 def _take(record: Record, answer: dict, images: list[dict]) -> None:
     record.code = (answer.get("error") or {}).get("code", record.code)
     record.checkpoint = answer.get("checkpoint", record.checkpoint)
-    record.images += [(image["image_index"], image["seed"], image["b64_json"]) for image in images
-                      if str(image.get("type")).endswith("completed")]
+    record.images += [
+        (image["image_index"], image["seed"], image["b64_json"])
+        for image in images
+        if str(image.get("type")).endswith("completed")
+    ]
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict]:
@@ -187,6 +247,8 @@ async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict]:
         await reader.readexactly(2)
         *events, buffer = buffer.split(b"\n\n")
         for event in events:
-            if data := b"".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:")):
+            if data := b"".join(
+                line[5:] for line in event.split(b"\n") if line.startswith(b"data:")
+            ):
                 yield json.loads(data)
     await reader.readexactly(2)

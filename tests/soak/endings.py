@@ -17,9 +17,9 @@ from tests.soak.client import Record
 from tests.soak.loads import Result, Soak, closed_loop, gather
 from tests.soak.service import Oracle
 
-READY_S = 5.0       # a restart takes less
-RELOAD_S = 60.0     # other weights are listed sooner
-CLOSING_S = 15.0    # after the drain: connections have 10 s, and the machine has other work
+READY_S = 5.0  # a restart takes less
+RELOAD_S = 60.0  # other weights are listed sooner
+CLOSING_S = 15.0  # after the drain: connections have 10 s, and the machine has other work
 
 
 async def faults(soak: Soak) -> list[Result]:
@@ -29,24 +29,42 @@ async def faults(soak: Soak) -> list[Result]:
     with soak.doomed("--faults", f"throw:every={every}") as service:
         await closed_loop(soak, service, clients, seconds=soak.plan.seconds / 4)
         await service.is_warm()
-        async with measured(soak, f"a fault in 1 of {every} quanta, {clients} clients", service,
-                            [soak.oracle(soak.plan.model, service.card)]) as (result, records):
+        async with measured(
+            soak,
+            f"a fault in 1 of {every} quanta, {clients} clients",
+            service,
+            [soak.oracle(soak.plan.model, service.card)],
+        ) as (result, records):
             before = service.samples()
             records += await closed_loop(soak, service, clients)
             after = service.samples()
-        struck = sum(value - before[name] for name, value in after.items() if name.startswith("linpix_faults_isolated"))
+        struck = sum(
+            value - before[name]
+            for name, value in after.items()
+            if name.startswith("linpix_faults_isolated")
+        )
         codes = Counter(record.code for record in records if record.outcome == "failed")
         if codes != Counter(engine_failed=round(struck)) or not struck:
-            result.failures.append(f"{struck:g} faults struck, and requests ended with {dict(codes)}")
+            result.failures.append(
+                f"{struck:g} faults struck, and requests ended with {dict(codes)}"
+            )
         result.notes.append(f"{struck:g} faults, as many requests failed")
     return [result]
 
 
 async def reload(soak: Soak) -> list[Result]:
-    """Other weights under the same name, and SIGHUP, while requests run: each image is of the ones or the others."""
+    """Other weights under the same name, and SIGHUP, while requests run: each image is of the ones
+    or the others.
+    """
     name, clients = "other weights by SIGHUP", min(64, max(soak.plan.clients))
     if not (await soak.crowded())[0].catches(signal.SIGHUP):
-        return [Result(name, skipped=True, notes=["this service does not read its checkpoints again at SIGHUP"])]
+        return [
+            Result(
+                name,
+                skipped=True,
+                notes=["this service does not read its checkpoints again at SIGHUP"],
+            )
+        ]
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / soak.plan.model.name
         shutil.copytree(soak.plan.model, model)
@@ -54,17 +72,26 @@ async def reload(soak: Soak) -> list[Result]:
             oracles = [Oracle(model, service.card)]
             await closed_loop(soak, service, clients, seconds=soak.plan.seconds / 4)
             await service.is_warm()
-            async with measured(soak, f"{name}, {clients} clients", service, oracles) as (result, records):
+            async with measured(soak, f"{name}, {clients} clients", service, oracles) as (
+                result,
+                records,
+            ):
                 seen = asyncio.Event()
                 working = asyncio.ensure_future(closed_loop(soak, service, clients, until=seen))
                 await asyncio.sleep(soak.plan.seconds / 4)
                 before = time.monotonic()
                 try:
-                    first, second = *oracles, await asyncio.to_thread(other_weights, model, service.card)
+                    first, second = (
+                        *oracles,
+                        await asyncio.to_thread(other_weights, model, service.card),
+                    )
                     oracles.append(second)
                     service.process.process.send_signal(signal.SIGHUP)
-                    while (await asyncio.to_thread(service.digest)) != second.digest and not working.done() \
-                            and time.monotonic() < before + RELOAD_S:
+                    while (
+                        (await asyncio.to_thread(service.digest)) != second.digest
+                        and not working.done()
+                        and time.monotonic() < before + RELOAD_S
+                    ):
                         await asyncio.sleep(0.05)
                     switched = time.monotonic()
                     await asyncio.sleep(soak.plan.seconds / 4)
@@ -73,9 +100,17 @@ async def reload(soak: Soak) -> list[Result]:
                 records += await working
                 if not {first.digest, second.digest} <= {record.checkpoint for record in records}:
                     result.failures.append("not both checkpoints were served under load")
-                if any(record.checkpoint == first.digest for record in records if record.began > switched):
-                    result.failures.append("the old weights were used after the new ones were listed")
-                result.notes.append(f"the new weights were listed {switched - before:.1f} s after the signal")
+                if any(
+                    record.checkpoint == first.digest
+                    for record in records
+                    if record.began > switched
+                ):
+                    result.failures.append(
+                        "the old weights were used after the new ones were listed"
+                    )
+                result.notes.append(
+                    f"the new weights were listed {switched - before:.1f} s after the signal"
+                )
     return [result]
 
 
@@ -84,19 +119,25 @@ def other_weights(model: Path, card: dict) -> Oracle:
     served = checkpoint.read(model)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        checkpoint.save(model, Transformer(served.net.config), served.provenance, "# other weights\n")
+        checkpoint.save(
+            model, Transformer(served.net.config), served.provenance, "# other weights\n"
+        )
     return Oracle(model, card)
 
 
 async def drain(soak: Soak) -> list[Result]:
     """SIGTERM under load, with time to finish everything and with too little."""
     most = max(soak.plan.clients)
-    return [await ended_by_sigterm(soak, 30, min(64, most), enough=True),
-            await ended_by_sigterm(soak, 1, most, enough=False)]
+    return [
+        await ended_by_sigterm(soak, 30, min(64, most), enough=True),
+        await ended_by_sigterm(soak, 1, most, enough=False),
+    ]
 
 
 async def ended_by_sigterm(soak: Soak, limit_s: float, clients: int, *, enough: bool) -> Result:
-    """enough: everything under way should be finished in that time, so the process should end before it is over."""
+    """enough: everything under way should be finished in that time, so the process should end
+    before it is over.
+    """
     result = Result(f"SIGTERM under load, {limit_s:g} s to drain, {clients:,} clients")
     records: list[Record] = []
     with soak.doomed("--drain-timeout", str(limit_s), "--max-queue", str(4 * clients)) as service:
@@ -104,9 +145,15 @@ async def ended_by_sigterm(soak: Soak, limit_s: float, clients: int, *, enough: 
 
         async def client() -> None:
             while not told.is_set():
-                connection = service.connection()  # a new one each time: nothing is sent into one that is being closed
-                records.append(await connection.ask(soak.draw(n=soak.random.choice((1, 1, 4)),
-                                                              stream=soak.random.random() < 0.2)))
+                # a new one each time: nothing is sent into one that is being closed
+                connection = service.connection()
+                records.append(
+                    await connection.ask(
+                        soak.draw(
+                            n=soak.random.choice((1, 1, 4)), stream=soak.random.random() < 0.2
+                        )
+                    )
+                )
                 connection.close()
 
         async with asyncio.TaskGroup() as group:
@@ -114,14 +161,19 @@ async def ended_by_sigterm(soak: Soak, limit_s: float, clients: int, *, enough: 
             await asyncio.sleep(min(3.0, soak.plan.seconds))
             signalled = time.monotonic()
             service.process.process.send_signal(signal.SIGTERM)
-            exited = asyncio.get_running_loop().run_in_executor(None, service.process.process.wait, limit_s + 60)
+            exited = asyncio.get_running_loop().run_in_executor(
+                None, service.process.process.wait, limit_s + 60
+            )
             await asyncio.sleep(0.5)  # some ask after the signal too
             told.set()
         status = await exited
         took = time.monotonic() - signalled
         oracle = soak.oracle(soak.plan.model, service.card)
     before = [record for record in records if record.began < signalled]
-    answered = before + [record for record in records if record.began >= signalled and record.status]  # or kept out
+    # or kept out
+    answered = before + [
+        record for record in records if record.began >= signalled and record.status
+    ]
     result.outcomes = Counter(record.outcome for record in answered)
     result.failures += unanswered(answered) + otherwise(answered, [oracle])
     codes = Counter(record.code or record.outcome for record in before)
@@ -133,8 +185,10 @@ async def ended_by_sigterm(soak: Soak, limit_s: float, clients: int, *, enough: 
         result.failures.append(f"exit status {status}")
     if took > (limit_s if enough else limit_s + CLOSING_S):
         result.failures.append(f"it took {took:.1f} s to end")
-    result.notes.append(f"exit {status} after {took:.1f} s; of those sent before it "
-                        + ", ".join(f"{count} {code}" for code, count in sorted(codes.items())))
+    result.notes.append(
+        f"exit {status} after {took:.1f} s; of those sent before it "
+        + ", ".join(f"{count} {code}" for code, count in sorted(codes.items()))
+    )
     return result
 
 
@@ -146,16 +200,24 @@ async def kill(soak: Soak) -> list[Result]:
         await asyncio.sleep(1.0)
         killed = time.monotonic()
         service.process.process.kill()
-        if not (under_way := [record for record in await working if record.began < killed < record.ended]):
+        if not (
+            under_way := [
+                record for record in await working if record.began < killed < record.ended
+            ]
+        ):
             result.failures.append("nothing was under way when the process was killed")
     with soak.doomed() as service:
         oracle = soak.oracle(soak.plan.model, service.card)
         record = await service.connection().ask(soak.draw())
         if record.outcome != "completed":
-            result.failures.append(f"the process that began again answers {record.outcome} {record.code}")
+            result.failures.append(
+                f"the process that began again answers {record.outcome} {record.code}"
+            )
         result.failures += otherwise([record], [oracle])
-        result.notes.append(f"{len(under_way)} requests were under way, and are lost; ready again in "
-                            f"{service.ready_s:.1f} s")
+        result.notes.append(
+            f"{len(under_way)} requests were under way, and are lost; ready again in "
+            f"{service.ready_s:.1f} s"
+        )
         if service.ready_s > READY_S:
             result.missed.append(f"ready after {service.ready_s:.1f} s, not {READY_S:g} or less")
     return [result]

@@ -13,12 +13,17 @@ from linpix.server.settings import Settings
 from tests.soak.client import Ask, Connection, Record
 from tests.soak.service import Oracle, Service
 
-STREAMS = 0.1       # of the requests that come at random, and of those that tell capacity
-RAMP = 0.2          # of a stretch, before rates are counted
-ANSWER_S = 300.0    # for what is under way when a stretch ends
-# All clients here have one address, and are one to a service that limits what each may have at once.
-EVERYBODY = [word for name, value in (("client_images", "0"), ("max_requests", "0")) if name in Settings.model_fields
-             for word in (f"--{name.replace('_', '-')}", value)]
+STREAMS = 0.1  # of the requests that come at random, and of those that tell capacity
+RAMP = 0.2  # of a stretch, before rates are counted
+ANSWER_S = 300.0  # for what is under way when a stretch ends
+# All clients here have one address, and are one to a service that limits what each may have at
+# once.
+EVERYBODY = [
+    word
+    for name, value in (("client_images", "0"), ("max_requests", "0"))
+    if name in Settings.model_fields
+    for word in (f"--{name.replace('_', '-')}", value)
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,18 +31,18 @@ class Plan:
     """How much of everything."""
 
     model: Path
-    batching: Path                                   # one that is all arithmetic: few clients and many, and too many
-    seconds: float = 15.0                            # of each stretch of load
-    most: int = 20_000                               # requests of a stretch
+    batching: Path  # one that is all arithmetic: few clients and many, and too many
+    seconds: float = 15.0  # of each stretch of load
+    most: int = 20_000  # requests of a stretch
     clients: tuple[int, ...] = (1, 16, 64, 256, 1000)
     few_and_many: tuple[int, int] = (16, 256)
-    rounds: int = 3                                  # of what is compared, in turn
-    storm: int = 2000                                # clients, of whom half leave
-    rates: tuple[float, ...] = (0.5, 0.9, 1.2)       # of capacity
-    slo_s: float = 2.0                               # of a whole request
-    slow: int = 8                                    # clients that stop reading, and as many that stop writing
-    fault_every: int = 100                           # quanta
-    seeds: int = 256                                 # different images; each is drawn alone once, to compare with
+    rounds: int = 3  # of what is compared, in turn
+    storm: int = 2000  # clients, of whom half leave
+    rates: tuple[float, ...] = (0.5, 0.9, 1.2)  # of capacity
+    slo_s: float = 2.0  # of a whole request
+    slow: int = 8  # clients that stop reading, and as many that stop writing
+    fault_every: int = 100  # quanta
+    seeds: int = 256  # different images; each is drawn alone once, to compare with
 
 
 @dataclass(slots=True)
@@ -46,14 +51,15 @@ class Result:
 
     name: str
     outcomes: Counter = field(default_factory=Counter)
-    rate: float | None = None                        # images/s
-    goodput: float | None = None                     # requests/s within the SLO
-    spans: dict[str, list[float]] = field(default_factory=dict)  # queue, first row, whole: p50, p95, p99 in seconds
-    growth: float | None = None                      # resident memory over that of the warm process
+    rate: float | None = None  # images/s
+    goodput: float | None = None  # requests/s within the SLO
+    # queue, first row, whole: p50, p95, p99 in seconds
+    spans: dict[str, list[float]] = field(default_factory=dict)
+    growth: float | None = None  # resident memory over that of the warm process
     notes: list[str] = field(default_factory=list)
-    skipped: bool = False                              # the service lacks what it is about
+    skipped: bool = False  # the service lacks what it is about
     failures: list[str] = field(default_factory=list)  # what must not happen, and did
-    missed: list[str] = field(default_factory=list)    # speeds that are less than was set out
+    missed: list[str] = field(default_factory=list)  # speeds that are less than was set out
 
 
 class Soak:
@@ -76,8 +82,13 @@ class Soak:
         """The process with these flags, warmed up by as many clients at once as it will have."""
         if (model, flags) not in self._services:
             service = self._services[model, flags] = Service(model, *flags, *EVERYBODY)
-            everybody = await gather(self, (one_of_many(service, self.draw(stream=index % 16 == 0))
-                                            for index in range(clients)))
+            everybody = await gather(
+                self,
+                (
+                    one_of_many(service, self.draw(stream=index % 16 == 0))
+                    for index in range(clients)
+                ),
+            )
             ends = Counter(record.code or record.outcome for record in everybody)
             if ends.keys() != {"completed"}:
                 raise RuntimeError(f"while the service warmed up, {dict(ends)} requests")
@@ -85,10 +96,14 @@ class Soak:
         service = self._services[model, flags]
         return service, self.oracle(model, service.card)
 
-    async def crowded(self, model: Path | None = None, clients: int | None = None) -> tuple[Service, Oracle]:
+    async def crowded(
+        self, model: Path | None = None, clients: int | None = None
+    ) -> tuple[Service, Oracle]:
         """With a queue that takes everybody."""
         most = max(*self.plan.clients, self.plan.storm)
-        return await self.service(model or self.plan.model, "--max-queue", str(2 * most), clients=clients or most)
+        return await self.service(
+            model or self.plan.model, "--max-queue", str(2 * most), clients=clients or most
+        )
 
     @contextlib.contextmanager
     def doomed(self, *flags: str, model: Path | None = None) -> Iterator[Service]:
@@ -102,7 +117,11 @@ class Soak:
     def close(self) -> list[str]:
         """Ends every process; says which did not end well."""
         ended = {flags: service.process.stop() for (_, flags), service in self._services.items()}
-        return [f"{' '.join(flags) or 'serve'}: exit status {status}" for flags, status in ended.items() if status]
+        return [
+            f"{' '.join(flags) or 'serve'}: exit status {status}"
+            for flags, status in ended.items()
+            if status
+        ]
 
 
 async def one_of_many(service: Service, ask: Ask, leave_after: float | None = None) -> Record:
@@ -112,13 +131,20 @@ async def one_of_many(service: Service, ask: Ask, leave_after: float | None = No
     return record
 
 
-async def closed_loop(soak: Soak, service: Service, clients: int, make: Callable[[], Ask] | None = None,
-                      seconds: float | None = None, until: asyncio.Event | None = None,
-                      begin_s: float = 0.0) -> list[Record]:
-    """So many clients, each of which asks again as it has its answer; for so long, and on until `until` is set.
+async def closed_loop(
+    soak: Soak,
+    service: Service,
+    clients: int,
+    make: Callable[[], Ask] | None = None,
+    seconds: float | None = None,
+    until: asyncio.Event | None = None,
+    begin_s: float = 0.0,
+) -> list[Record]:
+    """So many clients, each of which asks again as it has its answer; for so long, and on until
+    `until` is set.
 
-    They begin within begin_s. Those that begin in the same moment stay in step: their images end together, and to
-    answer 64 at once takes less of the processor than as many at random moments.
+    They begin within begin_s. Those that begin in the same moment stay in step: their images end
+    together, and to answer 64 at once takes less of the processor than as many at random moments.
     """
     end = time.monotonic() + (soak.plan.seconds if seconds is None else seconds)
     records: list[Record] = []
@@ -128,7 +154,9 @@ async def closed_loop(soak: Soak, service: Service, clients: int, make: Callable
         nonlocal asked
         connection = service.connection()
         await asyncio.sleep(soak.random.uniform(0.0, begin_s))
-        while asked < soak.plan.most and (time.monotonic() < end or not asked or (until and not until.is_set())):
+        while asked < soak.plan.most and (
+            time.monotonic() < end or not asked or (until and not until.is_set())
+        ):
             asked += 1
             records.append(await connection.ask(make() if make else soak.draw()))
             if records[-1].outcome in ("refused", "lost"):
@@ -139,18 +167,25 @@ async def closed_loop(soak: Soak, service: Service, clients: int, make: Callable
     return records
 
 
-async def arrivals(soak: Soak, service: Service, rate: float, seconds: float, seeds: int) -> list[Record]:
-    """Requests that come at random moments, whether those before them are answered or not; one in ten streams.
+async def arrivals(
+    soak: Soak, service: Service, rate: float, seconds: float, seeds: int
+) -> list[Record]:
+    """Requests that come at random moments, whether those before them are answered or not; one in
+    ten streams.
 
-    They draw so many different images. Each says that it is worth nothing after the SLO, so that the service spends
-    nothing on what would come too late.
+    They draw so many different images. Each says that it is worth nothing after the SLO, so that
+    the service spends nothing on what would come too late.
     """
     idle: list[Connection] = []
     records: list[Record] = []
 
     async def one(due: float) -> None:
         connection = idle.pop() if idle else service.connection()
-        ask = Ask(soak.random.randrange(seeds), stream=soak.random.random() < STREAMS, timeout=soak.plan.slo_s)
+        ask = Ask(
+            soak.random.randrange(seeds),
+            stream=soak.random.random() < STREAMS,
+            timeout=soak.plan.slo_s,
+        )
         records.append(await connection.ask(ask, due=due))
         idle.append(connection)
 
@@ -174,8 +209,15 @@ async def gather(soak: Soak, works: Iterable[Awaitable]) -> list:
         return await asyncio.gather(*works)
 
 
-def images_per_second(records: list[Record], began: float, seconds: float, within_s: float = float("inf")) -> float:
+def images_per_second(
+    records: list[Record], began: float, seconds: float, within_s: float = float("inf")
+) -> float:
     """Of what was completed, and within so long, after the ramp and before the stretch ended."""
     first, last = began + RAMP * seconds, began + seconds
-    return sum(record.ask.n for record in records if first <= record.ended < last and record.outcome == "completed"
-               and record.seconds <= within_s) / (last - first)
+    return sum(
+        record.ask.n
+        for record in records
+        if first <= record.ended < last
+        and record.outcome == "completed"
+        and record.seconds <= within_s
+    ) / (last - first)

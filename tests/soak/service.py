@@ -1,4 +1,6 @@
-"""The service under load: a server process, its counters, its resources, and the images that it should draw."""
+"""The service under load: a server process, its counters, its resources, and the images that it
+should draw.
+"""
 
 import asyncio
 import base64
@@ -21,7 +23,8 @@ from linpix.server.pictures import encode, uploads
 from tests.server.conftest import Process, eventually
 from tests.soak.client import Connection, Picture, Record
 
-CONSTANT = ("linpix_state_slots", "linpix_comparison_images_per_second")  # gauges that need not be 0 when nothing runs
+# gauges that need not be 0 when nothing runs
+CONSTANT = ("linpix_state_slots", "linpix_comparison_images_per_second")
 READY_S = 60.0
 SETTLE_S = 20.0  # for the last slots, connections and buffers to be given back
 
@@ -41,7 +44,9 @@ class Service:
         self.memory_warm = self.files_warm = 0
 
     def await_ready(self) -> None:
-        if not eventually(lambda: httpx.get(self.process.url + "/readyz").status_code == 200, READY_S, 0.01):
+        if not eventually(
+            lambda: httpx.get(self.process.url + "/readyz").status_code == 200, READY_S, 0.01
+        ):
             self.process.stop()
             raise RuntimeError(f"it is not ready within {READY_S:g} s")
 
@@ -54,17 +59,29 @@ class Service:
         return str(card["checkpoint"])
 
     def samples(self) -> dict[str, float]:
-        """Every counter and histogram sample of /metrics, by name and labels as they are written there."""
+        """Every counter and histogram sample of /metrics, by name and labels as they are written
+        there.
+        """
         lines = httpx.get(self.process.url + "/metrics").text.splitlines()
-        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines
-                                                          if line.startswith("linpix_"))}
+        return {
+            name: float(value)
+            for name, _, value in (
+                line.rpartition(" ") for line in lines if line.startswith("linpix_")
+            )
+        }
 
     def gauges(self) -> dict[str, float]:
         """What should be 0 when nothing runs."""
         families = text_string_to_metric_families(httpx.get(self.process.url + "/metrics").text)
-        return {f"{sample.name}{sample.labels or ''}": sample.value for family in families
-                if family.type == "gauge" and family.name.startswith("linpix_") and family.name not in CONSTANT
-                and not family.name.endswith("_info") for sample in family.samples}
+        return {
+            f"{sample.name}{sample.labels or ''}": sample.value
+            for family in families
+            if family.type == "gauge"
+            and family.name.startswith("linpix_")
+            and family.name not in CONSTANT
+            and not family.name.endswith("_info")
+            for sample in family.samples
+        }
 
     @property
     def memory(self) -> int:
@@ -95,7 +112,9 @@ class Service:
             await asyncio.sleep(0.05)
 
     async def is_warm(self) -> None:
-        """What it holds now is what it should hold after whatever comes. Raises RuntimeError if it still has work."""
+        """What it holds now is what it should hold after whatever comes. Raises RuntimeError if it
+        still has work.
+        """
         if held := await self.settle():
             raise RuntimeError(f"after warming up, {'; '.join(held)}")
         await asyncio.sleep(0.3)  # for the connections that asked
@@ -103,23 +122,31 @@ class Service:
 
 
 class Oracle:
-    """What each request's images are when nobody else has any: the same engine in this process, with one slot."""
+    """What each request's images are when nobody else has any: the same engine in this process,
+    with one slot.
+    """
 
     def __init__(self, model: Path, card: dict) -> None:
         """card: the model as /v1/models tells of it."""
-        self.promised = card["engine"] == "compiled"  # the eager engine rounds otherwise in another batch
+        # the eager engine rounds otherwise in another batch
+        self.promised = card["engine"] == "compiled"
         loaded = checkpoint.read(model)
         self.digest, self.config = loaded.digest, loaded.net.config
-        self._engine = Engine(new_decoder(loaded, 1, card["engine"], card["precision"], device=card["device"]))
+        self._engine = Engine(
+            new_decoder(loaded, 1, card["engine"], card["precision"], device=card["device"])
+        )
         self.canvas, self.png = functools.cache(self._canvas), functools.cache(self._png)
 
     def _canvas(self, seed: int, picture: Picture | None = None, temperature: float = 1.0):
         given: dict[str, Any] = {}
         if picture is not None:
-            upload = uploads.read(picture.image, self.config, mask=picture.mask, keep_rows=picture.keep_rows)
+            upload = uploads.read(
+                picture.image, self.config, mask=picture.mask, keep_rows=picture.keep_rows
+            )
             given = {"canvas": upload.canvas, "known": upload.known}
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # two meet at barriers in every step, which take long on a busy machine
+        # two meet at barriers in every step, which take long on a busy machine
+        torch.set_num_threads(1)
         try:
             [image], _ = produce(self._engine, Job(seed=seed, temperature=temperature, **given))
         finally:
@@ -135,4 +162,8 @@ class Oracle:
     def wrong(self, record: Record) -> list[int]:
         """Seeds of a request's images that are not what their seed gives alone."""
         ask = record.ask
-        return [seed for _, seed, png in record.images if png != self.png(seed, ask.picture, ask.temperature, ask.size)]
+        return [
+            seed
+            for _, seed, png in record.images
+            if png != self.png(seed, ask.picture, ask.temperature, ask.size)
+        ]

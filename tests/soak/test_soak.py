@@ -1,4 +1,6 @@
-"""The soak suite at its smallest: every phase, tens of clients, and that it notices the faults it looks for."""
+"""The soak suite at its smallest: every phase, tens of clients, and that it notices the faults it
+looks for.
+"""
 
 import asyncio
 import re
@@ -25,9 +27,22 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def soak(tiny: Path) -> Iterator[Soak]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))  # its servers have one less than they may
-    running = Soak(Plan(model=tiny, batching=tiny, seconds=0.6, clients=(1, 8, 32), few_and_many=(4, 16), rounds=1,
-                        storm=60, slow=4, fault_every=20, seeds=16))
+    # its servers have one less than they may
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
+    running = Soak(
+        Plan(
+            model=tiny,
+            batching=tiny,
+            seconds=0.6,
+            clients=(1, 8, 32),
+            few_and_many=(4, 16),
+            rounds=1,
+            storm=60,
+            slow=4,
+            fault_every=20,
+            seeds=16,
+        )
+    )
     yield running
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert running.close() == []
@@ -58,12 +73,17 @@ async def test_images_of_other_weights_are_noticed(soak, tmp_path):
     assert ("not what their seed gives" in await load("own")) == ops.compiled
 
 
-async def test_a_request_that_does_not_end_and_a_file_that_stays_open_are_noticed(soak, monkeypatch):
+async def test_a_request_that_does_not_end_and_a_file_that_stays_open_are_noticed(
+    soak, monkeypatch
+):
     service, _ = await soak.crowded()
     monkeypatch.setattr("tests.soak.service.SETTLE_S", 0.5)
     hold = asyncio.Event()
-    working = asyncio.ensure_future(service.connection(hold=hold, slow="reading").ask(
-        soak.draw(n=14, size=service.card["sizes"][-1], stream=True)))
+    working = asyncio.ensure_future(
+        service.connection(hold=hold, slow="reading").ask(
+            soak.draw(n=14, size=service.card["sizes"][-1], stream=True)
+        )
+    )
     await asyncio.sleep(0.5)
     held = await service.settle()
     hold.set()
@@ -72,20 +92,39 @@ async def test_a_request_that_does_not_end_and_a_file_that_stays_open_are_notice
     assert (await working).outcome == "completed"
 
 
-@pytest.mark.parametrize(("counted", "words"), [
-    ({"completed": 8}, ""), ({"completed": 7, "cancelled": 1}, ""), ({"completed": 7, "cancelled": 1, "failed": 1}, ""),
-    ({"completed": 6, "cancelled": 1}, "counted 6 requests as completed, its clients saw 7 to 9"),
-    ({"completed": 10}, "counted 10 requests as completed"), ({"completed": 7, "cancelled": 3}, "as cancelled"),
-    ({"completed": 9, "cancelled": 2}, "ended 11 requests of 9")])
+@pytest.mark.parametrize(
+    ("counted", "words"),
+    [
+        ({"completed": 8}, ""),
+        ({"completed": 7, "cancelled": 1}, ""),
+        ({"completed": 7, "cancelled": 1, "failed": 1}, ""),
+        (
+            {"completed": 6, "cancelled": 1},
+            "counted 6 requests as completed, its clients saw 7 to 9",
+        ),
+        ({"completed": 10}, "counted 10 requests as completed"),
+        ({"completed": 7, "cancelled": 3}, "as cancelled"),
+        ({"completed": 9, "cancelled": 2}, "ended 11 requests of 9"),
+    ],
+)
 def test_the_services_counters_are_held_against_what_its_clients_saw(counted, words):
-    change = {f'linpix_requests_total{{endpoint="edits",outcome="{name}"}}': value for name, value in counted.items()}
+    change = {
+        f'linpix_requests_total{{endpoint="edits",outcome="{name}"}}': value
+        for name, value in counted.items()
+    }
     said = accounted(Counter(completed=7, left=2), change)
     assert words in " ".join(said) if words else said == []
 
 
-@pytest.mark.parametrize(("images", "outcome"), [
-    ([(0, 5, "a"), (1, 6, "b")], "completed"), ([(0, 5, "a")], "lost"), ([(0, 5, "a"), (1, 7, "b")], "lost"),
-    ([(0, 5, "a"), (1, 6, "b"), (1, 6, "b")], "lost")])
+@pytest.mark.parametrize(
+    ("images", "outcome"),
+    [
+        ([(0, 5, "a"), (1, 6, "b")], "completed"),
+        ([(0, 5, "a")], "lost"),
+        ([(0, 5, "a"), (1, 7, "b")], "lost"),
+        ([(0, 5, "a"), (1, 6, "b"), (1, 6, "b")], "lost"),
+    ],
+)
 def test_an_answer_has_every_image_of_its_request_once(images, outcome):
     assert Record(Ask(5, n=2), 0.0, status=200, images=images).outcome == outcome
 

@@ -23,7 +23,8 @@ def pictures(tmp_path: Path) -> Path:
     for index in range(40):
         (tmp_path / "pictures" / str(index % 4)).mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 60 * (index % 4) + 20, (8, 8)).astype(np.uint8)).save(
-            tmp_path / "pictures" / str(index % 4) / f"{index}.png")
+            tmp_path / "pictures" / str(index % 4) / f"{index}.png"
+        )
     return tmp_path / "pictures"
 
 
@@ -31,5 +32,12 @@ def pictures(tmp_path: Path) -> Path:
 def stripes() -> Dataset:
     """100 pictures of 8 x 8 with a horizontal edge at a height that is the class."""
     labels = np.arange(100) % 8
-    images = np.where(np.arange(8)[None, :, None] < labels[:, None, None], 255, 0) * np.ones((1, 1, 8))
-    return Dataset("stripes", images.reshape(100, 64).astype(np.uint8), labels.astype(np.int64), tuple("01234567"))
+    images = np.where(np.arange(8)[None, :, None] < labels[:, None, None], 255, 0) * np.ones(
+        (1, 1, 8)
+    )
+    return Dataset(
+        "stripes",
+        images.reshape(100, 64).astype(np.uint8),
+        labels.astype(np.int64),
+        tuple("01234567"),
+    )

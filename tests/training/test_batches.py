@@ -29,7 +29,11 @@ SETTINGS = TrainConfig(batch=8)
 
 def tensors(given: object) -> list[Tensor]:
     """All tensors of a part."""
-    return [given] if isinstance(given, Tensor) else [found for each in given or () for found in tensors(each)]
+    return (
+        [given]
+        if isinstance(given, Tensor)
+        else [found for each in given or () for found in tensors(each)]
+    )
 
 
 @pytest.mark.parametrize("processes", [0, 2])
@@ -51,6 +55,7 @@ def test_parts_made_ahead_are_those_of_their_numbers_in_order(stripes, config, p
 @pytest.mark.parametrize("config", [TINY, CONDITIONAL], ids=["plain", "conditional"])
 def test_processes_that_make_batches_do_not_touch_a_gpu(stripes, monkeypatch, config):
     """They are forked, and a GPU that was used before cannot be used in them."""
+
     def used() -> None:
         raise RuntimeError("a GPU was used")
 
@@ -72,11 +77,18 @@ def test_parts_are_made_on_the_processor_whatever_the_device_of_new_tensors_is(s
 def test_a_step_reads_no_tensor_for_which_it_would_wait_on_a_gpu(stripes, monkeypatch, config):
     class Reads(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function._schema.name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal"):
+            if function._schema.name in (
+                "aten::_local_scalar_dense",
+                "aten::nonzero",
+                "aten::equal",
+            ):
                 read.append((run.step, function._schema.name))
             return function(*args, **kwargs or {})
 
-    read, made = [], dataclasses.replace(SETTINGS, readings=2 * (config.patch > 0), dropout=0.1, compile=False)
+    read, made = (
+        [],
+        dataclasses.replace(SETTINGS, readings=2 * (config.patch > 0), dropout=0.1, compile=False),
+    )
     monkeypatch.setattr(loop, "makers", lambda device, sharing: 1)
     run = Run(config, made)
     with Reads():
@@ -88,12 +100,33 @@ def test_a_step_reads_no_tensor_for_which_it_would_wait_on_a_gpu(stripes, monkey
 @pytest.mark.slow
 def test_a_signal_to_training_and_its_makers_alike_ends_it_after_a_save(pictures, tmp_path):
     """As torchrun and service managers send it. Batches are made ahead as for a GPU."""
-    script = ("import sys; from linpix.__main__ import main; from linpix.training import loop; "
-              "loop.makers = lambda device, sharing: 2; sys.exit(main(sys.argv[1:]))")
-    train = ["train", "tiny", "--data", str(pictures), "--out", str(tmp_path / "run"), "--images", "1000000",
-             "--batch", "8", "--no-compile", "--device", "cpu", "--processes", "1"]
-    with subprocess.Popen([sys.executable, "-c", script, *train], start_new_session=True, text=True,
-                          stderr=subprocess.PIPE) as training:
+    script = (
+        "import sys; from linpix.__main__ import main; from linpix.training import loop; "
+        "loop.makers = lambda device, sharing: 2; sys.exit(main(sys.argv[1:]))"
+    )
+    train = [
+        "train",
+        "tiny",
+        "--data",
+        str(pictures),
+        "--out",
+        str(tmp_path / "run"),
+        "--images",
+        "1000000",
+        "--batch",
+        "8",
+        "--no-compile",
+        "--device",
+        "cpu",
+        "--processes",
+        "1",
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *train],
+        start_new_session=True,
+        text=True,
+        stderr=subprocess.PIPE,
+    ) as training:
         log = tmp_path / "run.training/log.csv"
         try:
             assert eventually(lambda: log.exists() and len(log.read_text().splitlines()) > 1, 60)
@@ -119,11 +152,16 @@ def test_a_resumed_conditional_run_sees_the_same_masks(stripes):
     images, start, known = batches[7]
     again[3]
     found = again[7]
-    assert torch.equal(images, found[0]) and torch.equal(start, found[1]) and torch.equal(known, found[2])
+    assert (
+        torch.equal(images, found[0])
+        and torch.equal(start, found[1])
+        and torch.equal(known, found[2])
+    )
     drawn = [batches[number] for number in range(200)]
     told = torch.cat([known.any(1) for _, _, known in drawn])
     assert 0.6 < float(told.float().mean()) < 0.72
-    assert not any(bool((start == START).any()) for _, start, _ in drawn)  # it draws the class first
+    # it draws the class first
+    assert not any(bool((start == START).any()) for _, start, _ in drawn)
 
 
 def test_a_batch_is_a_function_of_its_number_and_an_epoch_uses_each_image_once(stripes):
@@ -137,7 +175,9 @@ def test_a_batch_is_a_function_of_its_number_and_an_epoch_uses_each_image_once(s
     assert sorted(seen) == list(range(100))
 
 
-def test_half_of_the_images_begin_with_the_unconditional_start_and_the_others_with_their_class(stripes):
+def test_half_of_the_images_begin_with_the_unconditional_start_and_the_others_with_their_class(
+    stripes,
+):
     batches = Batches(stripes, SETTINGS, TINY)
     starts = torch.cat([batches[number][1] for number in range(200)])
     assert 0.45 < (starts == 256).float().mean() < 0.55

@@ -24,11 +24,25 @@ from linpix.training.evaluate import evaluate
 TINY = PRESETS["tiny"]
 CONFIGS = {
     "sub-pixels": TINY,
-    "no start": dataclasses.replace(TINY, classes=0, first_marginal=tuple([1 / 256] * 256), look_ups=("previous",)),
-    "known pixels": dataclasses.replace(TINY, look_ups=("previous", "row", "column", "class"), patch=4, background=0,
-                                        following=((0, 1, 0), (1, 0, 0))),
-    "pixels": dataclasses.replace(TINY, channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
-                                  neighbours=((-1, 0, 0), (-1, 0, 1), (-1, 0, 2)), patch=4, classes=0),
+    "no start": dataclasses.replace(
+        TINY, classes=0, first_marginal=tuple([1 / 256] * 256), look_ups=("previous",)
+    ),
+    "known pixels": dataclasses.replace(
+        TINY,
+        look_ups=("previous", "row", "column", "class"),
+        patch=4,
+        background=0,
+        following=((0, 1, 0), (1, 0, 0)),
+    ),
+    "pixels": dataclasses.replace(
+        TINY,
+        channels=3,
+        tokens="pixel",
+        look_ups=("previous", "row", "column"),
+        neighbours=((-1, 0, 0), (-1, 0, 1), (-1, 0, 2)),
+        patch=4,
+        classes=0,
+    ),
 }
 
 
@@ -38,7 +52,10 @@ def drawing(config: ModelConfig) -> Transformer:
     net = Transformer(config).eval().requires_grad_(False)
     net.head.weight *= 4
     if config.head == "mixture":
-        net.head.bias[config.mixtures * (1 + config.token_size):config.mixtures * (1 + 2 * config.token_size)] = -2
+        net.head.bias[
+            config.mixtures * (1 + config.token_size) : config.mixtures
+            * (1 + 2 * config.token_size)
+        ] = -2
     else:
         net.head.weight *= 20  # which begin near 0
     return net
@@ -47,16 +64,28 @@ def drawing(config: ModelConfig) -> Transformer:
 def drawn_by(net: Transformer) -> Dataset:
     classes = net.config.classes
     labels = np.arange(300) % classes if classes else np.full(300, -1)
-    images = generate(net, list(range(300)), labels=[int(label) if label >= 0 else None for label in labels])
+    images = generate(
+        net, list(range(300)), labels=[int(label) if label >= 0 else None for label in labels]
+    )
     return Dataset("drawn", images.numpy(), labels, ())
 
 
-@pytest.mark.parametrize("config", [
-    config if name in ("sub-pixels", "known pixels") else pytest.param(config, marks=pytest.mark.slow)
-    for name, config in CONFIGS.items()], ids=CONFIGS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        (
+            config
+            if name in ("sub-pixels", "known pixels")
+            else pytest.param(config, marks=pytest.mark.slow)
+        )
+        for name, config in CONFIGS.items()
+    ],
+    ids=CONFIGS,
+)
 def test_it_takes_back_what_made_a_head_too_sure(config, monkeypatch):
     def nothing(generator, config, count):
-        return np.zeros((count, config.subpixels), np.bool_)  # a random network cannot predict what it did not draw
+        # a random network cannot predict what it did not draw
+        return np.zeros((count, config.subpixels), np.bool_)
 
     monkeypatch.setattr(calibration, "known_of", nothing)
     net = drawing(config)
@@ -64,11 +93,14 @@ def test_it_takes_back_what_made_a_head_too_sure(config, monkeypatch):
     well = evaluate(net, data.images[:50]).bits_per_dim
     net.head.weight[:K] *= 2
     net.head.bias[:K] *= 2
-    net.head.bias[K * (1 + C):K * (1 + 2 * C)] -= np.log(2.0)
+    net.head.bias[K * (1 + C) : K * (1 + 2 * C)] -= np.log(2.0)
     sure = evaluate(net, data.images[:50]).bits_per_dim
     found = calibrate(net, data)
     assert found.images == 300
-    assert (found.logit_factor, found.scale_factor) == (pytest.approx(0.5, rel=0.1), pytest.approx(2, rel=0.1))
+    assert (found.logit_factor, found.scale_factor) == (
+        pytest.approx(0.5, rel=0.1),
+        pytest.approx(2, rel=0.1),
+    )
     assert found.after < found.before
     assert evaluate(net, data.images[:50]).bits_per_dim - well < 0.05 * (sure - well)
 
@@ -84,30 +116,53 @@ def test_logits_of_values_have_one_factor():
 
 
 @pytest.mark.slow
-def test_an_export_is_calibrated_on_what_the_run_held_out_and_says_so(tmp_path, capsys, monkeypatch):
+def test_an_export_is_calibrated_on_what_the_run_held_out_and_says_so(
+    tmp_path, capsys, monkeypatch
+):
     random = np.random.default_rng(0)
     for i in range(240):
         (tmp_path / "data" / str(i % 2)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (8, 8), np.uint8)).save(tmp_path / "data" / str(i % 2) / f"{i}.png")
+        Image.fromarray(random.integers(0, 256, (8, 8), np.uint8)).save(
+            tmp_path / "data" / str(i % 2) / f"{i}.png"
+        )
     shutil.copytree(tmp_path / "data", tmp_path / "other")
-    train = ["train", "tiny", "--data", str(tmp_path / "data"), "--images", "16", "--batch", "8", "--no-compile",
-             "--device", "cpu"]
+    train = [
+        "train",
+        "tiny",
+        "--data",
+        str(tmp_path / "data"),
+        "--images",
+        "16",
+        "--batch",
+        "8",
+        "--no-compile",
+        "--device",
+        "cpu",
+    ]
     for name, wanted in (("run", "21"), ("few", "3")):
         assert main([*train, "--out", str(tmp_path / name), "--validation", wanted]) == 0
     export = ["export", "--out", str(tmp_path / "shipped"), "--calibrate", "--data"]
-    for folder, name, error in (("data", "few", "--validation held out 3; leave out --calibrate"),
-                                ("other", "run", "was trained on, data, to know .* but --data holds other")):
+    for folder, name, error in (
+        ("data", "few", "--validation held out 3; leave out --calibrate"),
+        ("other", "run", "was trained on, data, to know .* but --data holds other"),
+    ):
         assert main([*export, str(tmp_path / folder), str(tmp_path / name)]) == 2
         assert re.search(error, capsys.readouterr().err)
     given = []
-    monkeypatch.setattr(export_module, "calibrate", lambda net, data: given.append(data) or calibrate(net, data))
+    monkeypatch.setattr(
+        export_module, "calibrate", lambda net, data: given.append(data) or calibrate(net, data)
+    )
     assert main([*export, str(tmp_path / "data"), str(tmp_path / "run")]) == 0
-    assert re.search(r"calibrated on 21 images .* bits/dim before, .* after", capsys.readouterr().err)
+    assert re.search(
+        r"calibrated on 21 images .* bits/dim before, .* after", capsys.readouterr().err
+    )
     trained_on = load(tmp_path / "data", "train", TINY)
     assert np.array_equal(given[0].images, trained_on.images[-21:])
     assert np.array_equal(given[0].labels, trained_on.labels[-21:])
     history = json.loads((tmp_path / "shipped/config.json").read_text())["provenance"]["history"]
-    assert history.startswith("Its head was calibrated on 21 images that this training had held out: logits times ")
+    assert history.startswith(
+        "Its head was calibrated on 21 images that this training had held out: logits times "
+    )
     assert history in (tmp_path / "shipped/README.md").read_text()
     heads = [checkpoint.load(tmp_path / name).head for name in ("run", "shipped")]
     K = TINY.mixtures

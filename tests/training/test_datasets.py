@@ -32,6 +32,7 @@ def no_foreign_mirrors(monkeypatch):
 
 # The real files
 
+
 def test_mnist_is_read_whole_and_as_published(data):
     train, test = load(data, "train", MNIST), load(data / "mnist", "test", MNIST)
     assert (train.name, train.classes) == ("mnist", tuple("0123456789"))
@@ -48,7 +49,9 @@ def test_cifar10_is_read_as_published(data, caplog):
     assert (test.name, test.classes[0], test.classes[9]) == ("cifar10", "airplane", "truck")
     assert test.images.shape == (10_000, 3072)
     assert np.bincount(test.labels).tolist() == [1000] * 10
-    assert test.images.reshape(-1, 3).mean(0) / 255 == pytest.approx([0.49421428, 0.48513139, 0.45040909])
+    assert test.images.reshape(-1, 3).mean(0) / 255 == pytest.approx(
+        [0.49421428, 0.48513139, 0.45040909]
+    )
     assert not caplog.records  # its sum is known
 
 
@@ -60,6 +63,7 @@ def test_data_of_another_shape_is_refused_with_both_shapes(data):
 
 
 # Small stand-ins under the real names, with sums to match
+
 
 def put(folder: Path, files: dict[str, bytes], end: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,16 +79,19 @@ def mnist(monkeypatch) -> dict[str, bytes]:
         images = np.random.default_rng(count).integers(0, 256, (count, 28, 28), np.uint8)
         files[f"{prefix}-images-idx3-ubyte"] = idx(images)
         files[f"{prefix}-labels-idx1-ubyte"] = idx(np.arange(count, dtype=np.uint8))
-    monkeypatch.setattr(datasets, "MNIST_SUMS",
-                        {name: hashlib.md5(raw).hexdigest() for name, raw in files.items()})
+    monkeypatch.setattr(
+        datasets, "MNIST_SUMS", {name: hashlib.md5(raw).hexdigest() for name, raw in files.items()}
+    )
     return files
 
 
 @pytest.fixture
 def batches() -> dict[str, bytes]:
     """Two well-formed records a batch, of labels n and n + 1; no published sums."""
-    return {name: b"".join(bytes([n + i]) + bytes(3072) for i in range(2))
-            for n, name in enumerate(datasets.CIFAR10_SUMS)}
+    return {
+        name: b"".join(bytes([n + i]) + bytes(3072) for i in range(2))
+        for n, name in enumerate(datasets.CIFAR10_SUMS)
+    }
 
 
 def pack_archive(path: Path, batches: dict[str, bytes], mode: str = "gz") -> Path:
@@ -112,7 +119,10 @@ def test_idx_files_may_lie_in_folders_of_their_names_as_kaggle_unpacks_them(twic
         for name, raw in files.items():
             put(tmp_path / folder / name, {name: raw})
         if twice:  # Kaggle has both
-            put(tmp_path / folder, {name.replace("-idx", ".idx"): raw for name, raw in files.items()})
+            put(
+                tmp_path / folder,
+                {name.replace("-idx", ".idx"): raw for name, raw in files.items()},
+            )
         found = load(tmp_path / folder, "train", MNIST, mirrors=())
         assert (found.name, found.labels.tolist()) == (folder, [0, 1, 2])
 
@@ -123,40 +133,66 @@ def test_mnist_with_another_sum_is_refused_with_both_sums_and_the_cure(mnist, tm
     put(tmp_path, {**mnist, name: changed})
     with pytest.raises(DataError) as caught:
         load(tmp_path, "train", MNIST)
-    for word in (str(tmp_path / name), f"expected MD5 {datasets.MNIST_SUMS[name]}",
-                 f"got {hashlib.md5(changed).hexdigest()}", "delete the file to download it again"):
+    for word in (
+        str(tmp_path / name),
+        f"expected MD5 {datasets.MNIST_SUMS[name]}",
+        f"got {hashlib.md5(changed).hexdigest()}",
+        "delete the file to download it again",
+    ):
         assert word in str(caught.value)
     assert len(load(tmp_path, "test", MNIST).images) == 2  # whose files are whole
 
 
-def of_others(prefix: str = "", first: int = 0, classes: int = 3, split: str = "t10k") -> dict[str, bytes]:
-    """Well-formed files that are not MNIST's: a picture of each class in both splits, with a mark at the top right."""
+def of_others(
+    prefix: str = "", first: int = 0, classes: int = 3, split: str = "t10k"
+) -> dict[str, bytes]:
+    """Well-formed files that are not MNIST's: a picture of each class in both splits, with a mark
+    at the top right.
+    """
     files = {}
     for part in ("train", split):
         images = np.full((classes, 28, 28), len(part), np.uint8)
         images[:, 0, 27] = 255
         files[f"{prefix}{part}-images-idx3-ubyte"] = idx(images)
-        files[f"{prefix}{part}-labels-idx1-ubyte"] = idx(np.arange(first, first + classes, dtype=np.uint8))
+        files[f"{prefix}{part}-labels-idx1-ubyte"] = idx(
+            np.arange(first, first + classes, dtype=np.uint8)
+        )
     return files
 
 
 @pytest.mark.parametrize("end", PACK)
 @pytest.mark.parametrize("home", [".", "raw", "FashionMNIST/raw", "gzip"])
-def test_files_of_other_data_with_the_names_of_mnist_are_read_with_a_warning(home, end, tmp_path, caplog):
+def test_files_of_other_data_with_the_names_of_mnist_are_read_with_a_warning(
+    home, end, tmp_path, caplog
+):
     put(tmp_path / "fashion" / home, of_others(), end)
     found = load(tmp_path / "fashion", "train", MNIST)
-    assert (found.name, found.classes) == ("FashionMNIST" if "F" in home else "fashion", ("0", "1", "2"))
+    assert (found.name, found.classes) == (
+        "FashionMNIST" if "F" in home else "fashion",
+        ("0", "1", "2"),
+    )
     assert found.labels.tolist() == [0, 1, 2]
     assert found.images[0, [0, 27]].tolist() == [5, 255]
     assert "not MNIST as published" in caplog.text
 
 
-@pytest.mark.parametrize(("part", "first", "count", "ends"), [
-    ("letters", 1, 26, "AZ"), ("balanced", 0, 47, "0t"), ("byclass", 0, 62, "0z"), ("digits", 0, 10, "09")])
+@pytest.mark.parametrize(
+    ("part", "first", "count", "ends"),
+    [
+        ("letters", 1, 26, "AZ"),
+        ("balanced", 0, 47, "0t"),
+        ("byclass", 0, 62, "0z"),
+        ("digits", 0, 10, "09"),
+    ],
+)
 def test_emnist_is_read_upright_with_the_names_of_its_classes(part, first, count, ends, tmp_path):
     put(tmp_path, of_others(f"emnist-{part}-", first, count, "test"), ".gz")
     found = load(tmp_path, "test", MNIST)
-    assert (found.name, len(found.classes), found.classes[0] + found.classes[-1]) == (f"emnist-{part}", count, ends)
+    assert (found.name, len(found.classes), found.classes[0] + found.classes[-1]) == (
+        f"emnist-{part}",
+        count,
+        ends,
+    )
     assert found.labels.tolist() == list(range(count))
     assert found.images[0, [27, 27 * 28]].tolist() == [4, 255]  # EMNIST stores columns
 
@@ -165,15 +201,21 @@ def test_what_other_data_lack_is_not_downloaded_from_mnist(mirror, tmp_path):
     files = of_others()
     del files["t10k-images-idx3-ubyte"]
     put(tmp_path / "fashion", files)
-    with pytest.raises(DataError, match=r"lacks the images of the test split.*from the source of the others"):
+    with pytest.raises(
+        DataError, match=r"lacks the images of the test split.*from the source of the others"
+    ):
         load(tmp_path / "fashion", "test", MNIST, mirrors=[f"{mirror}/good"])
     assert not Mirror.asked
 
 
 def test_other_data_that_do_not_fit_are_refused(tmp_path):
     files = of_others()
-    several = put(tmp_path / "several", {**of_others("emnist-letters-"), **of_others("emnist-digits-")})
-    with pytest.raises(DataError, match=r"several data sets \(emnist-digits, emnist-letters\): put"):
+    several = put(
+        tmp_path / "several", {**of_others("emnist-letters-"), **of_others("emnist-digits-")}
+    )
+    with pytest.raises(
+        DataError, match=r"several data sets \(emnist-digits, emnist-letters\): put"
+    ):
         load(several, "train", MNIST)
     with pytest.raises(DataError, match=r"28 x 28 x 1 .* the model is for 8 x 8 x 1"):
         load(put(tmp_path / "large", files), "train", TINY)
@@ -225,6 +267,7 @@ def test_a_folder_of_pictures_is_named_after_itself(tmp_path):
 
 # Downloads
 
+
 class Mirror(Quiet):
     """Serves the folder's files below /good/, and the ways in which a mirror fails elsewhere."""
 
@@ -238,9 +281,12 @@ class Mirror(Quiet):
         if how == "missing" or not file.is_file():
             self.send_error(404)
             return
-        body = {"garbage": b"\x00\x01 garbage", "page": b"<!DOCTYPE html><html>Please log in</html>",
-                "other": gzip.compress(b"other contents")}.get(how, file.read_bytes())
-        self.answer(body[:len(body) // 2] if how == "cut" else body, length=len(body))
+        body = {
+            "garbage": b"\x00\x01 garbage",
+            "page": b"<!DOCTYPE html><html>Please log in</html>",
+            "other": gzip.compress(b"other contents"),
+        }.get(how, file.read_bytes())
+        self.answer(body[: len(body) // 2] if how == "cut" else body, length=len(body))
 
 
 @pytest.fixture
@@ -259,7 +305,9 @@ def test_a_missing_or_empty_folder_is_filled_from_a_mirror(exists, mirror, tmp_p
     assert load(folder, "train", MNIST, mirrors=[f"{mirror}/good/"]).labels.tolist() == [0, 1, 2]
     assert f"downloading {mirror}/good/train-images-idx3-ubyte.gz" in capsys.readouterr().err
     assert sorted(file.name for file in folder.iterdir()) == [
-        "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"]
+        "train-images-idx3-ubyte.gz",
+        "train-labels-idx1-ubyte.gz",
+    ]
     load(folder, "train", MNIST)  # now without a mirror
     assert len(Mirror.asked) == 2
 
@@ -271,11 +319,18 @@ def test_when_every_mirror_fails_each_is_named_with_its_cause(mirror, tmp_path):
     message = str(caught.value)
     name = "t10k-images-idx3-ubyte.gz"
     assert "\n" not in message
-    for part in (f"{mirror}/missing/{name} failed (HTTP Error 404", f"{mirror}/page/{name} is an HTML",
-                 f"{mirror}/garbage/{name} differs from the published file",
-                 f"{mirror}/other/{name} differs from the published file",
-                 f"{mirror}/cut/{name} ended after", f"http://127.0.0.1:1/{name} failed", "nonsense",
-                 f"put {name} there by hand", str(tmp_path / "new"), "LINPIX_MIRRORS"):
+    for part in (
+        f"{mirror}/missing/{name} failed (HTTP Error 404",
+        f"{mirror}/page/{name} is an HTML",
+        f"{mirror}/garbage/{name} differs from the published file",
+        f"{mirror}/other/{name} differs from the published file",
+        f"{mirror}/cut/{name} ended after",
+        f"http://127.0.0.1:1/{name} failed",
+        "nonsense",
+        f"put {name} there by hand",
+        str(tmp_path / "new"),
+        "LINPIX_MIRRORS",
+    ):
         assert part in message
     assert not list((tmp_path / "new").iterdir())
 
@@ -320,11 +375,14 @@ def test_nothing_is_downloaded_into_a_folder_that_holds_something(name, mirror, 
     assert not Mirror.asked
 
 
-@pytest.mark.parametrize(("name", "config", "words"), [
-    ("absent", TINY, "absent does not exist: .*only MNIST and CIFAR-10 can be downloaded"),
-    ("absent.tar.gz", MNIST, "does not exist"),
-    (".", TINY, "is empty"),
-])
+@pytest.mark.parametrize(
+    ("name", "config", "words"),
+    [
+        ("absent", TINY, "absent does not exist: .*only MNIST and CIFAR-10 can be downloaded"),
+        ("absent.tar.gz", MNIST, "does not exist"),
+        (".", TINY, "is empty"),
+    ],
+)
 def test_what_is_absent_and_cannot_be_downloaded_is_said_to_be(name, config, words, tmp_path):
     with pytest.raises(DataError, match=words):
         load(tmp_path / name, "train", config)

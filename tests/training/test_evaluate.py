@@ -17,10 +17,17 @@ from tests.nets import CONDITIONAL, net_of
 
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
-@pytest.mark.parametrize(("precision", "bound"), [
-    ("bf16", 5e-3), *(pytest.param(*one, marks=pytest.mark.slow) for one in [("fp32", 1e-4), ("int8", 1e-2)])])
+@pytest.mark.parametrize(
+    ("precision", "bound"),
+    [
+        ("bf16", 5e-3),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in [("fp32", 1e-4), ("int8", 1e-2)]),
+    ],
+)
 def test_the_compiled_engine_gives_the_shipped_model_its_bits_per_dim(data, precision, bound):
-    """Against float64 by the parallel form, on the first 48 test images: each image, and more so their mean."""
+    """Against float64 by the parallel form, on the first 48 test images: each image, and more so
+    their mean.
+    """
     net = checkpoint.read(checkpoint.find("mnist-small")).net
     images = load(data / "mnist", "test", net.config).images[:48]
     stepped = bits_of(net, images, packed=pack(net, PRECISIONS[precision]))
@@ -36,14 +43,19 @@ def test_a_model_that_draws_the_class_first_has_the_bits_of_all_classes_together
     net = net_of(CONDITIONAL).requires_grad_(False)
     net.inputs.table.data *= 4  # classes that differ
     images = torch.randint(0, 256, (3, 64), dtype=torch.uint8).numpy()
-    each = np.stack([bits_of(net, images, labels=np.full(3, label)) for label in range(10)])  # of image and class
+    # of image and class
+    each = np.stack([bits_of(net, images, labels=np.full(3, label)) for label in range(10)])
     together = -np.log2(np.exp2(-64 * each).sum(0)) / 64
     assert np.ptp(each, axis=0).min() > 0.001
     assert bits_of(net, images).numpy() == pytest.approx(together, abs=1e-6)
-    assert bits_of(net, images, packed=pack(net, torch.float32)).numpy() == pytest.approx(together, abs=1e-4)
+    assert bits_of(net, images, packed=pack(net, torch.float32)).numpy() == pytest.approx(
+        together, abs=1e-4
+    )
 
 
-@pytest.mark.parametrize("config", [PRESETS["tiny"], CONDITIONAL], ids=["class optional", "class first"])
+@pytest.mark.parametrize(
+    "config", [PRESETS["tiny"], CONDITIONAL], ids=["class optional", "class first"]
+)
 def test_accuracy_is_the_share_of_images_whose_most_probable_class_is_theirs(config):
     net = net_of(config).requires_grad_(False)
     images = torch.randint(0, 256, (4, 64), dtype=torch.uint8).numpy()
@@ -55,7 +67,9 @@ def test_accuracy_is_the_share_of_images_whose_most_probable_class_is_theirs(con
     assert named.interval == pytest.approx(1.96 * 0.25)
     alone = evaluate(net, images)
     assert measured.images == 4
-    assert (measured.bits_per_dim, measured.interval) == pytest.approx((alone.bits_per_dim, alone.interval))
+    assert (measured.bits_per_dim, measured.interval) == pytest.approx(
+        (alone.bits_per_dim, alone.interval)
+    )
 
 
 @pytest.mark.slow
@@ -67,7 +81,9 @@ def test_evaluate_prints_how_often_the_class_is_right(data):
 
 @pytest.mark.slow
 def test_a_model_that_knows_other_classes_is_refused(data, tmp_path):
-    config = dataclasses.replace(PRESETS["mnist-small"], classes=0, look_ups=("previous", "row", "column"))
+    config = dataclasses.replace(
+        PRESETS["mnist-small"], classes=0, look_ups=("previous", "row", "column")
+    )
     checkpoint.save(tmp_path / "nameless", Transformer(config), {"data": "mnist"}, "# nameless")
     flags = ("--data", data / "mnist", "--limit", 1, "--labels", "all")
     refused = inside("evaluate", tmp_path / "nameless", *flags)

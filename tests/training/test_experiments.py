@@ -1,4 +1,6 @@
-"""The experiments in a form that takes seconds: what they measure, that they resume, and what they refuse."""
+"""The experiments in a form that takes seconds: what they measure, that they resume, and what they
+refuse.
+"""
 
 import csv
 import dataclasses
@@ -36,12 +38,43 @@ from tests.server.conftest import eventually
 
 pytestmark = pytest.mark.slow
 
-COPY = copying.Settings(kinds=("linear", "lsh-2"), updates=120, drop=80, batch=4, word=6, layers=1, heads=2, width=16,
-                        feed_forward=16, chunk=4, compile=False)
-DUPLICATION = duplicating.Settings(kinds=("full", "lsh-1"), updates=60, drop=60, batch=4, word=6, symbols=7, heads=2,
-                                   width=16, chunk=4, sequences=10, compile=False)
-SCALING = scaling.Settings(kinds=("softmax-matrix", "lsh-1"), shortest=64, longest=128, tokens=256, rounds=1,
-                           oftener=1, calls=1, heads=2, key_dim=8)
+COPY = copying.Settings(
+    kinds=("linear", "lsh-2"),
+    updates=120,
+    drop=80,
+    batch=4,
+    word=6,
+    layers=1,
+    heads=2,
+    width=16,
+    feed_forward=16,
+    chunk=4,
+    compile=False,
+)
+DUPLICATION = duplicating.Settings(
+    kinds=("full", "lsh-1"),
+    updates=60,
+    drop=60,
+    batch=4,
+    word=6,
+    symbols=7,
+    heads=2,
+    width=16,
+    chunk=4,
+    sequences=10,
+    compile=False,
+)
+SCALING = scaling.Settings(
+    kinds=("softmax-matrix", "lsh-1"),
+    shortest=64,
+    longest=128,
+    tokens=256,
+    rounds=1,
+    oftener=1,
+    calls=1,
+    heads=2,
+    key_dim=8,
+)
 SPEECH = speech.Settings(width=16)
 TASK = Duplication(word=3, symbols=5)
 
@@ -64,12 +97,16 @@ def run(name, settings, folder, max_minutes=math.inf) -> bool:
 
 
 def rows(folder, table, *, without=("seconds", "bytes")):
-    return [{name: value for name, value in row.items() if name not in without}
-            for row in csv.DictReader((folder / f"{table}.csv").open())]
+    return [
+        {name: value for name, value in row.items() if name not in without}
+        for row in csv.DictReader((folder / f"{table}.csv").open())
+    ]
 
 
 def work(name, settings, folder, sitting) -> bool:
-    """One sitting of an experiment that ends where it is told to, as by a kill: nothing is written at its end."""
+    """One sitting of an experiment that ends where it is told to, as by a kill: nothing is written
+    at its end.
+    """
     kind = study(name)
     record = Record(folder, name, settings, kind.tables)
     record.begin("test", sitting)
@@ -77,6 +114,7 @@ def work(name, settings, folder, sitting) -> bool:
 
 
 # the task
+
 
 def test_a_sequence_is_a_word_and_the_word_again_each_after_a_separator():
     tokens = TASK.batch(50, 1, 2)
@@ -93,9 +131,15 @@ def test_a_batch_is_a_function_of_its_key():
 
 
 def test_only_the_second_half_counts():
-    """Whoever says what was said half a sequence ago is always right there, and would not be in the first half."""
-    net = TokenModel(kind_config("linear", TASK, chunk=4, layers=1, heads=1, key_dim=4, value_dim=4, d_model=4, d_ff=4),
-                     TASK)
+    """Whoever says what was said half a sequence ago is always right there, and would not be in the
+    first half.
+    """
+    net = TokenModel(
+        kind_config(
+            "linear", TASK, chunk=4, layers=1, heads=1, key_dim=4, value_dim=4, d_model=4, d_ff=4
+        ),
+        TASK,
+    )
     tokens = TASK.batch(9, 0)
     net.forward = lambda given: 30.0 * torch.nn.functional.one_hot(given.roll(-1 - 4, 1), 6).float()
     loss, accuracy = net.score(tokens)
@@ -107,8 +151,12 @@ def test_only_the_second_half_counts():
 @pytest.mark.parametrize("kind", ["linear", "softmax", "full"])
 def test_what_is_said_next_is_a_function_of_what_was_said_before(kind):
     torch.manual_seed(0)
-    net = TokenModel(kind_config(kind, TASK, chunk=4, layers=2, heads=2, key_dim=4, value_dim=4, d_model=8, d_ff=8),
-                     TASK)
+    net = TokenModel(
+        kind_config(
+            kind, TASK, chunk=4, layers=2, heads=2, key_dim=4, value_dim=4, d_model=8, d_ff=8
+        ),
+        TASK,
+    )
     tokens = TASK.batch(3, 0)
     changed = tokens.clone()
     changed[:, 5:] = (changed[:, 5:] + 1) % 6
@@ -119,10 +167,16 @@ def test_what_is_said_next_is_a_function_of_what_was_said_before(kind):
 
 # the attention under test is the product's
 
+
 def test_full_is_softmax_attention_with_shared_queries_and_keys():
-    config = kind_config("full", TASK, chunk=4, layers=1, heads=2, key_dim=6, value_dim=5, d_model=12, d_ff=12)
+    config = kind_config(
+        "full", TASK, chunk=4, layers=1, heads=2, key_dim=6, value_dim=5, d_model=12, d_ff=12
+    )
     torch.manual_seed(0)
-    q, v = torch.randn(3, 2, 8, 6, dtype=torch.float64), torch.randn(3, 2, 8, 5, dtype=torch.float64)
+    q, v = (
+        torch.randn(3, 2, 8, 6, dtype=torch.float64),
+        torch.randn(3, 2, 8, 5, dtype=torch.float64),
+    )
     scores = q @ (q / q.norm(dim=-1, keepdim=True)).mT / 6**0.5 - SELF * torch.eye(8)
     scores = scores.masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)
     torch.testing.assert_close(attention_for(config).parallel(0, q, q, v), scores.softmax(-1) @ v)
@@ -131,14 +185,17 @@ def test_full_is_softmax_attention_with_shared_queries_and_keys():
 def test_softmax_that_keeps_its_matrix_is_softmax():
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 33, 8) for _ in range(3))
-    torch.testing.assert_close(scaling.matrix_attention(q, k, v),
-                               attention_for(SCALING.config("softmax", 33)).parallel(0, q, k, v))
+    torch.testing.assert_close(
+        scaling.matrix_attention(q, k, v),
+        attention_for(SCALING.config("softmax", 33)).parallel(0, q, k, v),
+    )
 
 
 # what is made of the figures
 
+
 def test_an_exponent_is_the_slope_of_the_last_two_doublings():
-    curve = [(2**x, 7.0 if x < 12 else 3e-9 * (2**x)**2) for x in range(9, 15)]
+    curve = [(2**x, 7.0 if x < 12 else 3e-9 * (2**x) ** 2) for x in range(9, 15)]
     assert scaling.exponent(curve) == "2.00 (N = 4,096 to 16,384)"
     assert scaling.exponent([(512, 1.0), (1024, 2.0)]) == "1.00 (N = 512 to 1,024)"
     assert scaling.exponent([(512, 1.0)]) == "-"
@@ -146,7 +203,10 @@ def test_an_exponent_is_the_slope_of_the_last_two_doublings():
 
 # conducting
 
-@pytest.mark.parametrize(("name", "settings"), [("copy", COPY), ("duplication", DUPLICATION), ("scaling", SCALING)])
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("copy", COPY), ("duplication", DUPLICATION), ("scaling", SCALING)]
+)
 def test_an_experiment_leaves_tables_a_plot_and_a_summary(tmp_path, name, settings):
     folder = tmp_path / "out"
     assert run(name, settings, folder)
@@ -166,8 +226,20 @@ def test_an_experiment_leaves_tables_a_plot_and_a_summary(tmp_path, name, settin
 
 
 def test_what_is_learnt_is_in_the_table_row_by_row(tmp_path):
-    assert run("copy", dataclasses.replace(COPY, kinds=("softmax",), word=2, updates=400, drop=300, batch=32,
-                                           learning_rate=1e-2, symbols=3), tmp_path / "out")
+    assert run(
+        "copy",
+        dataclasses.replace(
+            COPY,
+            kinds=("softmax",),
+            word=2,
+            updates=400,
+            drop=300,
+            batch=32,
+            learning_rate=1e-2,
+            symbols=3,
+        ),
+        tmp_path / "out",
+    )
     curve = [float(row["loss"]) for row in rows(tmp_path / "out", "learning")]
     assert len(curve) == 8
     assert curve[0] > 0.5 and curve[-1] < 0.05
@@ -195,7 +267,10 @@ def test_duplication_that_is_interrupted_ends_as_one_that_is_not(tmp_path):
 
 def test_rows_after_the_last_save_of_the_weights_are_made_again(tmp_path):
     """A kill between two saves leaves a table that is ahead of the weights."""
-    kind, recipe = "linear", Recipe(updates=100, drop=100, batch=4, learning_rate=1e-3, seed=0, compile=False)
+    kind, recipe = (
+        "linear",
+        Recipe(updates=100, drop=100, batch=4, learning_rate=1e-3, seed=0, compile=False),
+    )
 
     def sitting(steps: int) -> list[dict[str, object]]:
         record = Record(tmp_path / "out", "copy", COPY, copying.Study.tables)
@@ -220,14 +295,18 @@ def test_scaling_goes_on_with_the_points_that_are_missing(tmp_path):
     assert run("scaling", settings, tmp_path / "out")
     assert (tmp_path / "out" / "results.csv").read_text().startswith(measured)
     assert [(row["kind"], row["length"]) for row in rows(tmp_path / "out", "results")] == [
-        ("linear", "64"), ("linear", "128")] * 2
+        ("linear", "64"),
+        ("linear", "128"),
+    ] * 2
 
 
 def test_a_compiled_model_learns_what_the_plain_one_does(tmp_path):
     settings = dataclasses.replace(COPY, kinds=("softmax",), updates=50)
     for name, compile_ in (("plain", False), ("compiled", True)):
         run("copy", dataclasses.replace(settings, compile=compile_), tmp_path / name)
-    plain, compiled = (float(rows(tmp_path / name, "learning")[0]["loss"]) for name in ("plain", "compiled"))
+    plain, compiled = (
+        float(rows(tmp_path / name, "learning")[0]["loss"]) for name in ("plain", "compiled")
+    )
     assert compiled == pytest.approx(plain, rel=1e-4)
 
 
@@ -240,11 +319,17 @@ def test_a_sitting_of_no_minutes_writes_a_summary_that_says_how_to_go_on(tmp_pat
 
 # refusals
 
+
 def test_another_experiment_or_other_settings_or_something_else_in_the_folder_is_refused(tmp_path):
     run("copy", COPY, tmp_path / "out", max_minutes=0)
-    with pytest.raises(ValueError, match="batch 4, and this one has 8; use the same settings, or give another --out"):
+    with pytest.raises(
+        ValueError,
+        match="batch 4, and this one has 8; use the same settings, or give another --out",
+    ):
         run("copy", dataclasses.replace(COPY, batch=8), tmp_path / "out")
-    with pytest.raises(ValueError, match="an experiment with experiment copy, and this one has duplication"):
+    with pytest.raises(
+        ValueError, match="an experiment with experiment copy, and this one has duplication"
+    ):
         run("duplication", DUPLICATION, tmp_path / "out")
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "letter.txt").write_text("dear")
@@ -255,14 +340,24 @@ def test_another_experiment_or_other_settings_or_something_else_in_the_folder_is
     assert (tmp_path / "else" / "letter.txt").read_text() == "dear"
 
 
-@pytest.mark.parametrize(("name", "content"), [
-    ("out/experiment.json", b"{"), ("out/experiment.json", b"{}"), ("out/learning.csv", b"kind,update\n"),
-    ("out/learning.csv", b""), ("out/learning.csv", b"kind,update,seconds,loss,accuracy\nlinear,50\n"),
-    ("out.training/linear.pt", b"PK"), ("out.training/linear.pt", b"")])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("out/experiment.json", b"{"),
+        ("out/experiment.json", b"{}"),
+        ("out/learning.csv", b"kind,update\n"),
+        ("out/learning.csv", b""),
+        ("out/learning.csv", b"kind,update,seconds,loss,accuracy\nlinear,50\n"),
+        ("out.training/linear.pt", b"PK"),
+        ("out.training/linear.pt", b""),
+    ],
+)
 def test_a_damaged_file_is_named_with_the_cure(tmp_path, name, content):
     assert not work("copy", COPY, tmp_path / "out", Steps(60))
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{Path(name).name} is damaged .*(another --out|delete it)"):
+    with pytest.raises(
+        ValueError, match=rf"{Path(name).name} is damaged .*(another --out|delete it)"
+    ):
         run("copy", COPY, tmp_path / "out")
 
 
@@ -275,18 +370,28 @@ def test_weights_of_other_settings_are_refused(tmp_path):
         run("copy", other, tmp_path / "two")
 
 
-@pytest.mark.parametrize(("settings", "changes", "words"), [
-    (COPY, {"kinds": ("quantum",)}, "kinds must be a list from .*quantum"), (COPY, {"kinds": ("lsh-0",)}, "lsh-0"),
-    (COPY, {"kinds": ("linear", "linear")}, "none twice"), (COPY, {"kinds": ()}, "none"),
-    (COPY, {"width": 15}, "multiple of heads.*15"), (COPY, {"batch": 0}, "batch must be at least 1"),
-    (COPY, {"seed": 2**31}, "seed must be at least 0 and below 2.31"),
-    (COPY, {"learning_rate": math.nan}, "learning_rate must be above 0"),
-    (SPEECH, {"kinds": ("full",)}, "kinds must be a list from .*lstm; got 'full'"),
-    (SPEECH, {"width": 15}, "multiple of heads"), (SPEECH, {"epochs": 0}, "epochs must be at least 1 .*got 0"),
-    (SPEECH, {"learning_rate": 0.0}, "above 0, got 0.0"),
-    (DUPLICATION, {"kinds": ("linear",)}, "a list from full, lsh-ROUNDS; got 'linear'"),
-    (SCALING, {"kinds": ("full",)}, "full"), (SCALING, {"longest": 64}, "at least twice shortest"),
-    (SCALING, {"memory": 2.0}, "memory.*2.0"), (SCALING, {"calls": 0}, "calls must be at least 1, got 0")])
+@pytest.mark.parametrize(
+    ("settings", "changes", "words"),
+    [
+        (COPY, {"kinds": ("quantum",)}, "kinds must be a list from .*quantum"),
+        (COPY, {"kinds": ("lsh-0",)}, "lsh-0"),
+        (COPY, {"kinds": ("linear", "linear")}, "none twice"),
+        (COPY, {"kinds": ()}, "none"),
+        (COPY, {"width": 15}, "multiple of heads.*15"),
+        (COPY, {"batch": 0}, "batch must be at least 1"),
+        (COPY, {"seed": 2**31}, "seed must be at least 0 and below 2.31"),
+        (COPY, {"learning_rate": math.nan}, "learning_rate must be above 0"),
+        (SPEECH, {"kinds": ("full",)}, "kinds must be a list from .*lstm; got 'full'"),
+        (SPEECH, {"width": 15}, "multiple of heads"),
+        (SPEECH, {"epochs": 0}, "epochs must be at least 1 .*got 0"),
+        (SPEECH, {"learning_rate": 0.0}, "above 0, got 0.0"),
+        (DUPLICATION, {"kinds": ("linear",)}, "a list from full, lsh-ROUNDS; got 'linear'"),
+        (SCALING, {"kinds": ("full",)}, "full"),
+        (SCALING, {"longest": 64}, "at least twice shortest"),
+        (SCALING, {"memory": 2.0}, "memory.*2.0"),
+        (SCALING, {"calls": 0}, "calls must be at least 1, got 0"),
+    ],
+)
 def test_settings_that_cannot_work_are_refused_with_their_value(settings, changes, words):
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(settings, **changes)
@@ -302,11 +407,39 @@ def test_without_matplotlib_nothing_begins(tmp_path, monkeypatch):
 
 # the command
 
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_command_that_is_killed_goes_on_when_called_again(tmp_path, number):
-    command = [sys.executable, "-m", "linpix", "experiment", "copy", "--out", str(tmp_path / "out"), "--kinds",
-               "linear", "--updates", "100000", "--batch", "1", "--word", "2", "--layers", "1", "--heads", "1",
-               "--width", "4", "--feed-forward", "4", "--chunk", "4", "--no-compile", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "linpix",
+        "experiment",
+        "copy",
+        "--out",
+        str(tmp_path / "out"),
+        "--kinds",
+        "linear",
+        "--updates",
+        "100000",
+        "--batch",
+        "1",
+        "--word",
+        "2",
+        "--layers",
+        "1",
+        "--heads",
+        "1",
+        "--width",
+        "4",
+        "--feed-forward",
+        "4",
+        "--chunk",
+        "4",
+        "--no-compile",
+        "--device",
+        "cpu",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert eventually((tmp_path / "out" / "learning.csv").exists, 60)
@@ -315,8 +448,14 @@ def test_the_command_that_is_killed_goes_on_when_called_again(tmp_path, number):
     _, printed = process.communicate(timeout=60)
     assert process.returncode == (0 if number == signal.SIGTERM else -9), printed
     assert (tmp_path / "out.training" / "linear.pt").exists() == (number == signal.SIGTERM)
-    again = subprocess.run([*command, "--max-minutes", "0.01"], capture_output=True, text=True, env=environment,
-                           timeout=60, check=False)
+    again = subprocess.run(
+        [*command, "--max-minutes", "0.01"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
     assert again.returncode == 0, again.stderr
     assert "continues it" in again.stderr
     assert len(again.stderr.strip().splitlines()) == 1  # no bar where there is no terminal
@@ -335,9 +474,30 @@ def test_every_setting_is_a_flag(name, capsys):
 
 
 def test_flags_are_settings_and_lists_are_comma_separated(tmp_path):
-    assert main(["experiment", "copy", "--out", str(tmp_path / "out"), "--kinds", "linear,lsh-2", "--batch", "3",
-                 "--no-compile", "--max-minutes", "0", "--device", "cpu"]) == 0
+    assert (
+        main(
+            [
+                "experiment",
+                "copy",
+                "--out",
+                str(tmp_path / "out"),
+                "--kinds",
+                "linear,lsh-2",
+                "--batch",
+                "3",
+                "--no-compile",
+                "--max-minutes",
+                "0",
+                "--device",
+                "cpu",
+            ]
+        )
+        == 0
+    )
     kept = json.loads((tmp_path / "out/experiment.json").read_text())
-    assert kept["settings"] == json.loads(json.dumps(dataclasses.asdict(
-        copying.Settings(kinds=("linear", "lsh-2"), batch=3, compile=False))))
+    assert kept["settings"] == json.loads(
+        json.dumps(
+            dataclasses.asdict(copying.Settings(kinds=("linear", "lsh-2"), batch=3, compile=False))
+        )
+    )
     assert kept["sittings"][0]["command"].startswith("linpix experiment copy --out")

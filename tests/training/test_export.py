@@ -1,4 +1,6 @@
-"""What is written into a checkpoint for shipping. tests/training/test_loop.py exports trained ones."""
+"""What is written into a checkpoint for shipping. tests/training/test_loop.py exports trained
+ones.
+"""
 
 import dataclasses
 import os
@@ -9,19 +11,34 @@ from linpix.model.config import PRESETS
 from linpix.training.export import attempts_of, card, drawing_rows, provenance, with_rows
 
 
-@pytest.mark.parametrize(("preset", "attempts"), [
-    ("mnist-small", None), ("cifar10-small", None), ("mnist-conditional", 4), ("mnist-large", 4),
-    ("cifar10-conditional", 4)])
+@pytest.mark.parametrize(
+    ("preset", "attempts"),
+    [
+        ("mnist-small", None),
+        ("cifar10-small", None),
+        ("mnist-conditional", 4),
+        ("mnist-large", 4),
+        ("cifar10-conditional", 4),
+    ],
+)
 def test_new_models_that_can_recognise_their_images_make_four_attempts(preset, attempts):
     assert attempts_of(PRESETS[preset]).get("attempts") == attempts
 
 
 def test_a_command_with_bytes_that_are_not_utf8_is_kept_in_a_form_that_can_be_sent():
-    assert provenance("mine", (), command=os.fsdecode(b"--data caf\xe9"))["command"] == "--data caf\\xe9"
+    assert (
+        provenance("mine", (), command=os.fsdecode(b"--data caf\xe9"))["command"]
+        == "--data caf\\xe9"
+    )
 
 
 def test_a_class_or_a_limit_of_any_text_stays_in_its_cell_of_the_card():
-    source = {"class_names": ["a|b", "two\nlines"], "data": "mine", "command": "linpix train", "commit": "1a2b3c4"}
+    source = {
+        "class_names": ["a|b", "two\nlines"],
+        "data": "mine",
+        "command": "linpix train",
+        "commit": "1a2b3c4",
+    }
     text = card("mine", dataclasses.replace(PRESETS["tiny"], classes=2), source)
     assert "| classes | a\\|b, two lines |\n" in text
     assert "| limits | x \\| y |\n" in with_rows(text, drawing_rows({"limits": "x |\ny"}))

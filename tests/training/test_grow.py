@@ -9,9 +9,19 @@ from linpix.model.transformer import Transformer
 from linpix.training.grow import grown, widened
 
 TINY = PRESETS["tiny"]
-CONFIGS = [TINY, dataclasses.replace(TINY, attention="softmax"), dataclasses.replace(TINY, norm="post"),
-           dataclasses.replace(TINY, norm="post", look_ups=("previous", "row", "column", "class"), patch=4,
-                               background=0, following=((0, 1, 0), (1, 0, 0)))]
+CONFIGS = [
+    TINY,
+    dataclasses.replace(TINY, attention="softmax"),
+    dataclasses.replace(TINY, norm="post"),
+    dataclasses.replace(
+        TINY,
+        norm="post",
+        look_ups=("previous", "row", "column", "class"),
+        patch=4,
+        background=0,
+        following=((0, 1, 0), (1, 0, 0)),
+    ),
+]
 
 
 def case(config: ModelConfig) -> tuple[Transformer, torch.Tensor, torch.Tensor]:
@@ -50,14 +60,24 @@ def test_a_norm_that_cannot_give_back_what_comes_in_is_an_error():
         grown(net, 3, lambda net: net(images, start))
 
 
-@pytest.mark.parametrize("config", [*CONFIGS, dataclasses.replace(TINY, attention="lsh", lsh_buckets=4, lsh_chunk=16),
-                                    dataclasses.replace(TINY, residual="reversible")],
-                         ids=["pre", "softmax", "post", "conditional", "lsh", "reversible"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        *CONFIGS,
+        dataclasses.replace(TINY, attention="lsh", lsh_buckets=4, lsh_chunk=16),
+        dataclasses.replace(TINY, residual="reversible"),
+    ],
+    ids=["pre", "softmax", "post", "conditional", "lsh", "reversible"],
+)
 @pytest.mark.parametrize("times", [2, 3])
 def test_a_wider_network_begins_with_the_same_predictions(config, times):
     net, images, start = case(config)
     wider = widened(net, times).eval()
-    assert (wider.config.heads, wider.config.d_model, wider.config.d_ff) == (2 * times, 16 * times, 32 * times)
+    assert (wider.config.heads, wider.config.d_model, wider.config.d_ff) == (
+        2 * times,
+        16 * times,
+        32 * times,
+    )
     assert wider.config.key_dim == config.key_dim
     found = []
     for each in (net, wider):

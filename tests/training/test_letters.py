@@ -1,4 +1,6 @@
-"""Letters from a few real fonts: which are left out, what a picture keeps, which families are where."""
+"""Letters from a few real fonts: which are left out, what a picture keeps, which families are
+where.
+"""
 
 import dataclasses
 import json
@@ -17,9 +19,17 @@ from linpix.training.idx import LETTERS
 from linpix.training.letters import draw, families, installed, write
 
 ROOT = Path("/")
-FONTS = ("fonts-bebas-neue", "fonts-gfs-olga", "fonts-junction", "fonts-kristi", "fonts-leckerli-one")
-pytestmark = pytest.mark.skipif(not all((ROOT / "usr/share/doc" / name).is_dir() for name in FONTS),
-                                reason=f"needs open fonts: apt-get install {' '.join(FONTS)}")
+FONTS = (
+    "fonts-bebas-neue",
+    "fonts-gfs-olga",
+    "fonts-junction",
+    "fonts-kristi",
+    "fonts-leckerli-one",
+)
+pytestmark = pytest.mark.skipif(
+    not all((ROOT / "usr/share/doc" / name).is_dir() for name in FONTS),
+    reason=f"needs open fonts: apt-get install {' '.join(FONTS)}",
+)
 
 
 def small(folder: Path, seed: int = 0) -> Path:
@@ -49,8 +59,13 @@ def test_capitals_and_small_letters_are_classes_of_their_own(data):
 
 def test_families_for_testing_and_validation_are_in_no_other_part(data):
     told = json.loads((data / "manifest.json").read_text())
-    split = {part: [{style["package"] for style in family} for family in told[part]] for part in ("train", "test")}
-    assert sorted(name for part in split.values() for family in part for name in family) == sorted(FONTS[2:])
+    split = {
+        part: [{style["package"] for style in family} for family in told[part]]
+        for part in ("train", "test")
+    }
+    assert sorted(name for part in split.values() for family in part for name in family) == sorted(
+        FONTS[2:]
+    )
     assert len(split["train"]) == 2  # the second is for validation
     assert all(len(style["sha256"]) == 64 for family in told["train"] for style in family)
     assert {path.name for path in (data / "licences").iterdir()} == set(FONTS[2:])
@@ -101,19 +116,50 @@ def test_families_of_one_design_or_name_are_one(styles):
 
 
 def test_a_package_under_another_licence_is_refused():
-    with pytest.raises(ValueError, match="fonts-dejavu-core is not under the SIL Open Font License; leave it out"):
+    with pytest.raises(
+        ValueError, match="fonts-dejavu-core is not under the SIL Open Font License; leave it out"
+    ):
         installed(["fonts-dejavu-core"], ROOT)
 
 
 def test_without_fonts_the_error_says_what_to_install(tmp_path):
-    command = [sys.executable, "-m", "linpix.training.letters", str(tmp_path / "out"), "--root", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "linpix.training.letters",
+        str(tmp_path / "out"),
+        "--root",
+        str(tmp_path),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 1 and not (tmp_path / "out").exists()
-    assert "packages of fonts are not installed; run: apt-get install fonts-3270 fonts-allerta" in ended.stderr
+    assert (
+        "packages of fonts are not installed; run: apt-get install fonts-3270 fonts-allerta"
+        in ended.stderr
+    )
 
 
 def test_linpix_train_takes_letters(data, tmp_path):
-    main(["train", "mnist-conditional", "--layers", "1", "--head", "categorical", "--data", str(data), "--out",
-          str(tmp_path / "run"), "--images", "8", "--batch", "4", "--no-compile", "--processes", "1"])
+    main(
+        [
+            "train",
+            "mnist-conditional",
+            "--layers",
+            "1",
+            "--head",
+            "categorical",
+            "--data",
+            str(data),
+            "--out",
+            str(tmp_path / "run"),
+            "--images",
+            "8",
+            "--batch",
+            "4",
+            "--no-compile",
+            "--processes",
+            "1",
+        ]
+    )
     run = checkpoint.read(tmp_path / "run")
     assert [run.class_of(name) for name in ("A", "a", "z")] == [0, 26, 51]

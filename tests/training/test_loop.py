@@ -31,8 +31,16 @@ from linpix.training.run import Run, TrainConfig
 from tests.server.conftest import eventually
 
 TINY = PRESETS["tiny"]
-SETTINGS = TrainConfig(images=640, batch=8, warmup_images=80, learning_rate=3e-3, head_share=1.0,
-                       ema=0.9, compile=False, validation=10)
+SETTINGS = TrainConfig(
+    images=640,
+    batch=8,
+    warmup_images=80,
+    learning_rate=3e-3,
+    head_share=1.0,
+    ema=0.9,
+    compile=False,
+    validation=10,
+)
 
 
 def learns(run: Run, data: Dataset, folder: Path) -> Transformer:
@@ -49,8 +57,10 @@ def weights(run: Run) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in run.net.parameters()])
 
 
-@pytest.mark.parametrize("optimizer", ["muon", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "radam"))])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "radam"))],
+)
 def test_training_learns_with_every_optimizer(stripes, tmp_path, optimizer):
     learns(Run(TINY, dataclasses.replace(SETTINGS, optimizer=optimizer)), stripes, tmp_path / "run")
 
@@ -69,21 +79,33 @@ def test_averaged_weights_forget_the_random_beginning_within_few_steps():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", get_args(AttentionKind))
-def test_a_model_that_draws_pixels_learns_how_channels_depend_on_each_other(stripes, tmp_path, attention):
+def test_a_model_that_draws_pixels_learns_how_channels_depend_on_each_other(
+    stripes, tmp_path, attention
+):
     red = np.random.default_rng(0).integers(0, 256, (100, 64), dtype=np.uint8)
-    colours = dataclasses.replace(stripes, images=np.stack([red, 255 - red, red], 2).reshape(100, 192))
-    config = dataclasses.replace(TINY, channels=3, tokens="pixel", attention=attention, neighbours=((-1, 0, 0),))
+    colours = dataclasses.replace(
+        stripes, images=np.stack([red, 255 - red, red], 2).reshape(100, 192)
+    )
+    config = dataclasses.replace(
+        TINY, channels=3, tokens="pixel", attention=attention, neighbours=((-1, 0, 0),)
+    )
     run = Run(config, dataclasses.replace(SETTINGS, images=1600, learning_rate=1e-2))
     before = evaluate(run.exported.eval(), colours.images).bits_per_dim
     train(run, colours, tmp_path / "run", command="test")
     net = checkpoint.load(tmp_path / "run")
     assert net.config == config
-    assert evaluate(net, colours.images).bits_per_dim < before - 1  # of red nothing can be known, of the others all
+    # of red nothing can be known, of the others all
+    assert evaluate(net, colours.images).bits_per_dim < before - 1
 
 
 CONDITIONAL = dataclasses.replace(
-    TINY, look_ups=("previous", "row", "column", "class"), following=((0, 1, 0), (1, 0, 0), (1, 1, 0)), patch=4,
-    background=0, background_dim=16)
+    TINY,
+    look_ups=("previous", "row", "column", "class"),
+    following=((0, 1, 0), (1, 0, 0), (1, 1, 0)),
+    patch=4,
+    background=0,
+    background_dim=16,
+)
 
 
 def hidden_nats(net: Transformer, data: Dataset, known: torch.Tensor) -> float:
@@ -101,29 +123,44 @@ def test_a_conditional_model_learns_from_what_is_known_later(stripes, tmp_path):
     hidden = torch.zeros(100, 64, dtype=torch.bool)
     told = hidden.clone()
     told[:, 32:] = True  # the lower half: where the edge is, if it is there
-    assert torch.equal(generate(net, [0, 1], known=torch.from_numpy(stripes.images[:2]), given=told[:2])[:, 32:],
-                       torch.from_numpy(stripes.images[:2, 32:]))
+    assert torch.equal(
+        generate(net, [0, 1], known=torch.from_numpy(stripes.images[:2]), given=told[:2])[:, 32:],
+        torch.from_numpy(stripes.images[:2, 32:]),
+    )
     assert hidden_nats(net, stripes, told) < hidden_nats(net, stripes, hidden)
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_classes_are_learnt_from_readings_of_images_that_are_drawn_whole(stripes, tmp_path, processes):
+def test_classes_are_learnt_from_readings_of_images_that_are_drawn_whole(
+    stripes, tmp_path, processes
+):
     settings = dataclasses.replace(SETTINGS, images=1600, conditional=0.0, weight_decay=0.0)
     for readings in (0, 3):
         run = Run(CONDITIONAL, dataclasses.replace(settings, readings=readings))
         before = run.net.class_head.weight.clone()
         assert train(run, stripes, tmp_path / f"{readings}", command="test", processes=processes)
         assert torch.equal(before, run.net.class_head.weight) is (readings == 0)
-    found = [class_log_probs_of(checkpoint.load(tmp_path / "3"), image).argmax() for image in stripes.images]
+    found = [
+        class_log_probs_of(checkpoint.load(tmp_path / "3"), image).argmax()
+        for image in stripes.images
+    ]
     assert np.mean(found == stripes.labels) > 0.9
 
 
 @pytest.mark.parametrize("classes", [0, 10])
 def test_a_conditional_model_trains_on_pictures_without_labels(stripes, tmp_path, classes):
     unlabelled = dataclasses.replace(stripes, labels=np.full(100, -1), classes=())
-    config = dataclasses.replace(CONDITIONAL, classes=classes,
-                                 look_ups=CONDITIONAL.look_ups if classes else ("previous", "row", "column"))
-    train(Run(config, dataclasses.replace(SETTINGS, images=80)), unlabelled, tmp_path / "run", command="test")
+    config = dataclasses.replace(
+        CONDITIONAL,
+        classes=classes,
+        look_ups=CONDITIONAL.look_ups if classes else ("previous", "row", "column"),
+    )
+    train(
+        Run(config, dataclasses.replace(SETTINGS, images=80)),
+        unlabelled,
+        tmp_path / "run",
+        command="test",
+    )
     net, told = checkpoint.load(tmp_path / "run"), torch.rand(2, 64) < 0.5
     images = torch.from_numpy(stripes.images[:2])
     drawn = generate(net, [0, 1], known=images, given=told)
@@ -134,38 +171,58 @@ LSH = dataclasses.replace(TINY, attention="lsh", lsh_rounds=2, lsh_buckets=4, ls
 
 
 @pytest.mark.slow
-def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_exception(stripes, tmp_path):
+def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_exception(
+    stripes, tmp_path
+):
     learns(Run(LSH, SETTINGS), stripes, tmp_path / "run")
     export(tmp_path / "run", tmp_path / "shipped", lambda config: stripes)
     shipped = checkpoint.load(tmp_path / "shipped").eval()
-    assert evaluate(shipped, stripes.images).bits_per_dim == evaluate(shipped, stripes.images).bits_per_dim
+    assert (
+        evaluate(shipped, stripes.images).bits_per_dim
+        == evaluate(shipped, stripes.images).bits_per_dim
+    )
     assert "not strictly autoregressive" in (tmp_path / "shipped/README.md").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "compile_"), [*((name, False) for name in get_args(FeatureMap)), ("random", True)])
+@pytest.mark.parametrize(
+    ("name", "compile_"), [*((name, False) for name in get_args(FeatureMap)), ("random", True)]
+)
 def test_every_feature_map_learns(stripes, tmp_path, name, compile_):
-    run = Run(dataclasses.replace(TINY, feature_map=name), dataclasses.replace(SETTINGS, compile=compile_))
+    run = Run(
+        dataclasses.replace(TINY, feature_map=name), dataclasses.replace(SETTINGS, compile=compile_)
+    )
     assert learns(run, stripes, tmp_path / "run").config.feature_map == name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "compile_"), [(TINY, False), (dataclasses.replace(LSH, layers=1), True)],
-                         ids=["plain", "lsh, compiled"])
+@pytest.mark.parametrize(
+    ("model", "compile_"),
+    [(TINY, False), (dataclasses.replace(LSH, layers=1), True)],
+    ids=["plain", "lsh, compiled"],
+)
 def test_reversible_layers_learn_with_a_feed_forward_in_chunks(stripes, tmp_path, model, compile_):
-    run = Run(dataclasses.replace(model, residual="reversible"),
-              dataclasses.replace(SETTINGS, compile=compile_, feed_forward_chunks=4))
+    run = Run(
+        dataclasses.replace(model, residual="reversible"),
+        dataclasses.replace(SETTINGS, compile=compile_, feed_forward_chunks=4),
+    )
     assert {layer.chunks for layer in run.net.layers} == {4}
     learns(run, stripes, tmp_path / "run")
     export(tmp_path / "run", tmp_path / "shipped", lambda config: stripes)
     assert checkpoint.load(tmp_path / "shipped").config.residual == "reversible"
-    assert "| residuals, norm, activation | reversible, pre, gelu |" in (tmp_path / "shipped/README.md").read_text()
+    assert (
+        "| residuals, norm, activation | reversible, pre, gelu |"
+        in (tmp_path / "shipped/README.md").read_text()
+    )
 
 
 def test_a_feed_forward_in_chunks_trains_alike(stripes, tmp_path):
     """A resumed run may change their number: it decides what is in memory, not what is learned."""
     settings = dataclasses.replace(SETTINGS, images=160, bf16=False)
-    whole, first = Run(TINY, settings), Run(TINY, dataclasses.replace(settings, feed_forward_chunks=5))
+    whole, first = (
+        Run(TINY, settings),
+        Run(TINY, dataclasses.replace(settings, feed_forward_chunks=5)),
+    )
     train(whole, stripes, tmp_path / "whole", command="test")
     train(first, stripes, tmp_path / "parts", command="test", max_images=80)
     second = Run.resumed(tmp_path / "parts.training" / "state.pt", TINY, {"feed_forward_chunks": 2})
@@ -173,8 +230,10 @@ def test_a_feed_forward_in_chunks_trains_alike(stripes, tmp_path):
     torch.testing.assert_close(weights(second), weights(whole), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("attention", "dropout"), [
-    ("linear", 0.0), ("linear", 0.2), pytest.param("lsh", 0.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("attention", "dropout"),
+    [("linear", 0.0), ("linear", 0.2), pytest.param("lsh", 0.0, marks=pytest.mark.slow)],
+)
 def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path, attention, dropout):
     """With the same dropout and, with lsh, hashed by the same random rotations at every step."""
     model = dataclasses.replace(TINY, attention=attention, lsh_buckets=4, lsh_chunk=16)
@@ -210,7 +269,12 @@ def test_the_log_and_the_sample_grids_are_written(stripes, tmp_path):
     told = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert {"images", "bits/dim", "in training", "pictures held out"} <= told
     source = checkpoint.read(tmp_path / "run").provenance
-    assert (source["images"], source["steps"], source["data"], source["command"]) == (1600, 200, "stripes", "test")
+    assert (source["images"], source["steps"], source["data"], source["command"]) == (
+        1600,
+        200,
+        "stripes",
+        "test",
+    )
 
 
 def test_a_resumed_run_keeps_its_settings_but_for_those_given_anew(stripes, tmp_path):
@@ -221,7 +285,9 @@ def test_a_resumed_run_keeps_its_settings_but_for_those_given_anew(stripes, tmp_
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0, 0.0]
 
 
-def test_a_run_that_begins_with_the_weights_of_another_adds_up_what_both_have_seen(stripes, tmp_path):
+def test_a_run_that_begins_with_the_weights_of_another_adds_up_what_both_have_seen(
+    stripes, tmp_path
+):
     train(Run(TINY, SETTINGS), stripes, tmp_path / "first", command="test", max_images=80)
     first = checkpoint.read(tmp_path / "first")
     run = Run(TINY, SETTINGS)
@@ -232,7 +298,9 @@ def test_a_run_that_begins_with_the_weights_of_another_adds_up_what_both_have_se
     train(again, stripes, tmp_path / "second", command="test", max_images=8)
     source = checkpoint.read(tmp_path / "second").provenance
     assert (source["images"], source["steps"]) == (128, 16)
-    with pytest.raises(ValueError, match=r"same architecture.*fit the preset tiny with --layers 2$"):
+    with pytest.raises(
+        ValueError, match=r"same architecture.*fit the preset tiny with --layers 2$"
+    ):
         Run(dataclasses.replace(TINY, layers=1), SETTINGS).start_from(first)
     deeper = Run(dataclasses.replace(TINY, layers=3), SETTINGS)
     deeper.start_from(first, Batches(stripes, SETTINGS, TINY)[0])
@@ -241,7 +309,9 @@ def test_a_run_that_begins_with_the_weights_of_another_adds_up_what_both_have_se
     nets = first.net, deeper.net.eval(), deeper.exported, wider.exported
     scores = [evaluate(net, stripes.images[:20]).bits_per_dim for net in nets]
     assert scores == pytest.approx(scores[:1] * 4, rel=1e-6)
-    with pytest.raises(ValueError, match=r"differs in heads: 2 in the checkpoint, 4 here; d_model: 16 .*, 32 here;"):
+    with pytest.raises(
+        ValueError, match=r"differs in heads: 2 in the checkpoint, 4 here; d_model: 16 .*, 32 here;"
+    ):
         Run(dataclasses.replace(TINY, heads=4, d_model=32), SETTINGS).start_from(first)
 
 
@@ -270,8 +340,18 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_save(strip
     assert (tmp_path / "run.training" / "state.pt").read_bytes() == saved
 
 
-@pytest.mark.parametrize(("field", "value"), [("images", 0), ("batch", 0), ("ema", 1.5), ("learning_rate", 0.0),
-                                              ("optimizer", "sgd"), ("seed", -1), ("readings", -1)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("images", 0),
+        ("batch", 0),
+        ("ema", 1.5),
+        ("learning_rate", 0.0),
+        ("optimizer", "sgd"),
+        ("seed", -1),
+        ("readings", -1),
+    ],
+)
 def test_a_setting_that_cannot_work_is_refused_with_its_value(field, value):
     with pytest.raises(ValueError, match=f"{field}.*{value}"):
         TrainConfig(**{field: value})
@@ -280,11 +360,30 @@ def test_a_setting_that_cannot_work_is_refused_with_its_value(field, value):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, "2"), (signal.SIGKILL, "1")])
 def test_a_killed_run_resumes_from_its_last_save(pictures, tmp_path, number, processes):
-    """The real command in a real process: SIGTERM saves and exits 0; after SIGKILL the last save is there."""
-    command = [sys.executable, "-m", "linpix", "train", "tiny", "--data", str(pictures), "--out",
-               str(tmp_path / "run"), "--no-compile", "--batch", "4", "--save-minutes", "0.01", "--resume"]
+    """The real command in a real process: SIGTERM saves and exits 0; after SIGKILL the last save is
+    there.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "linpix",
+        "train",
+        "tiny",
+        "--data",
+        str(pictures),
+        "--out",
+        str(tmp_path / "run"),
+        "--no-compile",
+        "--batch",
+        "4",
+        "--save-minutes",
+        "0.01",
+        "--resume",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*command, "--processes", processes], stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [*command, "--processes", processes], stderr=subprocess.PIPE, text=True, env=environment
+    )
     state = tmp_path / "run.training" / "state.pt"
     assert eventually(state.exists, 180)
     process.send_signal(number)
@@ -293,34 +392,55 @@ def test_a_killed_run_resumes_from_its_last_save(pictures, tmp_path, number, pro
     config = dataclasses.replace(TINY, classes=4)
     done = Run.resumed(state, config, {}).images
     assert done > 0
-    ended = subprocess.run([*command, "--max-images", "40"], capture_output=True, text=True, env=environment,
-                           timeout=60, check=False)
+    ended = subprocess.run(
+        [*command, "--max-images", "40"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stderr
     assert Run.resumed(state, config, {}).images == done + 40
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_with_minutes_the_learning_rate_follows_the_clock_and_ends_with_it():
-    config = TrainConfig(images=100_000, minutes=10.0, batch=10, warmup_images=100, final_learning_rate=0.1)
+    config = TrainConfig(
+        images=100_000, minutes=10.0, batch=10, warmup_images=100, final_learning_rate=0.1
+    )
     shares = [config.learning_rate_share(200, minutes) for minutes in (0.0, 2.5, 5.0, 7.5, 10.0)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == pytest.approx(1.0, abs=1e-3) and shares[-1] == pytest.approx(0.1)
-    assert not config.complete(200, 9.99) and config.complete(200, 10.0) and config.complete(100_000, 0.0)
+    assert (
+        not config.complete(200, 9.99)
+        and config.complete(200, 10.0)
+        and config.complete(100_000, 0.0)
+    )
 
 
-def test_the_checkpoint_keeps_the_weights_that_were_best_on_held_out_pictures(stripes, tmp_path, capsys):
+def test_the_checkpoint_keeps_the_weights_that_were_best_on_held_out_pictures(
+    stripes, tmp_path, capsys
+):
     first = Run(TINY, SETTINGS)
     train(first, stripes, tmp_path / "run", command="test")
     kept = (tmp_path / "run/SHA256SUMS").read_text()
-    run = Run.resumed(tmp_path / "run.training/state.pt", TINY, {"images": 800, "learning_rate": 1.0,
-                                                                          "final_learning_rate": 1.0})
+    run = Run.resumed(
+        tmp_path / "run.training/state.pt",
+        TINY,
+        {"images": 800, "learning_rate": 1.0, "final_learning_rate": 1.0},
+    )
     assert run.best == first.best < 8
     train(run, stripes, tmp_path / "run", command="test")  # a rate at which weights come to nothing
     assert run.images == 800 and (tmp_path / "run/SHA256SUMS").read_text() == kept
-    assert f"the checkpoint keeps earlier weights, which have {first.best:.3f}" in capsys.readouterr().err
+    assert (
+        f"the checkpoint keeps earlier weights, which have {first.best:.3f}"
+        in capsys.readouterr().err
+    )
 
 
 # --- dropout, mirrored pictures ---
+
 
 @pytest.mark.parametrize("config", [TINY, CONDITIONAL], ids=["all", "packed"])
 def test_dropout_is_for_training_only(config):
@@ -335,7 +455,7 @@ def test_dropout_is_for_training_only(config):
         Transformer(dataclasses.replace(TINY, residual="reversible"), dropout=0.1)
 
 
-def test_half_of_the_images_with_known_pixels_are_moved_by_whole_pixels_and_the_same_ones_after_a_resume():
+def test_half_of_the_images_with_known_pixels_are_moved_and_the_same_ones_after_a_resume():
     images = np.random.default_rng(0).integers(1, 256, (50, 8 * 8), dtype=np.uint8)
     data = Dataset("noise", images, np.zeros(50, np.int64), ("noise",))
     settings = TrainConfig(batch=40, augment="shift", conditional=0.5)
@@ -343,14 +463,20 @@ def test_half_of_the_images_with_known_pixels_are_moved_by_whole_pixels_and_the_
     moved = Batches(data, settings, CONDITIONAL)
     ways, completed = [], 0
     for step in range(10):
-        for before, after, known in zip(plain[step][0], moved[step][0], moved[step][2], strict=True):
+        for before, after, known in zip(
+            plain[step][0], moved[step][0], moved[step][2], strict=True
+        ):
             completed += bool(known.any())
             if torch.equal(before, after):
                 continue
             assert known.any(), "an image that is drawn whole was moved"
             wide = F.pad(before.view(1, 8, 8), (3, 3, 3, 3))[0]
-            [way] = [(y, x) for y in range(-3, 4) for x in range(-3, 4)
-                     if torch.equal(wide[3 - y:11 - y, 3 - x:11 - x], after.view(8, 8))]
+            [way] = [
+                (y, x)
+                for y in range(-3, 4)
+                for x in range(-3, 4)
+                if torch.equal(wide[3 - y : 11 - y, 3 - x : 11 - x], after.view(8, 8))
+            ]
             ways.append(way)
         for one, again in zip(moved[step], Batches(data, settings, CONDITIONAL)[step], strict=True):
             assert torch.equal(one, again)
@@ -361,8 +487,13 @@ def test_half_of_the_images_with_known_pixels_are_moved_by_whole_pixels_and_the_
 
 
 def test_half_of_the_pictures_are_mirrored_and_the_same_ones_after_a_resume():
-    config = dataclasses.replace(TINY, channels=3, tokens="pixel", look_ups=("previous", "row", "column"),
-                                 neighbours=((-1, 0, 0),))
+    config = dataclasses.replace(
+        TINY,
+        channels=3,
+        tokens="pixel",
+        look_ups=("previous", "row", "column"),
+        neighbours=((-1, 0, 0),),
+    )
     images = np.random.default_rng(0).integers(0, 256, (50, 8 * 8 * 3), dtype=np.uint8)
     data = Dataset("noise", images, np.zeros(50, np.int64), ("noise",))
     settings = TrainConfig(batch=40, augment="flip")
@@ -371,7 +502,9 @@ def test_half_of_the_pictures_are_mirrored_and_the_same_ones_after_a_resume():
     count = 0
     for step in range(3):
         for before, after in zip(plain[step][0], mirrored[step][0], strict=True):
-            assert torch.equal(after, before) or torch.equal(after.view(8, 8, 3), before.view(8, 8, 3).flip(1))
+            assert torch.equal(after, before) or torch.equal(
+                after.view(8, 8, 3), before.view(8, 8, 3).flip(1)
+            )
             count += not torch.equal(after, before)
         assert torch.equal(mirrored[step][0], Batches(data, settings, config)[step][0])
     assert 40 < count < 80

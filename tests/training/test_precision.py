@@ -17,27 +17,45 @@ class Types(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        self.seen |= {each.dtype for each in (result if isinstance(result, tuple) else (result,))
-                      if isinstance(each, torch.Tensor)}
+        self.seen |= {
+            each.dtype
+            for each in (result if isinstance(result, tuple) else (result,))
+            if isinstance(each, torch.Tensor)
+        }
         return result
 
 
-def steps(optimizer: type[torch.optim.Muon]) -> tuple[list[torch.Tensor], list[torch.Tensor], set[torch.dtype]]:
-    """Matrices of several shapes after two steps, their last gradients, and the types that the steps computed in."""
+def steps(
+    optimizer: type[torch.optim.Muon],
+) -> tuple[list[torch.Tensor], list[torch.Tensor], set[torch.dtype]]:
+    """Matrices of several shapes after two steps, their last gradients, and the types that the
+    steps computed in.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def random(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator)
 
-    matrices = [torch.nn.Parameter(random(*shape)) for shape in ((24, 16), (16, 24), (24, 16), (8, 8))]
-    without = torch.nn.Parameter(random(24, 16))  # without a gradient, as in a step that does not use it
-    took = optimizer([{"params": [*matrices, without], "weight_decay": 0.1}], lr=0.5, adjust_lr_fn="match_rms_adamw")
+    matrices = [
+        torch.nn.Parameter(random(*shape)) for shape in ((24, 16), (16, 24), (24, 16), (8, 8))
+    ]
+    # without a gradient, as in a step that does not use it
+    without = torch.nn.Parameter(random(24, 16))
+    took = optimizer(
+        [{"params": [*matrices, without], "weight_decay": 0.1}],
+        lr=0.5,
+        adjust_lr_fn="match_rms_adamw",
+    )
     with Types() as types:
         for _ in range(2):
             for matrix in matrices:
                 matrix.grad = random(*matrix.shape)
             took.step()
-    return [each.detach() for each in (*matrices, without)], [each.grad for each in matrices], types.seen
+    return (
+        [each.detach() for each in (*matrices, without)],
+        [each.grad for each in matrices],
+        types.seen,
+    )
 
 
 @pytest.mark.parametrize("has", [True, False], ids=["bfloat16", "float32"])

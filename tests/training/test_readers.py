@@ -47,7 +47,11 @@ def refused(*words: str) -> Iterator[None]:
 
 
 def idx(array: np.ndarray) -> bytes:
-    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes((0, 0, 8, array.ndim))
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def png(value: int | tuple[int, ...] = 0, size: tuple[int, int] = (4, 4), mode: str = "L") -> bytes:
@@ -78,6 +82,7 @@ def values(folder: Path, split: str) -> list[int]:
 
 # Compression, and files that are something else
 
+
 @pytest.mark.parametrize("pack", PACK.values(), ids=PACK)
 def test_compression_is_recognised_by_the_first_bytes_and_not_by_the_name(pack, tmp_path):
     for name in ("data", "data.gz", "data.xz"):
@@ -100,16 +105,31 @@ def test_a_damaged_compressed_file_is_called_damaged():
         unpack(bytes(packed), "data.gz")
 
 
-@pytest.mark.parametrize(("raw", "words"), [
-    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
-     ["data.gz is a Git LFS pointer, not the data: run git lfs pull"]),
-    (b"/annex/objects/MD5E-s9--0\n", ["data.gz is a git-annex pointer, not the data: run git annex get"]),
-    (b"\n <!DOCTYPE html><html>404", ["data.gz", "HTML", "download it again"]),
-    (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", ["data.gz", "XML"]),
-    (gzip.compress(b"<html>404"), ["data.gz", "HTML"]),
-    (b"", ["data.gz", "empty"]),
-    (b"PK\x03\x04rest", ["data.gz is a ZIP, 7z or RAR archive, which is not read: unpack it, and give the folder"]),
-], ids=["lfs", "annex", "html", "xml", "html in gzip", "empty", "zip"])
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            ["data.gz is a Git LFS pointer, not the data: run git lfs pull"],
+        ),
+        (
+            b"/annex/objects/MD5E-s9--0\n",
+            ["data.gz is a git-annex pointer, not the data: run git annex get"],
+        ),
+        (b"\n <!DOCTYPE html><html>404", ["data.gz", "HTML", "download it again"]),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", ["data.gz", "XML"]),
+        (gzip.compress(b"<html>404"), ["data.gz", "HTML"]),
+        (b"", ["data.gz", "empty"]),
+        (
+            b"PK\x03\x04rest",
+            [
+                "data.gz is a ZIP, 7z or RAR archive, which is not read: unpack it, and give the"
+                " folder"
+            ],
+        ),
+    ],
+    ids=["lfs", "annex", "html", "xml", "html in gzip", "empty", "zip"],
+)
 def test_what_stands_where_data_should_is_named_for_what_it_is(raw, words):
     with refused(*words):
         unpack(raw, "data.gz")
@@ -137,7 +157,8 @@ def test_what_inflates_without_end_is_refused(pack, monkeypatch, tmp_path):
         contents(path)
     path.write_bytes(pack(bytes(2**20)))
     assert contents(path) == bytes(2**20)
-    noise = np.random.default_rng(0).bytes(3 * 2**20)  # it hardly shrinks, so it is no bomb however long it is
+    # it hardly shrinks, so it is no bomb however long it is
+    noise = np.random.default_rng(0).bytes(3 * 2**20)
     path.write_bytes(pack(noise))
     assert contents(path) == noise
 
@@ -145,7 +166,9 @@ def test_what_inflates_without_end_is_refused(pack, monkeypatch, tmp_path):
 @pytest.mark.parametrize("what", ["pipe", "device", "folder"])
 def test_a_file_that_is_not_regular_is_refused_without_waiting(what, tmp_path):
     path = tmp_path / "a.png"
-    {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[what](path)
+    {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[
+        what
+    ](path)
     with refused(str(path), "is not a regular file"):
         contents(path)
 
@@ -155,14 +178,25 @@ def test_a_file_that_is_not_regular_is_refused_without_waiting(what, tmp_path):
 WHOLE = idx(np.zeros((3, 2, 2), np.uint8))
 
 
-@pytest.mark.parametrize(("raw", "words"), [
-    (WHOLE[:-1], ["truncated", "expected 3 images", "got 2"]),
-    (WHOLE + b"more", ["4 bytes too many", "3 images"]),
-    (WHOLE[:10], ["truncated", "header of 16 bytes", "got 10"]),
-    (idx(np.zeros(3, np.uint8)), ["begins with 00 00 08 01", "expected 00 00 08 03"]),
-    (idx(np.zeros((0, 2, 2), np.uint8)), ["has no data"]),
-    (b"", ["begins with nothing"]),
-], ids=["fewer images", "trailing bytes", "half a header", "labels for images", "no images", "empty"])
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (WHOLE[:-1], ["truncated", "expected 3 images", "got 2"]),
+        (WHOLE + b"more", ["4 bytes too many", "3 images"]),
+        (WHOLE[:10], ["truncated", "header of 16 bytes", "got 10"]),
+        (idx(np.zeros(3, np.uint8)), ["begins with 00 00 08 01", "expected 00 00 08 03"]),
+        (idx(np.zeros((0, 2, 2), np.uint8)), ["has no data"]),
+        (b"", ["begins with nothing"]),
+    ],
+    ids=[
+        "fewer images",
+        "trailing bytes",
+        "half a header",
+        "labels for images",
+        "no images",
+        "empty",
+    ],
+)
 def test_an_idx_file_that_breaks_its_promise_is_refused(raw, words):
     with refused("train-images", *words):
         read_idx(raw, "train-images", 3)
@@ -194,6 +228,7 @@ def test_a_cifar10_label_out_of_range_is_refused():
 
 # Pictures
 
+
 def test_a_picture_keeps_its_sub_pixels_in_raster_order():
     pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
     np.testing.assert_array_equal(read_picture(encode(pixels), "a.png", COLOUR), pixels.reshape(-1))
@@ -201,24 +236,44 @@ def test_a_picture_keeps_its_sub_pixels_in_raster_order():
     np.testing.assert_array_equal(read_picture(encode(pixels), "a.png", GREY), grey)
 
 
-@pytest.mark.parametrize(("raw", "words"), [
-    (png(size=(5, 4)), ["is 5 x 4", "expected 4 x 4", "resize it first"]),
-    (png()[:40], ["not a readable picture"]),
-    (b"not a picture", ["not a readable picture", "format is not recognised"]),
-    (png(300, mode="I;16"), ["more than 8 bits"]),
-    (png((1, 2, 3, 200), mode="RGBA"), ["partly transparent", "background"]),
-    (png() + bytes(2**21), ["has 2,0", "expected at most 1,048,832 for a picture of 4 x 4", "resize it first"]),
-    (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n", ["format is not recognised"]),
-], ids=["other size", "truncated", "text", "16 bits", "transparent", "long", "a program"])
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (png(size=(5, 4)), ["is 5 x 4", "expected 4 x 4", "resize it first"]),
+        (png()[:40], ["not a readable picture"]),
+        (b"not a picture", ["not a readable picture", "format is not recognised"]),
+        (png(300, mode="I;16"), ["more than 8 bits"]),
+        (png((1, 2, 3, 200), mode="RGBA"), ["partly transparent", "background"]),
+        (
+            png() + bytes(2**21),
+            ["has 2,0", "expected at most 1,048,832 for a picture of 4 x 4", "resize it first"],
+        ),
+        (
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n",
+            ["format is not recognised"],
+        ),
+    ],
+    ids=["other size", "truncated", "text", "16 bits", "transparent", "long", "a program"],
+)
 def test_a_picture_that_cannot_be_used_as_it_is_is_refused(raw, words):
     with refused("a.png", *words):
         read_picture(raw, "a.png", GREY)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
-@pytest.mark.parametrize(("orientation", "lay"), [
-    (1, lambda held: held), (2, np.fliplr), (3, lambda held: np.rot90(held, 2)), (4, np.flipud), (5, np.transpose),
-    (6, np.rot90), (7, lambda held: np.rot90(held, 2).T), (8, lambda held: np.rot90(held, 3))])
+@pytest.mark.parametrize(
+    ("orientation", "lay"),
+    [
+        (1, lambda held: held),
+        (2, np.fliplr),
+        (3, lambda held: np.rot90(held, 2)),
+        (4, np.flipud),
+        (5, np.transpose),
+        (6, np.rot90),
+        (7, lambda held: np.rot90(held, 2).T),
+        (8, lambda held: np.rot90(held, 3)),
+    ],
+)
 def test_a_picture_is_read_as_its_exif_data_says_that_it_is_held(orientation, lay, kind):
     held = np.zeros((16, 24), np.uint8)
     held[:8, :8], held[8:, 8:16] = 255, 128
@@ -232,8 +287,15 @@ def test_a_picture_is_read_as_its_exif_data_says_that_it_is_held(orientation, la
 
 
 def test_sub_folders_are_classes_in_order_of_their_names(tmp_path):
-    fill(tmp_path, *(f"{split}/{name}/{i}.png" for split in ("train", "test") for name in ("10", "9", "8")
-                     for i in range(2)))
+    fill(
+        tmp_path,
+        *(
+            f"{split}/{name}/{i}.png"
+            for split in ("train", "test")
+            for name in ("10", "9", "8")
+            for i in range(2)
+        ),
+    )
     images, labels, classes = read_pictures(tmp_path, "train", GREY)
     assert classes == ("8", "9", "10")
     assert labels.tolist() == [2, 2, 0, 0, 1, 1]  # in order of paths, where 10 is before 8
@@ -255,45 +317,86 @@ def test_without_a_split_a_shuffled_tenth_is_for_testing(tmp_path):
     assert (train, test) == (sorted(train), sorted(test))
 
 
-@pytest.mark.parametrize(("train", "test"), [
-    ("training", "testing"), ("Train", "Test"), ("TRAIN", "valid"), ("train", "val"), ("train_set", "test_set"),
-    ("TrainSet", "TestSet"), ("seg_train/seg_train", "seg_test/seg_test"), ("train2017", "val2017"), ("train", "test1"),
-    ("training_data", "validation_data"), ("digits/training", "digits/testing")])
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("training", "testing"),
+        ("Train", "Test"),
+        ("TRAIN", "valid"),
+        ("train", "val"),
+        ("train_set", "test_set"),
+        ("TrainSet", "TestSet"),
+        ("seg_train/seg_train", "seg_test/seg_test"),
+        ("train2017", "val2017"),
+        ("train", "test1"),
+        ("training_data", "validation_data"),
+        ("digits/training", "digits/testing"),
+    ],
+)
 def test_splits_are_recognised_by_any_common_name(train, test, tmp_path):
-    fill(tmp_path, *(f"{train}/{name}/{i}.png" for name in "ab" for i in range(4)),
-         *(f"{test}/{name}/0.png" for name in "ab"))
+    fill(
+        tmp_path,
+        *(f"{train}/{name}/{i}.png" for name in "ab" for i in range(4)),
+        *(f"{test}/{name}/0.png" for name in "ab"),
+    )
     assert values(tmp_path, "train") == list(range(8))
     assert values(tmp_path, "test") == [8, 9]
     assert read_pictures(tmp_path, "test", GREY)[2] == ("a", "b")
 
 
 def test_each_class_may_have_its_splits(tmp_path):
-    fill(tmp_path, *(f"{name}/{split}/{i}.png" for name in "ab" for split in ("train", "test") for i in range(2)))
+    fill(
+        tmp_path,
+        *(
+            f"{name}/{split}/{i}.png"
+            for name in "ab"
+            for split in ("train", "test")
+            for i in range(2)
+        ),
+    )
     assert read_pictures(tmp_path, "train", GREY)[2] == ("a", "b")
     assert (values(tmp_path, "train"), values(tmp_path, "test")) == ([0, 1, 4, 5], [2, 3, 6, 7])
 
 
-@pytest.mark.parametrize(("test", "validation", "kept"), [
-    ("test/{i}.png", None, ""), ("test/images/{i}.png", None, ""), ("test/test/{i}.png", "val/b/{i}.png", "val"),
-    ("test/c/{i}.png", "valid/a/{i}.png", "valid"), ("test/B/{i}.png", None, "")])
-def test_a_folder_for_testing_without_the_classes_of_train_is_left_out_and_named(test, validation, kept, tmp_path,
-                                                                                caplog):
-    fill(tmp_path, *(f"train/{name}/{i}.png" for name in "ab" for i in range(10)),
-         *(form.format(i=i) for form in (test, validation) if form for i in range(3)))
+@pytest.mark.parametrize(
+    ("test", "validation", "kept"),
+    [
+        ("test/{i}.png", None, ""),
+        ("test/images/{i}.png", None, ""),
+        ("test/test/{i}.png", "val/b/{i}.png", "val"),
+        ("test/c/{i}.png", "valid/a/{i}.png", "valid"),
+        ("test/B/{i}.png", None, ""),
+    ],
+)
+def test_a_folder_for_testing_without_the_classes_of_train_is_left_out_and_named(
+    test, validation, kept, tmp_path, caplog
+):
+    fill(
+        tmp_path,
+        *(f"train/{name}/{i}.png" for name in "ab" for i in range(10)),
+        *(form.format(i=i) for form in (test, validation) if form for i in range(3)),
+    )
     train, tested = values(tmp_path, "train"), values(tmp_path, "test")
     assert len(tested) == (3 if kept else 2) and len(train) == (20 if kept else 18)
     assert read_pictures(tmp_path, "test", GREY)[2] == ("a", "b")
     assert {record.getMessage() for record in caplog.records} == {
-        f"{tmp_path}: left out test, beside train and {kept}" if kept else
-        f"{tmp_path}: left out test, which has no class of train"}
+        (
+            f"{tmp_path}: left out test, beside train and {kept}"
+            if kept
+            else f"{tmp_path}: left out test, which has no class of train"
+        )
+    }
 
 
 def test_a_table_of_labels_beside_pictures_without_classes_is_said_not_to_be_read(tmp_path, caplog):
     fill(tmp_path, *(f"train/{i}.png" for i in range(3)), *(f"test/{i}.png" for i in range(2)))
     (tmp_path / "train.csv").write_text("id,label\n0,cat\n")
     assert read_pictures(tmp_path, "train", GREY)[2] == ()
-    assert caplog.messages[-1] == (f"{tmp_path}: pictures have no classes, since train.csv is not read; for classes, "
-                                   "move the pictures into a folder for each")
+    assert (
+        caplog.messages[-1]
+        == f"{tmp_path}: pictures have no classes, since train.csv is not read; for classes, "
+        "move the pictures into a folder for each"
+    )
 
 
 def test_classes_without_pictures_to_train_on_are_named(tmp_path, caplog):
@@ -303,16 +406,31 @@ def test_classes_without_pictures_to_train_on_are_named(tmp_path, caplog):
 
 
 def test_folders_below_a_class_that_may_be_meant_as_classes_are_named(tmp_path, caplog):
-    fill(tmp_path, *(f"{split}/{name}/{i}.png" for split in ("train", "holdout") for name in "ab" for i in range(5)))
+    fill(
+        tmp_path,
+        *(
+            f"{split}/{name}/{i}.png"
+            for split in ("train", "holdout")
+            for name in "ab"
+            for i in range(5)
+        ),
+    )
     assert read_pictures(tmp_path, "train", GREY)[2] == ("holdout", "train")
     [message] = caplog.messages
-    assert "so holdout/a, train/a, holdout/b, train/b are not classes; name the folders of splits" in message
+    assert (
+        "so holdout/a, train/a, holdout/b, train/b are not classes; name the folders of splits"
+        in message
+    )
     caplog.clear()
     fill(tmp_path / "imagenet", *(f"{name}/images/{i}.png" for name in "ab" for i in range(5)))
-    assert read_pictures(tmp_path / "imagenet", "train", GREY)[2] == ("a", "b") and not caplog.messages
+    assert (
+        read_pictures(tmp_path / "imagenet", "train", GREY)[2] == ("a", "b") and not caplog.messages
+    )
 
 
-@pytest.mark.parametrize("names", [("bullet train", "test tube"), ("plane", "training"), ("restraint", "contest")])
+@pytest.mark.parametrize(
+    "names", [("bullet train", "test tube"), ("plane", "training"), ("restraint", "contest")]
+)
 def test_classes_may_have_the_word_for_a_split_in_their_names(names, tmp_path):
     fill(tmp_path, *(f"{name}/{i}.png" for name in names for i in range(10)))
     assert read_pictures(tmp_path, "train", GREY)[2] == tuple(sorted(names))
@@ -325,32 +443,47 @@ def test_an_archive_reads_as_the_folder_that_was_packed(tmp_path):
         with tarfile.open(path, f"w:{mode}") as archive:
             archive.add(folder, "photos")  # wrapped, as archives usually are
         for split in ("train", "test"):
-            for read, packed in zip(read_pictures(folder, split, GREY), read_pictures(path, split, GREY),
-                                    strict=True):
+            for read, packed in zip(
+                read_pictures(folder, split, GREY), read_pictures(path, split, GREY), strict=True
+            ):
                 np.testing.assert_array_equal(read, packed)
 
 
-@pytest.mark.parametrize(("names", "words"), [
-    ([], ["has no pictures", ".png", "train-images-idx3-ubyte.gz", "data_batch_1.bin"]),
-    (["notes.txt", ".hidden.png", "__MACOSX/a.png"], ["has no pictures"]),
-    (["a.png"], ["no pictures for the train split"]),
-    (["test/a.png"], ["no pictures for the train split"]),
-    (["a.png", "cat/b.png"], ["a.png", "next to sub-folders"]),
-], ids=["empty", "no pictures", "one picture", "test alone", "mixed"])
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([], ["has no pictures", ".png", "train-images-idx3-ubyte.gz", "data_batch_1.bin"]),
+        (["notes.txt", ".hidden.png", "__MACOSX/a.png"], ["has no pictures"]),
+        (["a.png"], ["no pictures for the train split"]),
+        (["test/a.png"], ["no pictures for the train split"]),
+        (["a.png", "cat/b.png"], ["a.png", "next to sub-folders"]),
+    ],
+    ids=["empty", "no pictures", "one picture", "test alone", "mixed"],
+)
 def test_a_folder_that_says_no_clear_thing_is_refused(names, words, tmp_path):
     with refused(str(tmp_path), *words):
         read_pictures(fill(tmp_path, *names), "train", GREY)
 
 
-@pytest.mark.parametrize(("name", "remedy"), [
-    ("train.csv", "save each picture in it as a PNG file"), ("mnist.npz", "save each picture in it as a PNG file"),
-    ("train-00000-of-00001.parquet", "save each picture in it as a PNG file"), ("photos.zip", "unpack the archive"),
-    ("photos.tar.gz", "unpack the archive"), ("raw/train-images-idx3-ubyte.gz", "give the folder that holds"),
-    ("cifar-10-batches-py/data_batch_1", "give the folder that holds")])
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("train.csv", "save each picture in it as a PNG file"),
+        ("mnist.npz", "save each picture in it as a PNG file"),
+        ("train-00000-of-00001.parquet", "save each picture in it as a PNG file"),
+        ("photos.zip", "unpack the archive"),
+        ("photos.tar.gz", "unpack the archive"),
+        ("raw/train-images-idx3-ubyte.gz", "give the folder that holds"),
+        ("cifar-10-batches-py/data_batch_1", "give the folder that holds"),
+    ],
+)
 def test_a_folder_of_other_data_gets_a_cure_for_these(name, remedy, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"\x80\x02}")
-    for read in (lambda: read_pictures(tmp_path, "train", GREY), lambda: plan(tmp_path, tmp_path / "made")):
+    for read in (
+        lambda: read_pictures(tmp_path, "train", GREY),
+        lambda: plan(tmp_path, tmp_path / "made"),
+    ):
         with pytest.raises(ValueError, match=remedy) as error:
             read()
         assert name in str(error.value)
@@ -368,14 +501,19 @@ def test_a_class_whose_name_is_not_utf8_is_refused_by_name(packed, tmp_path):
 
 def test_a_class_has_one_name_however_its_accents_are_written(tmp_path):
     whole, apart = "caf\u00e9", "cafe\u0301"
-    fill(tmp_path, f"train/{apart}/0.png", "train/tea/1.png", f"test/{whole}/2.png", "test/tea/3.png")
+    fill(
+        tmp_path, f"train/{apart}/0.png", "train/tea/1.png", f"test/{whole}/2.png", "test/tea/3.png"
+    )
     assert read_pictures(tmp_path, "train", GREY)[2] == (whole, "tea")
     assert read_pictures(tmp_path, "test", GREY)[1].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("suffix", [".jfif", ".JPG", ".JPEG", ".jpe", ".Png", ""])
 def test_pictures_are_read_by_any_suffix_or_none(suffix, tmp_path):
-    fill(tmp_path, *(f"{name}/{i}{suffix if name == 'b' else '.png'}" for name in "ab" for i in range(10)))
+    fill(
+        tmp_path,
+        *(f"{name}/{i}{suffix if name == 'b' else '.png'}" for name in "ab" for i in range(10)),
+    )
     with tarfile.open(tmp_path / "ab.tar", "w") as archive:
         archive.add(tmp_path / "a", "a")
         archive.add(tmp_path / "b", "b")
@@ -385,8 +523,16 @@ def test_pictures_are_read_by_any_suffix_or_none(suffix, tmp_path):
 
 
 def test_whatever_is_left_out_of_a_folder_is_named_with_the_reason_in_one_line(tmp_path, caplog):
-    fill(tmp_path, *(f"a/{i}.png" for i in range(10)), *(f"b/{i}.heic" for i in range(7)), "a/.DS_Store", "a/Thumbs.db",
-         "__MACOSX/a/0.png", ".git/0.png", "a/._0.png")
+    fill(
+        tmp_path,
+        *(f"a/{i}.png" for i in range(10)),
+        *(f"b/{i}.heic" for i in range(7)),
+        "a/.DS_Store",
+        "a/Thumbs.db",
+        "__MACOSX/a/0.png",
+        ".git/0.png",
+        "a/._0.png",
+    )
     (tmp_path / "a/notes").write_text("not a picture")
     (tmp_path / "a/labels.csv").write_text("0,1")
     (tmp_path / "empty").mkdir()
@@ -395,13 +541,17 @@ def test_whatever_is_left_out_of_a_folder_is_named_with_the_reason_in_one_line(t
     os.mkfifo(tmp_path / "pipe")
     assert read_pictures(tmp_path, "train", GREY)[2] == ("a",)
     [record] = caplog.records
-    assert record.getMessage() == (
-        f"{tmp_path}: left out a/labels.csv, b/0.heic, b/1.heic, b/2.heic, b/3.heic and 3 more (not the suffix of a "
-        "picture that can be read); a/notes (neither suffix nor content of a picture); a/up (a link to a folder above "
-        "it); c (a broken link); empty (an empty folder); pipe (not a regular file)")
+    assert (
+        record.getMessage()
+        == f"{tmp_path}: left out a/labels.csv, b/0.heic, b/1.heic, b/2.heic, b/3.heic and 3 more"
+        " (not the suffix of a picture that can be read); a/notes (neither suffix nor content"
+        " of a picture); a/up (a link to a folder above it); c (a broken link); empty (an empty"
+        " folder); pipe (not a regular file)"
+    )
 
 
 # Archives
+
 
 def test_links_and_path_tricks_in_an_archive_are_passed_over(tmp_path):
     names = ("/etc/a.png", "../b.png", "x/../../c.png", "good.png")
@@ -415,11 +565,29 @@ def test_links_and_path_tricks_in_an_archive_are_passed_over(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["tricks.tar"]  # nothing was extracted
 
 
-@pytest.mark.parametrize("header", [
-    member(-1024), member(2**62), member(2**70), member(2**62, tarfile.XHDTYPE),
-    member(2**62, tarfile.GNUTYPE_LONGNAME), member(512, tarfile.XHDTYPE) * 2000,
-    member(512, tarfile.XHDTYPE) + b"30 GNU.sparse.map=1,a,2,3,4,5\n".ljust(512, b"\0") + member(0),
-], ids=["negative", "huge", "beyond 64 bits", "huge pax", "huge name", "nested", "a map of letters"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        member(-1024),
+        member(2**62),
+        member(2**70),
+        member(2**62, tarfile.XHDTYPE),
+        member(2**62, tarfile.GNUTYPE_LONGNAME),
+        member(512, tarfile.XHDTYPE) * 2000,
+        member(512, tarfile.XHDTYPE)
+        + b"30 GNU.sparse.map=1,a,2,3,4,5\n".ljust(512, b"\0")
+        + member(0),
+    ],
+    ids=[
+        "negative",
+        "huge",
+        "beyond 64 bits",
+        "huge pax",
+        "huge name",
+        "nested",
+        "a map of letters",
+    ],
+)
 def test_sizes_that_no_file_has_are_refused(header, tmp_path):
     """tarfile alone goes round and round a negative size, and slips on others."""
     (tmp_path / "photos.tar").write_bytes(header + bytes(10_240))

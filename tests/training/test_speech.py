@@ -1,4 +1,6 @@
-"""The experiment `speech` in a form that takes seconds: recordings by espeak-ng, models, error rates, and resuming."""
+"""The experiment `speech` in a form that takes seconds: recordings by espeak-ng, models, error
+rates, and resuming.
+"""
 
 import dataclasses
 import json
@@ -29,14 +31,29 @@ from linpix.training.experiments.utterances import (
 from tests.training.test_experiments import Steps, rows, run, work
 
 pytestmark = pytest.mark.slow
-speaks = pytest.mark.skipif(which("espeak-ng") is None, reason="needs espeak-ng: apt-get install espeak-ng")
+speaks = pytest.mark.skipif(
+    which("espeak-ng") is None, reason="needs espeak-ng: apt-get install espeak-ng"
+)
 
 KINDS = ("linear", "softmax", "lsh-2", "lstm")
-TINY = speaking.Settings(kinds=("linear", "lstm"), recordings=12, held_out=4, epochs=3, batch=4, layers=1, heads=2,
-                         width=16, hidden=8, shortest=16, longest=32, rounds=1)
+TINY = speaking.Settings(
+    kinds=("linear", "lstm"),
+    recordings=12,
+    held_out=4,
+    epochs=3,
+    batch=4,
+    layers=1,
+    heads=2,
+    width=16,
+    hidden=8,
+    shortest=16,
+    longest=32,
+    rounds=1,
+)
 
 
 # recordings
+
 
 @speaks
 def test_phonemes_are_those_spoken_without_marks_of_stress_and_length():
@@ -67,6 +84,7 @@ def test_error_rates_count_the_fewest_edits():
 
 
 # models
+
 
 def test_both_ways_is_a_bidirectional_lstm_over_packed_sequences():
     torch.manual_seed(0)
@@ -117,30 +135,48 @@ def test_the_loss_is_of_all_ways_to_say_the_phonemes():
 @speaks
 def test_an_epoch_has_every_recording_once_in_another_order_and_held_out_sentences_are_others():
     speech = Speech(TINY)
-    first, second = ([id(one) for batch in speech.batches(epoch) for one in batch] for epoch in (0, 1))
+    first, second = (
+        [id(one) for batch in speech.batches(epoch) for one in batch] for epoch in (0, 1)
+    )
     assert sorted(first) == sorted(second) == sorted(map(id, speech.train))
     assert first != second
-    assert [list(map(id, batch)) for batch in speech.batches(0)] == [first[at:at + 4] for at in (0, 4, 8)]
+    assert [list(map(id, batch)) for batch in speech.batches(0)] == [
+        first[at : at + 4] for at in (0, 4, 8)
+    ]
     sets = [{tuple(said) for _, said in some} for some in (speech.train, *speech.held_out)]
     assert len(set.union(*sets)) == sum(map(len, sets)) == 20
 
 
 # conducting
 
+
 @speaks
 def test_a_tiny_run_learns(tmp_path):
-    settings = dataclasses.replace(TINY, kinds=("linear",), recordings=96, held_out=8, epochs=20, batch=8, layers=2,
-                                   width=64, learning_rate=3e-3)
+    settings = dataclasses.replace(
+        TINY,
+        kinds=("linear",),
+        recordings=96,
+        held_out=8,
+        epochs=20,
+        batch=8,
+        layers=2,
+        width=64,
+        learning_rate=3e-3,
+    )
     assert run("speech", settings, tmp_path / "out")
     errors = [float(row["sentences"]) for row in rows(tmp_path / "out", "results")]
     assert errors[-1] < 0.8 < errors[9]
 
 
 def test_a_sequence_of_twice_the_length_needs_twice_the_memory_of_linear_attention():
-    """Measured in processes of their own, as the experiment does. One sequence of 3,200 frames, then two of 1,600."""
+    """Measured in processes of their own, as the experiment does. One sequence of 3,200 frames,
+    then two of 1,600.
+    """
     settings = dataclasses.replace(TINY, width=64, layers=2, longest=3200)
-    long, short = (in_a_process(speaking.update_of, (settings, "linear", length), Steps(1), "linear")[1]
-                   for length in (3200, 1600))
+    long, short = (
+        in_a_process(speaking.update_of, (settings, "linear", length), Steps(1), "linear")[1]
+        for length in (3200, 1600)
+    )
     assert 2**20 < short < long
     assert 1.5 < long / short < 2.5
 
@@ -151,11 +187,16 @@ def test_it_leaves_tables_a_plot_and_a_summary_with_the_papers_figures(tmp_path)
     assert run("speech", settings, tmp_path / "out")
     summary, plot = ((tmp_path / "out" / name).read_text() for name in ("summary.md", "plot.svg"))
     for kind, paper in (("linear", "8.08 | 824"), ("lsh-2", "- | -"), ("lstm", "10.94 | 1,047")):
-        assert re.search(rf"^\| {kind} \| 0.0\d million \| 3 \| [\d.]+ \| [\d.]+ \| \d+ \| {re.escape(paper)} \|",
-                         summary, re.MULTILINE), summary
+        assert re.search(
+            rf"^\| {kind} \| 0.0\d million \| 3 \| [\d.]+ \| [\d.]+ \| \d+ \|"
+            rf" {re.escape(paper)} \|",
+            summary,
+            re.MULTILINE,
+        ), summary
         assert kind in plot
     assert [(row["kind"], row["length"]) for row in rows(tmp_path / "out", "lengths")] == [
-        (kind, length) for length in ("16", "32") for kind in settings.kinds]
+        (kind, length) for length in ("16", "32") for kind in settings.kinds
+    ]
     assert [row["epoch"] for row in rows(tmp_path / "out", "results")] == ["1", "2", "3"] * 3
     assert not (tmp_path / "out.training").exists()
 
@@ -163,7 +204,8 @@ def test_it_leaves_tables_a_plot_and_a_summary_with_the_papers_figures(tmp_path)
 @speaks
 def test_one_that_is_interrupted_ends_as_one_that_is_not(tmp_path):
     assert work("speech", TINY, tmp_path / "whole", Steps(10**6))
-    for steps in (2, 3, 6, 9):  # between two lengths, in the first epoch, at its end, in a later one
+    # between two lengths, in the first epoch, at its end, in a later one
+    for steps in (2, 3, 6, 9):
         assert not work("speech", TINY, tmp_path / "parts", Steps(steps))
     assert run("speech", TINY, tmp_path / "parts")
     for table in ("learning", "results", "lengths"):
@@ -173,8 +215,12 @@ def test_one_that_is_interrupted_ends_as_one_that_is_not(tmp_path):
 
 @pytest.mark.parametrize(("kind", "of_adam"), [("linear", 1), ("lstm", 0.5)])
 def test_the_learning_rate_is_halved_and_falls_to_zero_at_the_end(kind, of_adam):
-    speech = SimpleNamespace(settings=dataclasses.replace(TINY, epochs=9), numbers={"a": 1}, batches=len)
-    learner = Listener(kind, speech, Recipe(updates=0, drop=0, batch=4, learning_rate=1.0, seed=0, compile=False))
+    speech = SimpleNamespace(
+        settings=dataclasses.replace(TINY, epochs=9), numbers={"a": 1}, batches=len
+    )
+    learner = Listener(
+        kind, speech, Recipe(updates=0, drop=0, batch=4, learning_rate=1.0, seed=0, compile=False)
+    )
     learner.halvings = 2
     rates = []
     for learner.update in (0, 17, 18, 26, 27):
@@ -185,7 +231,9 @@ def test_the_learning_rate_is_halved_and_falls_to_zero_at_the_end(kind, of_adam)
 @speaks
 def test_halvings_are_counted_from_the_rows(tmp_path, monkeypatch):
     counted = []
-    monkeypatch.setattr(speaking, "learn", lambda kind, learner, *_: counted.append(learner.halvings) or True)
+    monkeypatch.setattr(
+        speaking, "learn", lambda kind, learner, *_: counted.append(learner.halvings) or True
+    )
     errors = iter([0.4, 0.1, 0.4, 0.1, 0.3, 0.1, 0.3, 0.1])  # of sentences, and of voices
     monkeypatch.setattr(Speech, "error_rate", lambda *_: next(errors))
     settings = dataclasses.replace(TINY, kinds=("linear",), epochs=4, shortest=32)

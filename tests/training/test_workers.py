@@ -1,4 +1,6 @@
-"""Several processes that train one model: results, stopping, and what remains when one of them dies."""
+"""Several processes that train one model: results, stopping, and what remains when one of them
+dies.
+"""
 
 import csv
 import dataclasses
@@ -25,30 +27,54 @@ from tests.server.conftest import eventually
 from tests.server.test_listening import free_port
 
 TINY = PRESETS["tiny"]
-SETTINGS = TrainConfig(images=80, batch=8, warmup_images=40, compile=False, validation=0, bf16=False)
+SETTINGS = TrainConfig(
+    images=80, batch=8, warmup_images=40, compile=False, validation=0, bf16=False
+)
 
 
 @pytest.fixture(scope="module")
 def noise() -> Dataset:
     random = np.random.default_rng(0)
-    return Dataset("noise", random.integers(256, size=(100, 64), dtype=np.uint8), np.arange(100) % 10,
-                   tuple("0123456789"))
+    return Dataset(
+        "noise",
+        random.integers(256, size=(100, 64), dtype=np.uint8),
+        np.arange(100) % 10,
+        tuple("0123456789"),
+    )
 
 
-@pytest.mark.parametrize(("threads", "batch", "wanted", "device", "count"), [
-    (2, 16, None, "cpu", 2), (1, 16, None, "cpu", 1), (64, 16, None, "cpu", 4), (4, 18, None, "cpu", 3),
-    (2, 4, None, "cpu", 1), (2, 1, None, "cpu", 1), (8, 16, None, "cuda", 1), (1, 16, 8, "cpu", 8),
-    (8, 16, 1, "cuda", 1)])
+@pytest.mark.parametrize(
+    ("threads", "batch", "wanted", "device", "count"),
+    [
+        (2, 16, None, "cpu", 2),
+        (1, 16, None, "cpu", 1),
+        (64, 16, None, "cpu", 4),
+        (4, 18, None, "cpu", 3),
+        (2, 4, None, "cpu", 1),
+        (2, 1, None, "cpu", 1),
+        (8, 16, None, "cuda", 1),
+        (1, 16, 8, "cpu", 8),
+        (8, 16, 1, "cuda", 1),
+    ],
+)
 def test_a_batch_is_shared_by_as_many_processes_as_there_are_threads_and_images_for(
-        monkeypatch, threads, batch, wanted, device, count):
+    monkeypatch, threads, batch, wanted, device, count
+):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert count_for(batch, wanted, device) == count
 
 
-@pytest.mark.parametrize(("batch", "wanted", "device", "accumulate", "message"), [
-    (16, 3, "cpu", 1, "--processes 3.*--batch of 16"), (16, 2, "cuda", 1, "--processes 2.*torchrun"),
-    (16, 8, "cpu", 4, "--processes 8.*--batch of 16.*times --accumulate 4")])
-def test_a_number_of_processes_that_cannot_be_is_refused(batch, wanted, device, accumulate, message):
+@pytest.mark.parametrize(
+    ("batch", "wanted", "device", "accumulate", "message"),
+    [
+        (16, 3, "cpu", 1, "--processes 3.*--batch of 16"),
+        (16, 2, "cuda", 1, "--processes 2.*torchrun"),
+        (16, 8, "cpu", 4, "--processes 8.*--batch of 16.*times --accumulate 4"),
+    ],
+)
+def test_a_number_of_processes_that_cannot_be_is_refused(
+    batch, wanted, device, accumulate, message
+):
     with pytest.raises(ValueError, match=message):
         count_for(batch, wanted, device, accumulate)
 
@@ -59,7 +85,9 @@ def weights(run: Run) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_two_processes_compute_what_one_does_and_a_resumed_run_goes_on(noise, tmp_path):
-    """To rounding: the sums of a batch are taken in another order. A part may have no image with a condition."""
+    """To rounding: the sums of a batch are taken in another order. A part may have no image with a
+    condition.
+    """
     model = dataclasses.replace(TINY, patch=2, background=0)
     settings = dataclasses.replace(SETTINGS, conditional=0.1)
     alone, first = Run(model, settings), Run(model, settings)
@@ -74,9 +102,15 @@ def test_two_processes_compute_what_one_does_and_a_resumed_run_goes_on(noise, tm
     assert (weights(shared) - weights(alone)).norm() < 0.01 * moved
 
 
-@pytest.mark.parametrize("model", [TINY, dataclasses.replace(TINY, attention="lsh", lsh_rounds=2),
-                                   dataclasses.replace(TINY, patch=2, background=0)],
-                         ids=["dense", "lsh", "conditional"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        TINY,
+        dataclasses.replace(TINY, attention="lsh", lsh_rounds=2),
+        dataclasses.replace(TINY, patch=2, background=0),
+    ],
+    ids=["dense", "lsh", "conditional"],
+)
 def test_a_gradient_computed_in_parts_is_that_of_the_batch(noise, tmp_path, model):
     whole, parts = Run(model, SETTINGS), Run(model, dataclasses.replace(SETTINGS, accumulate=4))
     began = weights(whole)
@@ -89,25 +123,57 @@ def test_a_gradient_computed_in_parts_is_that_of_the_batch(noise, tmp_path, mode
 
 # --- torchrun ---
 
-TRAIN = ["linpix", "train", "tiny", "--no-compile", "--no-bf16", "--batch", "8", "--warmup-images", "80"]
+TRAIN = [
+    "linpix",
+    "train",
+    "tiny",
+    "--no-compile",
+    "--no-bf16",
+    "--batch",
+    "8",
+    "--warmup-images",
+    "80",
+]
 
 
 def torchrun(count: int, *flags: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", *TRAIN,
-         *map(str, flags)], stderr=subprocess.PIPE, text=True, start_new_session=True)
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={count}",
+            "-m",
+            *TRAIN,
+            *map(str, flags),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def alone(*flags: object) -> None:
-    ended = subprocess.run([sys.executable, "-m", *TRAIN, *map(str, flags)], capture_output=True, text=True,
-                           timeout=120, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    ended = subprocess.run(
+        [sys.executable, "-m", *TRAIN, *map(str, flags)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert ended.returncode == 0, ended.stderr
 
 
 def curve(out: Path) -> list[tuple[int, float, float]]:
     """Step, loss and gradient norm of each line of the log."""
-    rows = csv.DictReader((out.parent / f"{out.name}.training" / "log.csv").read_text().splitlines())
-    return [(int(row["step"]), float(row["train"]), float(row["norm"])) for row in rows if row["train"]]
+    rows = csv.DictReader(
+        (out.parent / f"{out.name}.training" / "log.csv").read_text().splitlines()
+    )
+    return [
+        (int(row["step"]), float(row["train"]), float(row["norm"])) for row in rows if row["train"]
+    ]
 
 
 @pytest.mark.slow
@@ -116,8 +182,10 @@ def test_torchrun_gives_the_loss_curve_of_one_process_and_any_number_goes_on(pic
     asked = ("--data", pictures, "--images", 2400)
     alone(*asked, "--processes", 1, "--out", tmp_path / "alone")
     shared = (*asked, "--out", tmp_path / "shared")
-    for count, flags in ((2, ("--max-images", 800, "--accumulate", 2)), (4, ("--resume", "--max-images", 800,
-                                                                             "--accumulate", 1))):
+    for count, flags in (
+        (2, ("--max-images", 800, "--accumulate", 2)),
+        (4, ("--resume", "--max-images", 800, "--accumulate", 1)),
+    ):
         process = torchrun(count, *shared, *flags)
         _, said = process.communicate(timeout=240)
         assert process.returncode == 0, said
@@ -137,7 +205,11 @@ def ranks(first: subprocess.Popen[str]) -> dict[int, int]:
     found = {}
     for child in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split():
         variables = Path(f"/proc/{child}/environ").read_bytes().decode().split("\0")
-        found |= {int(one.removeprefix("RANK=")): int(child) for one in variables if one.startswith("RANK=")}
+        found |= {
+            int(one.removeprefix("RANK=")): int(child)
+            for one in variables
+            if one.startswith("RANK=")
+        }
     return found
 
 
@@ -156,31 +228,59 @@ def test_a_signal_to_one_process_stops_all_after_a_save(pictures, tmp_path, sign
     _, said = process.communicate(timeout=120)
     assert "continue with --resume" in said
     assert signalled == "Ctrl-C" or process.returncode == 0, said
-    assert eventually(lambda: not any(Path(f"/proc/{child}").exists() for child in started.values()), 20)
-    run = Run.resumed(tmp_path / "run.training" / "state.pt", dataclasses.replace(TINY, classes=4), {})
+    assert eventually(
+        lambda: not any(Path(f"/proc/{child}").exists() for child in started.values()), 20
+    )
+    run = Run.resumed(
+        tmp_path / "run.training" / "state.pt", dataclasses.replace(TINY, classes=4), {}
+    )
     assert run.images >= 800 and (tmp_path / "run" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
-def test_when_one_of_torchruns_processes_is_killed_all_end_and_the_last_save_is_there(pictures, tmp_path):
+def test_when_one_of_torchruns_processes_is_killed_all_end_and_the_last_save_is_there(
+    pictures, tmp_path
+):
     process = torchrun(2, "--data", pictures, "--out", tmp_path / "run", "--save-minutes", 0.01)
     assert eventually((tmp_path / "run.training" / "state.pt").exists, 120)
     started = ranks(process)
     os.kill(started[1], signal.SIGKILL)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1 and "another training process has ended" in said
-    assert eventually(lambda: not any(Path(f"/proc/{child}").exists() for child in started.values()), 20)
-    assert Run.resumed(tmp_path / "run.training" / "state.pt", dataclasses.replace(TINY, classes=4), {}).images > 0
+    assert eventually(
+        lambda: not any(Path(f"/proc/{child}").exists() for child in started.values()), 20
+    )
+    assert (
+        Run.resumed(
+            tmp_path / "run.training" / "state.pt", dataclasses.replace(TINY, classes=4), {}
+        ).images
+        > 0
+    )
 
 
 @pytest.mark.slow
 def test_processes_that_differ_do_not_train_together(pictures, tmp_path):
     """Started by hand, as another launcher would."""
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    started = [subprocess.Popen([sys.executable, "-m", *TRAIN, "--data", pictures, "--out", tmp_path / "run", "--seed",
-                                 str(rank)], stderr=subprocess.PIPE, text=True,
-                                env=os.environ | variables | {"RANK": str(rank), "OMP_NUM_THREADS": "1"})
-               for rank in range(2)]
+    started = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                *TRAIN,
+                "--data",
+                pictures,
+                "--out",
+                tmp_path / "run",
+                "--seed",
+                str(rank),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | variables | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
     for process in started:
         _, said = process.communicate(timeout=120)
         assert process.returncode == 2
@@ -188,21 +288,41 @@ def test_processes_that_differ_do_not_train_together(pictures, tmp_path):
     assert not (tmp_path / "run").exists() and not (tmp_path / "run.training").exists()
 
 
-@pytest.mark.parametrize(("flags", "words"), [
-    (("--processes", "1"), "--processes 1: torchrun has started 1 processes already"),
-    (("--batch", "9", "--accumulate", "2"), "batch must be a multiple of accumulate, got 9 images and 2 parts")])
-def test_what_torchrun_has_decided_cannot_be_asked_for_again(pictures, tmp_path, monkeypatch, capsys, flags, words):
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"),
-                        ("MASTER_PORT", str(free_port()))):
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--processes", "1"), "--processes 1: torchrun has started 1 processes already"),
+        (
+            ("--batch", "9", "--accumulate", "2"),
+            "batch must be a multiple of accumulate, got 9 images and 2 parts",
+        ),
+    ],
+)
+def test_what_torchrun_has_decided_cannot_be_asked_for_again(
+    pictures, tmp_path, monkeypatch, capsys, flags, words
+):
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", str(free_port())),
+    ):
         monkeypatch.setenv(name, value)
     assert main([*TRAIN[1:], "--data", str(pictures), "--out", str(tmp_path / "run"), *flags]) == 2
     assert words in capsys.readouterr().err
     assert not torch.distributed.is_initialized()
 
 
-def test_processes_that_do_not_come_are_not_waited_for_without_end(pictures, tmp_path, monkeypatch, capsys):
+def test_processes_that_do_not_come_are_not_waited_for_without_end(
+    pictures, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(workers, "ASSEMBLY", timedelta(seconds=2))
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "0"),
+    ):
         monkeypatch.setenv(name, value)
     assert main([*TRAIN[1:], "--data", str(pictures), "--out", str(tmp_path / "run")]) == 2
     assert "not all of the 2 processes met at MASTER_ADDR 127.0.0.1" in capsys.readouterr().err
@@ -216,7 +336,10 @@ def dies(rank: int, count: int, threads: int, meeting: Path, begun: Any, *_: obj
 def test_a_process_that_ends_before_all_have_met_is_not_waited_for_without_end(monkeypatch):
     monkeypatch.setattr(workers, "MEETING", timedelta(seconds=2))
     monkeypatch.setattr(workers, "_other", dies)
-    with pytest.raises(ChildProcessError, match="another training process has ended"), workers.together(2, print):
+    with (
+        pytest.raises(ChildProcessError, match="another training process has ended"),
+        workers.together(2, print),
+    ):
         pass
     assert not torch.distributed.is_initialized()
 
@@ -224,20 +347,51 @@ def test_a_process_that_ends_before_all_have_met_is_not_waited_for_without_end(m
 def others(first: subprocess.Popen[str]) -> list[int]:
     """The processes that train beside the first one."""
     children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
-    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [
+        int(child)
+        for child in children
+        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("killed", "status", "lines"), [("first", -9, 3), ("other", 2, 3), ("first", -9, 0),
-                                                         ("other", 2, 0), ("Ctrl-C", 0, 0)])
-def test_when_one_process_ends_so_does_the_other_and_the_last_save_is_there(pictures, tmp_path, killed, status, lines):
+@pytest.mark.parametrize(
+    ("killed", "status", "lines"),
+    [("first", -9, 3), ("other", 2, 3), ("first", -9, 0), ("other", 2, 0), ("Ctrl-C", 0, 0)],
+)
+def test_when_one_process_ends_so_does_the_other_and_the_last_save_is_there(
+    pictures, tmp_path, killed, status, lines
+):
     """lines: of the log, by then; 0: while the other begins."""
-    command = [sys.executable, "-m", "linpix", "train", "tiny", "--data", str(pictures), "--out",
-               str(tmp_path / "run"), "--no-compile", "--batch", "8", "--save-minutes", "0.01", "--processes", "2"]
-    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                             env=os.environ | {"OMP_NUM_THREADS": "2"})
+    command = [
+        sys.executable,
+        "-m",
+        "linpix",
+        "train",
+        "tiny",
+        "--data",
+        str(pictures),
+        "--out",
+        str(tmp_path / "run"),
+        "--no-compile",
+        "--batch",
+        "8",
+        "--save-minutes",
+        "0.01",
+        "--processes",
+        "2",
+    ]
+    first = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+    )
     state, log = tmp_path / "run.training" / "state.pt", tmp_path / "run.training" / "log.csv"
-    assert eventually(lambda: others(first) and (not lines or len(log.read_text().splitlines()) > lines), 60)
+    assert eventually(
+        lambda: others(first) and (not lines or len(log.read_text().splitlines()) > lines), 60
+    )
     [other] = others(first)
     if killed == "Ctrl-C":
         os.killpg(first.pid, signal.SIGINT)

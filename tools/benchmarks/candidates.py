@@ -3,15 +3,16 @@
     python -m tools.benchmarks.candidates --data DIR [--models mnist-conditional] [--count 200]
                                           [--checkpoints DIR]
 
-The models draw the class first. Those of digits are asked for --count images of every class in turn, and for as many of
-any class; an image keeps its class if a CNN gives it the one asked for. Each picture is asked for once over HTTP, with
-n and candidates of --candidates: the first image of the answer is the best, and the mean over all is what one drawn at
-random would have been. A completion keeps its class if the CNN gives it that of the original, and is sure at a
-probability above 0.9. The CNN is that of tools/benchmarks/quality.py. Images are taken from the test set after the
-first 200.
+The models draw the class first. Those of digits are asked for --count images of every class in
+turn, and for as many of any class; an image keeps its class if a CNN gives it the one asked for.
+Each picture is asked for once over HTTP, with n and candidates of --candidates: the first image of
+the answer is the best, and the mean over all is what one drawn at random would have been. A
+completion keeps its class if the CNN gives it that of the original, and is sure at a probability
+above 0.9. The CNN is that of tools/benchmarks/quality.py. Images are taken from the test set after
+the first 200.
 
-Models of other pictures (cifar10-conditional) have no judge: completions have the error and the seam of quality.py,
-which are better the less they are.
+Models of other pictures (cifar10-conditional) have no judge: completions have the error and the
+seam of quality.py, which are better the less they are.
 """
 
 import argparse
@@ -31,33 +32,57 @@ SEEN = 200
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder of the models' data set")
     parser.add_argument("--models", default="mnist-conditional", help="names, comma-separated")
     parser.add_argument("--count", type=int, default=200, help="test images")
     parser.add_argument("--candidates", type=int, default=8)
-    parser.add_argument("--checkpoints", type=Path, default=ROOT / "checkpoints", help="folder of the models")
+    parser.add_argument(
+        "--checkpoints", type=Path, default=ROOT / "checkpoints", help="folder of the models"
+    )
     given = parser.parse_args()
     models, ways = given.models.split(","), given.candidates
-    configs = {name: checkpoint.read(checkpoint.find(name, given.checkpoints)).net.config for name in models}
+    configs = {
+        name: checkpoint.read(checkpoint.find(name, given.checkpoints)).net.config
+        for name in models
+    }
     config = configs[models[-1]]
     test = datasets.load(given.data, "test", config)
     digits = (config.height, config.width, config.channels) == (SIDE, SIDE, 1)
     judge = trained_judge(given.data) if digits else None
-    images, labels_of = test.images[SEEN:SEEN + given.count], test.labels[SEEN:SEEN + given.count].astype(np.int64)
-    print(f"{len(images)} images; {'kept and sure' if digits else 'error and seam'}: of one at random, of the best of "
-          f"{ways}, of {'any' if digits else 'the least'} of {ways}")
-    with serving(given.checkpoints, "--models", given.models, "--max-n", str(max(16, ways))) as server:
+    images, labels_of = (
+        test.images[SEEN : SEEN + given.count],
+        test.labels[SEEN : SEEN + given.count].astype(np.int64),
+    )
+    print(
+        f"{len(images)} images; {'kept and sure' if digits else 'error and seam'}: of one at"
+        f" random, of the best of {ways}, of {'any' if digits else 'the least'} of {ways}"
+    )
+    with serving(
+        given.checkpoints, "--models", given.models, "--max-n", str(max(16, ways))
+    ) as server:
         for model in models:
             asked = Asked(server.url, model, config)
 
-            def tell(name: str, found: list[NDArray[np.float64]], began: float, model: str = model) -> None:
+            def tell(
+                name: str, found: list[NDArray[np.float64]], began: float, model: str = model
+            ) -> None:
                 """found: (N, ways) each."""
                 best = np.max if digits else np.min
-                figures = [f"{one.mean():.3f} {one[:, 0].mean():.3f} {best(one, 1).mean():.3f}" for one in found]
-                print(f"{model:18}{name:16}{'   '.join(figures)}   {time.monotonic() - began:.0f} s", flush=True)
+                figures = [
+                    f"{one.mean():.3f} {one[:, 0].mean():.3f} {best(one, 1).mean():.3f}"
+                    for one in found
+                ]
+                print(
+                    f"{model:18}{name:16}{'   '.join(figures)}   {time.monotonic() - began:.0f} s",
+                    flush=True,
+                )
 
-            def as_judged(drawn: Images, right: NDArray[np.int64] | None) -> list[NDArray[np.float64]]:
+            def as_judged(
+                drawn: Images, right: NDArray[np.int64] | None
+            ) -> list[NDArray[np.float64]]:
                 assert judge is not None
                 of, sure = (found.reshape(-1, ways) for found in judged(judge, drawn))
                 kept = np.zeros_like(sure) if right is None else of == right[:, None]
@@ -73,9 +98,21 @@ def main() -> None:
                 began = time.monotonic()
                 drawn = asked.completed(images, hidden, ways, candidates=ways)
                 holes = hidden.repeat(ways, 0)
-                tell(name, as_judged(drawn, labels_of) if digits else
-                     [found.reshape(-1, ways) for found in (error(images.repeat(ways, 0), drawn, holes),
-                                                            seam(drawn, holes, config))], began)
+                tell(
+                    name,
+                    (
+                        as_judged(drawn, labels_of)
+                        if digits
+                        else [
+                            found.reshape(-1, ways)
+                            for found in (
+                                error(images.repeat(ways, 0), drawn, holes),
+                                seam(drawn, holes, config),
+                            )
+                        ]
+                    ),
+                    began,
+                )
 
 
 if __name__ == "__main__":

@@ -1,24 +1,27 @@
-"""The compiled engine against the eager one, and both against what the machine can do: a ledger of limits.
+"""The compiled engine against the eager one, and both against what the machine can do: a ledger of
+limits.
 
-    python -m tools.benchmarks.decode [--preset mnist,cifar10] [--batch 1,16,64] [--precision bf16,fp32,int8]
+    python -m tools.benchmarks.decode [--preset mnist,cifar10] [--batch 1,16,64] [--precision
+    bf16,fp32,int8]
                                       [--without-eager] [--processor-time] [--json FILE]
 
-Presets have random weights, which does not change their speed; --model takes a checkpoint instead. First come this
-machine's matrix products (4096^3). Then images are decoded from start to end, an image row a call: of each row the
-median over decodes, and the mean of these. Of a result:
+Presets have random weights, which does not change their speed; --model takes a checkpoint instead.
+First come this machine's matrix products (4096^3). Then images are decoded from start to end, an
+image row a call: of each row the median over decodes, and the mean of these. Of a result:
 
     gflop            arithmetic of an image, all precisions together
-    step_mb          what a step reads and writes: the packed weights once, and the state of every image twice
-    limit            images/s at which the arithmetic would be done at the rates of the matrix products, each part in
-                     its own precision, or at which step_mb would be moved at the rate at which this machine reads a
-                     buffer of weights and states, over and over; whichever is lower
+    step_mb          what a step reads and writes: the packed weights once, and the state of every
+    image twice limit            images/s at which the arithmetic would be done at the rates of the
+    matrix products, each part in
+                     its own precision, or at which step_mb would be moved at the rate at which this
+                     machine reads a buffer of weights and states, over and over; whichever is lower
     limited_by       product or memory
     share            images/s over the limit
     ratio_to_eager   images/s over the eager engine's, fp32, at the same batch
     tail_over_head   step time in the last tenth of the image over that in the first
 
---processor-time: for a machine that does other work. Seconds are then those of the processor over the number of
-threads. They are too long where threads wait for each other, so below some 16 images.
+--processor-time: for a machine that does other work. Seconds are then those of the processor over
+the number of threads. They are too long where threads wait for each other, so below some 16 images.
 """
 
 import argparse
@@ -54,15 +57,19 @@ EAGER_STEPS = 12  # of the eager engine, whose steps all cost the same and take 
 
 def main() -> None:
     given = parse()
-    needed = {name for precision in given.precision for name in arithmetic(PRESETS["tiny"], precision)}
+    needed = {
+        name for precision in given.precision for name in arithmetic(PRESETS["tiny"], precision)
+    }
     clock = processor_seconds if given.processor_time else time.perf_counter
     rates = {name: matrix_product(PRECISIONS[name], clock) for name in sorted(needed)}
     for name, rate in rates.items():
         print(f"matrix product {name}: {rate / 1e9:.0f} GFLOP/s", flush=True)
     results: list[dict[str, Any]] = []
     for source in sources(given):
-        eager = {batch: None if given.without_eager else eager_step(source, batch, given.repeat, clock)
-                 for batch in given.batch}
+        eager = {
+            batch: None if given.without_eager else eager_step(source, batch, given.repeat, clock)
+            for batch in given.batch
+        }
         for batch, step in eager.items():
             if step:
                 results.append(described(source, "eager", "fp32", batch, [step], step))
@@ -78,22 +85,41 @@ def main() -> None:
                 found["share"] = rounded(found["images_per_second"] / found["limit"])
                 results.append(found)
                 print(json.dumps(found), flush=True)
-    circumstances = {"machine": machine(), "kernel": ops.kernel(), "torch": torch.__version__,
-                     "commit": checkpoint.commit(), "matrix_product_flops": rates}
+    circumstances = {
+        "machine": machine(),
+        "kernel": ops.kernel(),
+        "torch": torch.__version__,
+        "commit": checkpoint.commit(),
+        "matrix_product_flops": rates,
+    }
     print("\n" + markdown(circumstances, results))
     if given.json:
-        Path(given.json).write_text(json.dumps(circumstances | {"results": results}, indent=1) + "\n")
+        Path(given.json).write_text(
+            json.dumps(circumstances | {"results": results}, indent=1) + "\n"
+        )
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     words: Callable[[str], list[str]] = lambda text: text.split(",")  # noqa: E731
-    parser.add_argument("--preset", type=words, default=["mnist", "cifar10"], help=", ".join(PRESETS))
-    parser.add_argument("--model", type=words, default=[], help="checkpoints, by name or folder, instead of presets")
-    parser.add_argument("--batch", type=lambda text: [int(word) for word in text.split(",")], default=[1, 16, 64])
+    parser.add_argument(
+        "--preset", type=words, default=["mnist", "cifar10"], help=", ".join(PRESETS)
+    )
+    parser.add_argument(
+        "--model", type=words, default=[], help="checkpoints, by name or folder, instead of presets"
+    )
+    parser.add_argument(
+        "--batch", type=lambda text: [int(word) for word in text.split(",")], default=[1, 16, 64]
+    )
     parser.add_argument("--precision", type=words, default=["bf16", "fp32", "int8"])
-    parser.add_argument("--without-eager", action="store_true", help="leave the slow comparison out")
-    parser.add_argument("--processor-time", action="store_true", help="on a machine that does other work")
+    parser.add_argument(
+        "--without-eager", action="store_true", help="leave the slow comparison out"
+    )
+    parser.add_argument(
+        "--processor-time", action="store_true", help="on a machine that does other work"
+    )
     parser.add_argument("--repeat", type=int, default=3, help="decodes of each")
     parser.add_argument("--json", help="file to write")
     given = parser.parse_args()
@@ -108,8 +134,10 @@ def sources(given: argparse.Namespace) -> list[Checkpoint]:
     if given.model:
         return [checkpoint.read(checkpoint.find(name, None)) for name in given.model]
     torch.manual_seed(0)
-    return [Checkpoint(name, Transformer(PRESETS[name]).eval().requires_grad_(False), {}, "", ())
-            for name in given.preset]
+    return [
+        Checkpoint(name, Transformer(PRESETS[name]).eval().requires_grad_(False), {}, "", ())
+        for name in given.preset
+    ]
 
 
 def matrix_product(dtype: torch.dtype, clock: Clock) -> float:
@@ -117,13 +145,24 @@ def matrix_product(dtype: torch.dtype, clock: Clock) -> float:
     a, b = ((10 * torch.randn(4096, 4096)).to(dtype) for _ in range(2))
     multiply = torch._int_mm if dtype == torch.int8 else torch.mm
     multiply(a, b)
-    return 2 * 4096**3 / statistics.median(seconds_of(lambda: multiply(a, b), clock) for _ in range(5))
+    return (
+        2 * 4096**3 / statistics.median(seconds_of(lambda: multiply(a, b), clock) for _ in range(5))
+    )
 
 
 def read_rate(size: int, clock: Clock) -> float:
-    """Bytes a second, by all threads, over a buffer of that size read before: memchr looks for what is not there."""
+    """Bytes a second, by all threads, over a buffer of that size read before: memchr looks for what
+    is not there.
+    """
     libc = ctypes.CDLL(None)
-    libc.memchr.argtypes, libc.memchr.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], ctypes.c_void_p
+    libc.memchr.argtypes, libc.memchr.restype = (
+        [
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_size_t,
+        ],
+        ctypes.c_void_p,
+    )
     threads, rounds = torch.get_num_threads(), 40
     buffer = np.ones(size, np.uint8)
     part = size // threads
@@ -139,14 +178,17 @@ def read_rate(size: int, clock: Clock) -> float:
         for worker in workers:
             worker.join()
 
-    return part * threads * rounds / statistics.median(seconds_of(together, clock) for _ in range(7))
+    return (
+        part * threads * rounds / statistics.median(seconds_of(together, clock) for _ in range(7))
+    )
 
 
 def arithmetic(config: ModelConfig, precision: str) -> dict[str, float]:
-    """Operations of an image by the precision they are done in: two a weight and token, four a number of the state.
+    """Operations of an image by the precision they are done in: two a weight and token, four a
+    number of the state.
 
-    Head and state are fp32 whatever the precision is, and are counted with the layers' widest products. int8 leaves out
-    the feed-forwards of the first and last layer.
+    Head and state are fp32 whatever the precision is, and are counted with the layers' widest
+    products. int8 leaves out the feed-forwards of the first and last layer.
     """
     keys, values = config.heads * config.key_dim, config.heads * config.value_dim
     feed_forward = 2 * config.d_model * config.d_ff
@@ -157,19 +199,33 @@ def arithmetic(config: ModelConfig, precision: str) -> dict[str, float]:
         return {precision: 2.0 * config.length * (layers + rest)}
     outer = min(config.layers, 2) * feed_forward
     wider = "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32"
-    return {"int8": 2.0 * config.length * (layers - outer), wider: 2.0 * config.length * (outer + rest)}
+    return {
+        "int8": 2.0 * config.length * (layers - outer),
+        wider: 2.0 * config.length * (outer + rest),
+    }
 
 
-def limits(source: Checkpoint, precision: str, batch: int, weights: int, rates: dict[str, float],
-           clock: Clock) -> dict[str, Any]:
-    """What a step of `batch` images cannot be faster than. weights: bytes that a step reads of them."""
+def limits(
+    source: Checkpoint,
+    precision: str,
+    batch: int,
+    weights: int,
+    rates: dict[str, float],
+    clock: Clock,
+) -> dict[str, Any]:
+    """What a step of `batch` images cannot be faster than. weights: bytes that a step reads of
+    them.
+    """
     config, state = source.net.config, source.net.attention.state_bytes
     work, moved = arithmetic(config, precision), weights + 2 * batch * state
     product = batch / config.length * sum(amount / rates[name] for name, amount in work.items())
     memory = moved / read_rate(weights + batch * state, clock)
-    return {"gflop": rounded(sum(work.values()) / 1e9), "step_mb": rounded(moved / 1e6),
-            "limit": rounded(batch / config.length / max(product, memory)),
-            "limited_by": "product" if product > memory else "memory"}
+    return {
+        "gflop": rounded(sum(work.values()) / 1e9),
+        "step_mb": rounded(moved / 1e6),
+        "limit": rounded(batch / config.length / max(product, memory)),
+        "limited_by": "product" if product > memory else "memory",
+    }
 
 
 def processor_seconds() -> float:
@@ -187,8 +243,13 @@ def eager_step(source: Checkpoint, batch: int, repeat: int, clock: Clock) -> flo
     slots = list(range(1, batch + 1))
     engine.take(slots, images_of(Job(count=batch), "all"))
     engine.quantum(slots, [0] * batch, [1] * batch)
-    return statistics.median(seconds_of(lambda: engine.quantum(slots, [1] * batch, [EAGER_STEPS] * batch), clock)
-                             for _ in range(repeat)) / EAGER_STEPS
+    return (
+        statistics.median(
+            seconds_of(lambda: engine.quantum(slots, [1] * batch, [EAGER_STEPS] * batch), clock)
+            for _ in range(repeat)
+        )
+        / EAGER_STEPS
+    )
 
 
 def decode(engine: Decoder, batch: int, repeat: int, clock: Clock) -> list[float]:
@@ -197,20 +258,45 @@ def decode(engine: Decoder, batch: int, repeat: int, clock: Clock) -> list[float
     decodes: list[list[float]] = []
     for _ in range(repeat + 1):
         engine.take(slots, images_of(Job(count=batch), "all"))
-        decodes.append([seconds_of(lambda at=at: engine.quantum(slots, [at] * batch, [row] * batch), clock) / row
-                        for at in range(0, config.length, row)])
-    return [statistics.median(steps) for steps in zip(*decodes[1:], strict=True)]  # the first was to warm up
+        decodes.append(
+            [
+                seconds_of(lambda at=at: engine.quantum(slots, [at] * batch, [row] * batch), clock)
+                / row
+                for at in range(0, config.length, row)
+            ]
+        )
+    # the first was to warm up
+    return [statistics.median(steps) for steps in zip(*decodes[1:], strict=True)]
 
 
-def described(source: Checkpoint, engine: str, precision: str, batch: int, steps: list[float],
-              eager: float | None) -> dict[str, Any]:
+def described(
+    source: Checkpoint,
+    engine: str,
+    precision: str,
+    batch: int,
+    steps: list[float],
+    eager: float | None,
+) -> dict[str, Any]:
     step, tenth = statistics.mean(steps), max(1, round(len(steps) / 10))
-    return {"preset": source.name, "engine": engine, "precision": precision, "batch": batch,
-            "images_per_second": rounded(batch / step / source.net.config.length),
-            "seconds_per_step": rounded(step), "ratio_to_eager": rounded(eager / step) if eager else None,
-            "gflop": None, "step_mb": None, "limit": None, "limited_by": None, "share": None,
-            "tail_over_head": rounded(statistics.median(steps[-tenth:]) / statistics.median(steps[:tenth]))
-            if len(steps) > 1 else None}
+    return {
+        "preset": source.name,
+        "engine": engine,
+        "precision": precision,
+        "batch": batch,
+        "images_per_second": rounded(batch / step / source.net.config.length),
+        "seconds_per_step": rounded(step),
+        "ratio_to_eager": rounded(eager / step) if eager else None,
+        "gflop": None,
+        "step_mb": None,
+        "limit": None,
+        "limited_by": None,
+        "share": None,
+        "tail_over_head": (
+            rounded(statistics.median(steps[-tenth:]) / statistics.median(steps[:tenth]))
+            if len(steps) > 1
+            else None
+        ),
+    }
 
 
 def rounded(x: float) -> float:
@@ -222,21 +308,37 @@ def machine() -> str:
 
 
 def markdown(circumstances: dict[str, Any], results: list[dict[str, Any]]) -> str:
-    rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in circumstances["matrix_product_flops"].items())
-    lines = [f"{circumstances['machine']}; kernel {circumstances['kernel']}, torch {circumstances['torch']}, commit "
-             f"{circumstances['commit']}; matrix product, GFLOP/s: {rates}", "",
-             "| preset | engine | B | GFLOP an image | MB a step | limit, images/s | limited by | images/s | share "
-             "| step, us | times torch with our operator | last tenth over first |",
-             "|---|---|---|---|---|---|---|---|---|---|---|---|"]
+    rates = ", ".join(
+        f"{name} {rate / 1e9:.0f}" for name, rate in circumstances["matrix_product_flops"].items()
+    )
+    lines = [
+        (
+            f"{circumstances['machine']}; kernel {circumstances['kernel']}, torch"
+            f" {circumstances['torch']}, commit {circumstances['commit']}; matrix product, GFLOP/s:"
+            f" {rates}"
+        ),
+        "",
+        (
+            "| preset | engine | B | GFLOP an image | MB a step | limit, images/s | limited by |"
+            " images/s | share | step, us | times torch with our operator | last tenth over first |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
     for r in results:
         known = r["limit"]
-        limit = f"{r['gflop']:.3g} | {r['step_mb']:.3g} | {known:.3g} | {r['limited_by']}" if known else "| | |"
+        limit = (
+            f"{r['gflop']:.3g} | {r['step_mb']:.3g} | {known:.3g} | {r['limited_by']}"
+            if known
+            else "| | |"
+        )
         share = f"{r['share']:.0%}" if r["share"] else ""
         ratio = f"{r['ratio_to_eager']:.1f}" if r["ratio_to_eager"] else ""
         tail = f"{r['tail_over_head']:.2f}" if r["tail_over_head"] else ""
         step, rate = f"{r['seconds_per_step'] * 1e6:.3g}", f"{r['images_per_second']:.3g}"
-        lines.append(f"| {r['preset']} | {r['engine']} {r['precision']} | {r['batch']} | {limit} | {rate} | {share} "
-                     f"| {step} | {ratio} | {tail} |")
+        lines.append(
+            f"| {r['preset']} | {r['engine']} {r['precision']} | {r['batch']} | {limit} | {rate} |"
+            f" {share} | {step} | {ratio} | {tail} |"
+        )
     return "\n".join(lines)
 
 

@@ -1,15 +1,18 @@
-"""What a quantum costs the host: Python, numpy, copies and reports, with a GPU that answers at once.
+"""What a quantum costs the host: Python, numpy, copies and reports, with a GPU that answers at
+once.
 
     python -m tools.benchmarks.host [--images 64,1024,4096] [--n 16] [--repeat 5] [--profile]
 
-The engine, the decoder for a GPU, its pool and the event loop's part are the server's own. The pool is in main memory,
-and its kernels only move positions on, in a time that is left out. A quantum is one image row of `mnist`. Times are of
-the processor, in us of a quantum, and medians of --repeat runs. The first columns are a quantum in which no image joins
-or ends. The last are all quanta while requests of n images come and go, as many at a time as there are slots. --profile
-lists the functions that take longest. Last comes what it costs the host to have 64 images of `mnist-conditional` read,
-to see whether they are recognised, and in one piece.
+The engine, the decoder for a GPU, its pool and the event loop's part are the server's own. The pool
+is in main memory, and its kernels only move positions on, in a time that is left out. A quantum is
+one image row of `mnist`. Times are of the processor, in us of a quantum, and medians of --repeat
+runs. The first columns are a quantum in which no image joins or ends. The last are all quanta while
+requests of n images come and go, as many at a time as there are slots. --profile lists the
+functions that take longest. Last comes what it costs the host to have 64 images of
+`mnist-conditional` read, to see whether they are recognised, and in one piece.
 
-`python -m tools.benchmarks.host serve FLAGS` is `linpix serve` with such decoders: see tools/benchmarks/http.py.
+`python -m tools.benchmarks.host serve FLAGS` is `linpix serve` with such decoders: see
+tools/benchmarks/http.py.
 """
 
 import argparse
@@ -78,19 +81,32 @@ class Pool(GpuPool):
             self.canvas[slots, 300:400] = torch.arange(100, 200, dtype=torch.uint8)
 
 
-def instant(checkpoint: Checkpoint, slots: int, *_: object, kernels: Kernels | None = None, **options: object
-            ) -> CudaDecoder:
-    """The decoder of a GPU that answers at once. Its state has one layer, so that thousands fit into main memory."""
+def instant(
+    checkpoint: Checkpoint,
+    slots: int,
+    *_: object,
+    kernels: Kernels | None = None,
+    **options: object,
+) -> CudaDecoder:
+    """The decoder of a GPU that answers at once. Its state has one layer, so that thousands fit
+    into main memory.
+    """
     config, kernels = dataclasses.replace(checkpoint.net.config, layers=1), kernels or Kernels()
-    pool = Pool(Transformer(config), slots, precision="fp32", device="cpu", operators=kernels,
-                recorder=kernels.recorded)
+    pool = Pool(
+        Transformer(config),
+        slots,
+        precision="fp32",
+        device="cpu",
+        operators=kernels,
+        recorder=kernels.recorded,
+    )
     pool.record(slots)
     return CudaDecoder(checkpoint, slots, pool, precision="fp32")
 
 
 class Times(NamedTuple):
     engine: float  # us of a quantum, on the engine's thread
-    loop: float    # and on the event loop
+    loop: float  # and on the event loop
 
 
 class Host:
@@ -100,11 +116,20 @@ class Host:
         self.kernels, self.thread, self.n, self.asked = Kernels(), EngineThread(), n, 0
         self.engine = Engine(instant(checkpoint, slots, kernels=self.kernels))
         metrics = Metrics(["linear"], kernel="none")
-        self.admission = Admission({"preset": self.engine}, metrics, self.thread, max_queue=2 * slots)
+        self.admission = Admission(
+            {"preset": self.engine}, metrics, self.thread, max_queue=2 * slots
+        )
 
     def ask(self, images: int) -> None:
         model = self.admission.models["preset"]
-        request = Request(str(self.asked), "generations", "somebody", Job(count=images, seed=self.asked), model, 600.0)
+        request = Request(
+            str(self.asked),
+            "generations",
+            "somebody",
+            Job(count=images, seed=self.asked),
+            model,
+            600.0,
+        )
         self.asked += images
         model.admit(request)
         self.admission.in_progress[request.id] = request
@@ -124,7 +149,9 @@ class Host:
         return Times(1e6 * (decoded - began - self.kernels.seconds), 1e6 * (ended - decoded))
 
     def together(self) -> list[Times]:
-        """Quanta in which nothing joins or ends, of images that began together: after their first image row."""
+        """Quanta in which nothing joins or ends, of images that began together: after their first
+        image row.
+        """
         slots = self.engine.decoder.slots
         self.ask(slots)
         while self.engine.scheduler.free or not self.engine.busy:
@@ -158,15 +185,20 @@ class Host:
 async def measure(given: argparse.Namespace) -> None:
     net = Transformer(dataclasses.replace(PRESETS["mnist"], layers=1)).eval()
     checkpoint = Checkpoint("preset", net, {}, "", tuple("0123456789"))
-    print(f"{machine()}; mnist, requests of {given.n}\n\n| images | none joins or ends, us a quantum: engine "
-          "| event loop | of both, us an image | they come and go: engine | event loop | of both, us an image |\n"
-          "|---|---|---|---|---|---|---|")
+    print(
+        f"{machine()}; mnist, requests of {given.n}\n\n| images | none joins or ends, us a quantum:"
+        " engine | event loop | of both, us an image | they come and go: engine | event loop | of"
+        " both, us an image |\n|---|---|---|---|---|---|---|"
+    )
     for images in given.images:
         host = Host(checkpoint, images, min(given.n, images))
         cells = []
         for kind in (host.together, host.apart):
             runs = [kind() for _ in range(given.repeat)]
-            times = [statistics.median(statistics.mean(one[part] for one in run) for run in runs) for part in (0, 1)]
+            times = [
+                statistics.median(statistics.mean(one[part] for one in run) for run in runs)
+                for part in (0, 1)
+            ]
             cells += [f"{times[0]:.0f}", f"{times[1]:.0f}", f"{sum(times) / images:.2f}"]
         print(f"| {images} | {' | '.join(cells)} |", flush=True)
         if given.profile:
@@ -183,7 +215,9 @@ async def measure(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     numbers: Callable[[str], list[int]] = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
     parser.add_argument("--images", type=numbers, default=[64, 1024, 4096])
     parser.add_argument("--n", type=int, default=16, help="images a request")

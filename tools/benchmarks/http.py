@@ -1,19 +1,23 @@
-"""What HTTP costs: images/s of 64 clients at once, as a share of what the engine draws in the same time alone.
+"""What HTTP costs: images/s of 64 clients at once, as a share of what the engine draws in the same
+time alone.
 
-    python -m tools.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--n 1,8] [--seconds 5]
+    python -m tools.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--n 1,8]
+    [--seconds 5]
                                     [--repeat 3] [--other CHECKOUT] [--accept TYPE] [--python]
                                     [--instant]
 
-The engine alone, in this process, keeps `--batch` images in flight: a loop over the quanta that `linpix sample` runs.
-A server has as many images in flight for connections of wrk, a load generator in C (Debian: apt install wrk), each of
-which asks for n images again as soon as it has its answer. All of them take turns, `--repeat` times; a share is the
-median of the shares within a round. What comes before a run is steady, and what is under way at its end, is left out.
-The processor's time is that of server and clients together: where other programs use the same cores, the share by it,
-of the engine's own time for an image, still compares two servers. It leaves out what threads wait for.
---other: another checkout, whose server takes turns too. --accept: of what media type the answers are to be. --python:
-httpx instead of wrk, whose clients take more of the same cores than the server does. A preset has random weights, which
-does not change its speed. --instant: server and engine have a GPU that answers at once (tools/benchmarks/host.py), so
-that images/s are the most that HTTP allows.
+The engine alone, in this process, keeps `--batch` images in flight: a loop over the quanta that
+`linpix sample` runs. A server has as many images in flight for connections of wrk, a load generator
+in C (Debian: apt install wrk), each of which asks for n images again as soon as it has its answer.
+All of them take turns, `--repeat` times; a share is the median of the shares within a round. What
+comes before a run is steady, and what is under way at its end, is left out. The processor's time is
+that of server and clients together: where other programs use the same cores, the share by it, of
+the engine's own time for an image, still compares two servers. It leaves out what threads wait for.
+--other: another checkout, whose server takes turns too. --accept: of what media type the answers
+are to be. --python: httpx instead of wrk, whose clients take more of the same cores than the server
+does. A preset has random weights, which does not change its speed. --instant: server and engine
+have a GPU that answers at once (tools/benchmarks/host.py), so that images/s are the most that HTTP
+allows.
 """
 
 import argparse
@@ -73,13 +77,13 @@ function done(summary)
   io.write(string.format('\\n{"answers": %%d, "wrong": %%d, "seconds": %%.6f}\\n', thread:get("answers"),
                          thread:get("wrong") + lost, thread:get("ended") - thread:get("began")))
 end
-"""
+"""  # noqa: E501
 
 
 class Result(NamedTuple):
-    rate: float         # images/s
+    rate: float  # images/s
     processor_s: float  # of the processor for an image: of the engine, or of server and clients
-    loop_s: float = 0   # of it a request's on the event loop's thread
+    loop_s: float = 0  # of it a request's on the event loop's thread
 
 
 def bare(engine: Engine, batch: int, seconds: float) -> Result:
@@ -106,8 +110,17 @@ def by_wrk(url: str, connections: int, n: int, seconds: float, accept: str) -> t
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(SCRIPT % {"n": n, "accept": accept, "steady": STEADY_S})
         script.flush()
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{math.ceil(STEADY_S + seconds)}s", "--timeout", "60s", "-s",
-                   script.name, url + ROUTE]
+        command = [
+            "wrk",
+            "-t1",
+            f"-c{connections}",
+            f"-d{math.ceil(STEADY_S + seconds)}s",
+            "--timeout",
+            "60s",
+            "-s",
+            script.name,
+            url + ROUTE,
+        ]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = json.loads(printed.splitlines()[-1])
     assert not found["wrong"], printed
@@ -117,14 +130,20 @@ def by_wrk(url: str, connections: int, n: int, seconds: float, accept: str) -> t
 def by_httpx(url: str, connections: int, n: int, seconds: float, accept: str) -> tuple[float, int]:
     """The same with clients in Python."""
     began = time.perf_counter() + STEADY_S
-    with httpx.Client(base_url=url, timeout=600, limits=httpx.Limits(max_connections=connections)) as http, \
-            ThreadPoolExecutor(connections) as pool:
+    with (
+        httpx.Client(
+            base_url=url, timeout=600, limits=httpx.Limits(max_connections=connections)
+        ) as http,
+        ThreadPoolExecutor(connections) as pool,
+    ):
 
         def ask(_: int) -> int:
             counted = 0
             while time.perf_counter() < began + seconds:
                 answer = http.post(ROUTE, json={"n": n}, headers={"accept": accept})
-                assert answer.status_code == 200 and (accept != "*/*" or len(answer.json()["data"]) == n)
+                assert answer.status_code == 200 and (
+                    accept != "*/*" or len(answer.json()["data"]) == n
+                )
                 counted += began < time.perf_counter() < began + seconds
             return counted
 
@@ -133,15 +152,22 @@ def by_httpx(url: str, connections: int, n: int, seconds: float, accept: str) ->
 
 
 def used_s(server: Process) -> tuple[float, float]:
-    """Seconds that all threads of a server, and clients that have ended, have had a core; and the event loop's thread.
+    """Seconds that all threads of a server, and clients that have ended, have had a core; and the
+    event loop's thread.
 
     Linux only, as wrk's measurements.
     """
     tasks = Path(f"/proc/{server.process.pid}/task")
-    used = {task.name: int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks.iterdir()}
+    used = {
+        task.name: int((task / "schedstat").read_text().split()[0]) / 1e9
+        for task in tasks.iterdir()
+    }
     clients = resource.getrusage(resource.RUSAGE_CHILDREN)
     own = time.process_time()  # clients in Python are here
-    return sum(used.values()) + clients.ru_utime + clients.ru_stime + own, used[str(server.process.pid)]
+    return (
+        sum(used.values()) + clients.ru_utime + clients.ru_stime + own,
+        used[str(server.process.pid)],
+    )
 
 
 def served(server: Process, load: Load, given: argparse.Namespace, n: int) -> Result:
@@ -149,16 +175,23 @@ def served(server: Process, load: Load, given: argparse.Namespace, n: int) -> Re
     rate, answers = load(server.url, given.batch // n, n, given.seconds, given.accept)
     assert answers, "no answer came once the load was steady; measure for longer, with --seconds"
     all_s, loop_s = (after - at for after, at in zip(used_s(server), before, strict=True))
-    part = given.seconds / (given.seconds + STEADY_S)  # of the answers, which are counted once steady
+    # of the answers, which are counted once steady
+    part = given.seconds / (given.seconds + STEADY_S)
     return Result(rate, all_s * part / answers / n, loop_s * part / answers)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="mnist-small", help="a checkpoint, by name or folder")
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="instead of a checkpoint, with random weights")
+    parser.add_argument(
+        "--preset", choices=sorted(PRESETS), help="instead of a checkpoint, with random weights"
+    )
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--n", type=lambda text: [int(word) for word in text.split(",")], default=[1, 8])
+    parser.add_argument(
+        "--n", type=lambda text: [int(word) for word in text.split(",")], default=[1, 8]
+    )
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--other", type=Path, help="another checkout, to compare with")
@@ -167,7 +200,9 @@ def main() -> None:
     parser.add_argument("--instant", action="store_true", help="with a GPU that answers at once")
     given = parser.parse_args()
     if not given.python and shutil.which("wrk") is None:
-        parser.error("there is no wrk here: install it (Debian: apt install wrk), or measure with --python")
+        parser.error(
+            "there is no wrk here: install it (Debian: apt install wrk), or measure with --python"
+        )
     with tempfile.TemporaryDirectory() as made:
         if given.preset:
             folder = Path(made) / given.preset
@@ -181,8 +216,19 @@ def main() -> None:
 
 def measure(folder: Path, given: argparse.Namespace) -> None:
     limit_threads()
-    engine = Engine((instant if given.instant else new_decoder)(checkpoint.read(folder), given.batch))
-    flags = ("--models", folder.name, "--slots", str(given.batch), "--max-n", "1024", "--client-images", "0")
+    engine = Engine(
+        (instant if given.instant else new_decoder)(checkpoint.read(folder), given.batch)
+    )
+    flags = (
+        "--models",
+        folder.name,
+        "--slots",
+        str(given.batch),
+        "--max-n",
+        "1024",
+        "--client-images",
+        "0",
+    )
     program = ("-m", "tools.benchmarks.host") if given.instant else ("-m", "linpix")
     load: Load = by_httpx if given.python else by_wrk
     alone: list[Result] = []
@@ -191,27 +237,42 @@ def measure(folder: Path, given: argparse.Namespace) -> None:
         servers = {"": stack.enter_context(serving(folder.parent, *flags, program=program))}
         if given.other:
             elsewhere = ["env", f"--chdir={given.other.resolve()}"]
-            servers[", the other checkout"] = stack.enter_context(serving(folder.parent, *flags, before=elsewhere,
-                                                                          program=program))
+            servers[", the other checkout"] = stack.enter_context(
+                serving(folder.parent, *flags, before=elsewhere, program=program)
+            )
         bare(engine, given.batch, STEADY_S)
         for server in servers.values():
             load(server.url, given.batch, 1, STEADY_S, given.accept)
         for turn in range(given.repeat):
             alone.append(bare(engine, given.batch, given.seconds))
-            for name, server in list(servers.items())[::1 if turn % 2 else -1]:
+            for name, server in list(servers.items())[:: 1 if turn % 2 else -1]:
                 for n in given.n:
                     found.setdefault(f"n = {n}{name}", []).append(served(server, load, given, n))
-    print(f"{machine()}; commit {checkpoint.commit()}; {given.batch} in flight, {given.repeat} rounds of "
-          f"{given.seconds:g} s\n\n| {folder.name} | images/s | of the engine alone | processor, ms an image | of the "
-          "engine alone | event loop, ms a request |\n|---|---|---|---|---|---|")
+    print(
+        f"{machine()}; commit {checkpoint.commit()}; {given.batch} in flight, {given.repeat} rounds"
+        f" of {given.seconds:g} s\n\n| {folder.name} | images/s | of the engine alone | processor,"
+        " ms an image | of the engine alone | event loop, ms a request"
+        " |\n|---|---|---|---|---|---|"
+    )
     for name, results in {"the engine alone": alone, **found}.items():
-        columns = [[result.rate for result in results],
-                   [result.rate / base.rate for result, base in zip(results, alone, strict=True)],
-                   [1e3 * result.processor_s for result in results],
-                   [base.processor_s / result.processor_s for result, base in zip(results, alone, strict=True)],
-                   [1e3 * result.loop_s for result in results]]
-        print(f"| {name} | " + " | ".join(f"{statistics.median(values):.3g} ({min(values):.3g}..{max(values):.3g})"
-                                          for values in columns) + " |")
+        columns = [
+            [result.rate for result in results],
+            [result.rate / base.rate for result, base in zip(results, alone, strict=True)],
+            [1e3 * result.processor_s for result in results],
+            [
+                base.processor_s / result.processor_s
+                for result, base in zip(results, alone, strict=True)
+            ],
+            [1e3 * result.loop_s for result in results],
+        ]
+        print(
+            f"| {name} | "
+            + " | ".join(
+                f"{statistics.median(values):.3g} ({min(values):.3g}..{max(values):.3g})"
+                for values in columns
+            )
+            + " |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""How long completions take over HTTP, by what is hidden and n, beside plain samples; and what they cost others.
+"""How long completions take over HTTP, by what is hidden and n, beside plain samples; and what they
+cost others.
 
-    python -m tools.benchmarks.latency [--model mnist-conditional] [--clients 1,16,64] [--n 1,4] [--seconds 3]
+    python -m tools.benchmarks.latency [--model mnist-conditional] [--clients 1,16,64] [--n 1,4]
+    [--seconds 3]
                                        [--rounds 3]
 
-A client asks again as soon as it has its answer; what is completed are digits that the model drew itself. Cells of the
-first table are the median and the 99 % quantile of all rounds, in ms. In the second, 8 clients have plain samples drawn
-while 8 more do something else: their latency, and the mean step of the engine with its mean number of images. Rounds
-take turns, so that all lines see the machine alike.
+A client asks again as soon as it has its answer; what is completed are digits that the model drew
+itself. Cells of the first table are the median and the 99 % quantile of all rounds, in ms. In the
+second, 8 clients have plain samples drawn while 8 more do something else: their latency, and the
+mean step of the engine with its mean number of images. Rounds take turns, so that all lines see the
+machine alike.
 """
 
 import argparse
@@ -33,8 +36,12 @@ def asking(pictures: list[Picture | None], n: int) -> Callable[[int], Ask]:
     return lambda index: Ask(index, n=n, picture=pictures[index % len(pictures)])
 
 
-async def latencies(server: Process, clients: list[Callable[[int], Ask]], seconds: float) -> list[list[float]]:
-    """Seconds of each answer, by client. Raises RuntimeError for one that is not a completed image."""
+async def latencies(
+    server: Process, clients: list[Callable[[int], Ask]], seconds: float
+) -> list[list[float]]:
+    """Seconds of each answer, by client. Raises RuntimeError for one that is not a completed
+    image.
+    """
     host, port = re.fullmatch(r"http://(.+):(\d+)", server.url).groups()
     end = time.monotonic() + seconds
 
@@ -43,7 +50,9 @@ async def latencies(server: Process, clients: list[Callable[[int], Ask]], second
         while time.monotonic() < end:
             record = await connection.ask(make(1000 * index + len(found)))
             if record.outcome != "completed":
-                raise RuntimeError(f"a request was {record.outcome}: {record.code or record.broken}")
+                raise RuntimeError(
+                    f"a request was {record.outcome}: {record.code or record.broken}"
+                )
             found.append(record.seconds)
         connection.close()
         return found
@@ -64,53 +73,99 @@ class Steps:
     @staticmethod
     def _read(server: Process) -> dict[str, float]:
         text = server.get("/metrics").text
-        return {name: sum(float(value) for value in re.findall(rf"^linpix_engine_{name}(?:{{.*}})? (\S+)$", text, re.M))
-                for name in ("step_seconds_sum", "step_seconds_count", "step_batch_size_sum", "step_batch_size_count")}
+        return {
+            name: sum(
+                float(value)
+                for value in re.findall(rf"^linpix_engine_{name}(?:{{.*}})? (\S+)$", text, re.M)
+            )
+            for name in (
+                "step_seconds_sum",
+                "step_seconds_count",
+                "step_batch_size_sum",
+                "step_batch_size_count",
+            )
+        }
 
     def taken(self) -> tuple[float, float]:
         now = {name: value - self.before[name] for name, value in self._read(self.server).items()}
-        return (1e6 * now["step_seconds_sum"] / now["step_seconds_count"],
-                now["step_batch_size_sum"] / now["step_batch_size_count"])
+        return (
+            1e6 * now["step_seconds_sum"] / now["step_seconds_count"],
+            now["step_batch_size_sum"] / now["step_batch_size_count"],
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     numbers: Callable[[str], list[int]] = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
-    parser.add_argument("--model", default="mnist-conditional", help="a checkpoint of 28x28 grey pixels, by name")
+    parser.add_argument(
+        "--model", default="mnist-conditional", help="a checkpoint of 28x28 grey pixels, by name"
+    )
     parser.add_argument("--clients", type=numbers, default=[1, 16, 64])
     parser.add_argument("--n", type=numbers, default=[1, 4])
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each line and number of clients, in each round")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=3.0,
+        help="of each line and number of clients, in each round",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    with serving(ROOT / "checkpoints", "--models", given.model, "--max-queue", "1024", *EVERYBODY) as server:
+    with serving(
+        ROOT / "checkpoints", "--models", given.model, "--max-queue", "1024", *EVERYBODY
+    ) as server:
         digits = Asked(server.url, given.model).drawn([index % 10 for index in range(PICTURES)])
         kinds: dict[str, list[Picture | None]] = {PLAIN: [None]}
         for name, hidden in masks(PICTURES).items():
-            kinds[f"{name} hidden"] = [Picture(upload(*pair)) for pair in zip(digits, hidden, strict=True)]
+            kinds[f"{name} hidden"] = [
+                Picture(upload(*pair)) for pair in zip(digits, hidden, strict=True)
+            ]
         found: dict[tuple[str, int, int], list[float]] = defaultdict(list)
-        beside: dict[str, tuple[list[float], list[tuple[float, float]]]] = defaultdict(lambda: ([], []))
+        beside: dict[str, tuple[list[float], list[tuple[float, float]]]] = defaultdict(
+            lambda: ([], [])
+        )
         for turn in range(given.rounds + 1):  # the first is to warm up
             for n in given.n:
                 for clients in given.clients:
                     for name, pictures in kinds.items():
-                        by_client = asyncio.run(latencies(server, [asking(pictures, n)] * clients,
-                                                          given.seconds if turn else 0.1))
-                        found[name, n, clients] += [each for one in by_client for each in one] if turn else []
-            for name, others in {"nothing": [], **{name: [asking(kinds[name], 1)] * HALF for name in kinds}}.items():
+                        by_client = asyncio.run(
+                            latencies(
+                                server,
+                                [asking(pictures, n)] * clients,
+                                given.seconds if turn else 0.1,
+                            )
+                        )
+                        found[name, n, clients] += (
+                            [each for one in by_client for each in one] if turn else []
+                        )
+            for name, others in {
+                "nothing": [],
+                **{name: [asking(kinds[name], 1)] * HALF for name in kinds},
+            }.items():
                 steps = Steps(server)
-                by_client = asyncio.run(latencies(server, [asking([None], 1)] * HALF + others,
-                                                  given.seconds if turn else 0.1))
+                by_client = asyncio.run(
+                    latencies(
+                        server, [asking([None], 1)] * HALF + others, given.seconds if turn else 0.1
+                    )
+                )
                 if turn:
                     beside[name][0].extend(each for one in by_client[:HALF] for each in one)
                     beside[name][1].append(steps.taken())
     print(f"{machine()}; kernel {ops.kernel()}, commit {checkpoint.commit()}; {given.model}\n")
-    print("| | n | " + " | ".join(f"{clients} client{'s' * (clients > 1)}" for clients in given.clients) + " |")
+    print(
+        "| | n | "
+        + " | ".join(f"{clients} client{'s' * (clients > 1)}" for clients in given.clients)
+        + " |"
+    )
     print("|---" * (2 + len(given.clients)) + "|")
     for name in kinds:
         for n in given.n:
             cells = [cell(found[name, n, clients]) for clients in given.clients]
             print(f"| {name} | {n} | {' | '.join(cells)} |")
-    print("\n| beside 8 clients that sample, 8 more | their latency, ms | a step, us | images in it |")
+    print(
+        "\n| beside 8 clients that sample, 8 more | their latency, ms | a step, us | images in it |"
+    )
     print("|---|---|---|---|")
     for name, (seconds, taken) in beside.items():
         step, images = np.median(taken, 0)

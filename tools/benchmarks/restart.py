@@ -1,10 +1,13 @@
-"""How soon a service is ready again after SIGKILL: from the new process's start until /readyz answers 200.
+"""How soon a service is ready again after SIGKILL: from the new process's start until /readyz
+answers 200.
 
-    python -m tools.benchmarks.restart [--rounds 5] [--models NAMES] [--checkpoints DIR] [--slots N] [--limit SECONDS]
+    python -m tools.benchmarks.restart [--rounds 5] [--models NAMES] [--checkpoints DIR] [--slots N]
+    [--limit SECONDS]
 
-Each round asks for images in a stream, kills the server in the middle of them, and starts it again on the same port.
-Without --models all shipped checkpoints are served. With --limit the exit status is 1 if a round took longer. The
-processor's seconds, which other work does not add to, are told where the system has /proc.
+Each round asks for images in a stream, kills the server in the middle of them, and starts it again
+on the same port. Without --models all shipped checkpoints are served. With --limit the exit status
+is 1 if a round took longer. The processor's seconds, which other work does not add to, are told
+where the system has /proc.
 """
 
 import argparse
@@ -45,8 +48,12 @@ def ready_after(command: list[str], url: str) -> tuple[subprocess.Popen[bytes], 
 
 
 def kill_at_work(process: subprocess.Popen[bytes], url: str) -> None:
-    with contextlib.suppress(httpx.TransportError), \
-            httpx.stream("POST", url + "/v1/images/generations", json={"n": 16, "stream": True}, timeout=60) as stream:
+    with (
+        contextlib.suppress(httpx.TransportError),
+        httpx.stream(
+            "POST", url + "/v1/images/generations", json={"n": 16, "stream": True}, timeout=60
+        ) as stream,
+    ):
         for _ in stream.iter_lines():
             process.send_signal(signal.SIGKILL)
     process.kill()
@@ -54,7 +61,9 @@ def kill_at_work(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", default="", help="comma-separated; empty: all")
     parser.add_argument("--checkpoints", type=Path, default=ROOT / "checkpoints")
@@ -64,8 +73,18 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "linpix", "serve", "--port", str(port), "--checkpoints",
-               str(given.checkpoints), "--slots", str(given.slots)]
+    command = [
+        sys.executable,
+        "-m",
+        "linpix",
+        "serve",
+        "--port",
+        str(port),
+        "--checkpoints",
+        str(given.checkpoints),
+        "--slots",
+        str(given.slots),
+    ]
     command += ["--models", given.models] if given.models else []
     process, first = ready_after(command, url)
     served = [card["id"] for card in httpx.get(url + "/v1/models").json()["data"]]
@@ -80,9 +99,12 @@ def main() -> None:
     finally:
         process.kill()
         process.wait()
-    print(f"{', '.join(served)}: first start {first:.2f} s; ready again after SIGKILL in "
-          f"{statistics.median(seconds):.2f} s (median of {len(seconds)}, {min(seconds):.2f}..{max(seconds):.2f}), "
-          f"{statistics.median(processor):.2f} s of a processor")
+    print(
+        f"{', '.join(served)}: first start {first:.2f} s; ready again after SIGKILL in"
+        f" {statistics.median(seconds):.2f} s (median of {len(seconds)},"
+        f" {min(seconds):.2f}..{max(seconds):.2f}), {statistics.median(processor):.2f} s of a"
+        " processor"
+    )
     if given.limit is not None and max(seconds) > given.limit:
         sys.exit(f"a restart took {max(seconds):.2f} s, over the limit of {given.limit:g}")
 

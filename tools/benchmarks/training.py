@@ -3,12 +3,14 @@
     python -m tools.benchmarks.training [--preset mnist] [--batch 16] [--rounds 5] [--json FILE]
 
     operator    causal_attention of csrc, as `linpix train` has it
-    chunked     its reference in torch: quadratic inside a chunk, cumulative sums of the state between chunks
-    definition  equations 9 to 12 in plain torch: cumulative sums of the state over all tokens
+    chunked     its reference in torch: quadratic inside a chunk, cumulative sums of the state
+    between chunks definition  equations 9 to 12 in plain torch: cumulative sums of the state over
+    all tokens
 
-each with torch.compile and without (--eager for the latter alone). A step is forward, backward and optimiser, in bf16
-where the processor has it, of random images with random weights, which does not change the speed. The ways take turns;
-of each the median over rounds counts, and the ratio is its images/s over those of the definition.
+each with torch.compile and without (--eager for the latter alone). A step is forward, backward and
+optimiser, in bf16 where the processor has it, of random images with random weights, which does not
+change the speed. The ways take turns; of each the median over rounds counts, and the ratio is its
+images/s over those of the definition.
 """
 
 import argparse
@@ -48,7 +50,9 @@ def definition(layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = 
 class Way:
     """One way to compute a step, warm."""
 
-    def __init__(self, preset: str, parallel: Parallel | None, compiled: bool, images: Tensor, start: Tensor) -> None:
+    def __init__(
+        self, preset: str, parallel: Parallel | None, compiled: bool, images: Tensor, start: Tensor
+    ) -> None:
         self.run = Run(PRESETS[preset], TrainConfig(compile=compiled))
         if parallel is not None:
             self.run.net.attention.parallel = parallel  # type: ignore[method-assign]
@@ -73,40 +77,67 @@ class Way:
         return len(self.given[0]) / statistics.median(self.seconds)
 
 
-def measure(preset: str, batch: int, rounds: int,
-            compiled: tuple[bool, ...] = (True, False)) -> list[dict[str, Any]]:
+def measure(
+    preset: str, batch: int, rounds: int, compiled: tuple[bool, ...] = (True, False)
+) -> list[dict[str, Any]]:
     """A line for each way; those without torch.compile are named so."""
     config = PRESETS[preset]
     random = torch.Generator().manual_seed(0)
     images = torch.randint(256, (batch, config.subpixels), dtype=torch.uint8, generator=random)
     start = torch.full((batch,), 256)
-    ways = {(name, fast): Way(preset, parallel, fast, images, start) for fast in compiled
-            for name, parallel in (("operator", None), ("chunked", chunked), ("definition", definition))}
+    ways = {
+        (name, fast): Way(preset, parallel, fast, images, start)
+        for fast in compiled
+        for name, parallel in (("operator", None), ("chunked", chunked), ("definition", definition))
+    }
     for _ in range(rounds):
         for way in ways.values():
             way.step()
     base = {fast: ways["definition", fast].images_per_second for fast in compiled}
-    return [{"way": name, "compiled": fast, "images_per_second": way.images_per_second,
-             "ratio": way.images_per_second / base[fast]} for (name, fast), way in ways.items()]
+    return [
+        {
+            "way": name,
+            "compiled": fast,
+            "images_per_second": way.images_per_second,
+            "ratio": way.images_per_second / base[fast],
+        }
+        for (name, fast), way in ways.items()
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="mnist", choices=sorted(PRESETS))
-    parser.add_argument("--batch", type=int, default=16, help="images a step; 16 is what training has")
+    parser.add_argument(
+        "--batch", type=int, default=16, help="images a step; 16 is what training has"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--eager", action="store_true", help="without torch.compile only")
     parser.add_argument("--json", help="write the results there too")
     given = parser.parse_args()
-    results = measure(given.preset, given.batch, given.rounds, compiled=(False,) if given.eager else (True, False))
-    where = (f"{platform.machine()}, {torch.get_num_threads()} threads, kernel {ops.kernel()}, torch "
-             f"{torch.__version__}, commit {checkpoint.commit()}, preset {given.preset}, batch {given.batch}")
-    print(where + "\n\n| attention | torch.compile | images/s | of the definition |\n|---|---|---:|---:|")
+    results = measure(
+        given.preset, given.batch, given.rounds, compiled=(False,) if given.eager else (True, False)
+    )
+    where = (
+        f"{platform.machine()}, {torch.get_num_threads()} threads, kernel {ops.kernel()}, torch"
+        f" {torch.__version__}, commit {checkpoint.commit()}, preset {given.preset}, batch"
+        f" {given.batch}"
+    )
+    print(
+        where
+        + "\n\n| attention | torch.compile | images/s | of the definition |\n|---|---|---:|---:|"
+    )
     for one in results:
-        print(f"| {one['way']} | {'yes' if one['compiled'] else 'no'} | {one['images_per_second']:.2f} | "
-              f"{one['ratio']:.1f} |")
+        print(
+            f"| {one['way']} | {'yes' if one['compiled'] else 'no'} |"
+            f" {one['images_per_second']:.2f} | {one['ratio']:.1f} |"
+        )
     if given.json:
-        Path(given.json).write_text(json.dumps({"where": where, "results": results}, indent=1) + "\n")
+        Path(given.json).write_text(
+            json.dumps({"where": where, "results": results}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """Peak memory of a training step: reversible layers, chunked feed-forward, both, and neither.
 
-    python -m tools.benchmarks.training_memory [--preset mnist] [--layers 8,16,32] [--batch 4] [--chunks 8] [--compile]
-    python -m tools.benchmarks.training_memory --layers 8 --batch 1 --lengths 512,1024,2048,4096,8192,16384
+    python -m tools.benchmarks.training_memory [--preset mnist] [--layers 8,16,32] [--batch 4]
+    [--chunks 8] [--compile] python -m tools.benchmarks.training_memory --layers 8 --batch 1
+    --lengths 512,1024,2048,4096,8192,16384
 
-Forward and backward with random weights, each point in a process of its own: the most resident memory that it has
-during a step, over what it has before. So that is activations, what operations borrow, and the weights' gradients,
-which are told beside it; the optimiser is in neither. The C library gives back at once what is freed (its threshold is
-fixed at 64 KB), so figures are of what lives and not of holes between; time is measured without that, and is the
-processor's, which other work on the machine disturbs less. A step that is not counted comes first, for what loads or
+Forward and backward with random weights, each point in a process of its own: the most resident
+memory that it has during a step, over what it has before. So that is activations, what operations
+borrow, and the weights' gradients, which are told beside it; the optimiser is in neither. The C
+library gives back at once what is freed (its threshold is fixed at 64 KB), so figures are of what
+lives and not of holes between; time is measured without that, and is the processor's, which other
+work on the machine disturbs less. A step that is not counted comes first, for what loads or
 compiles once. Linux with glibc only.
 """
 
@@ -37,57 +39,102 @@ from linpix.training.run import TrainConfig
 from tools.benchmarks.decode import machine
 
 FORMS: dict[str, tuple[Literal["plain", "reversible"], bool]] = {
-    "plain": ("plain", False), "chunked": ("plain", True), "reversible": ("reversible", False),
-    "both": ("reversible", True)}
+    "plain": ("plain", False),
+    "chunked": ("plain", True),
+    "reversible": ("reversible", False),
+    "both": ("reversible", True),
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="mnist", choices=PRESETS)
     parser.add_argument("--attention", default="linear", choices=("linear", "softmax", "lsh"))
     parser.add_argument("--layers", default="8,16,32", help="comma-separated")
-    parser.add_argument("--lengths", default="", help="sub-pixels N of an image, comma-separated multiples of 32; the "
-                        "preset's own if left out")
+    parser.add_argument(
+        "--lengths",
+        default="",
+        help=(
+            "sub-pixels N of an image, comma-separated multiples of 32; the "
+            "preset's own if left out"
+        ),
+    )
     parser.add_argument("--batch", type=int, default=4, help="images a step")
-    parser.add_argument("--chunks", type=int, default=8, help="of the feed-forward, where it is chunked")
-    parser.add_argument("--forms", default=",".join(FORMS), help=f"comma-separated, of {', '.join(FORMS)}")
+    parser.add_argument(
+        "--chunks", type=int, default=8, help="of the feed-forward, where it is chunked"
+    )
+    parser.add_argument(
+        "--forms", default=",".join(FORMS), help=f"comma-separated, of {', '.join(FORMS)}"
+    )
     parser.add_argument("--compile", action="store_true", help="compile the loss as training does")
-    parser.add_argument("--steps", type=int, default=3, help="time is their median, memory that of the hungriest")
-    parser.add_argument("--point", help=argparse.SUPPRESS)  # one form and depth, measured in this process
+    parser.add_argument(
+        "--steps", type=int, default=3, help="time is their median, memory that of the hungriest"
+    )
+    # one form and depth, measured in this process
+    parser.add_argument("--point", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.point:
         print(json.dumps(measured(given, *given.point.split(","))))
         return
-    print(f"`{given.preset}`, {given.attention} attention, batch {given.batch}, {given.chunks} chunks, "
-          f"{'compiled' if given.compile else 'not compiled'}; {machine()}, torch {torch.__version__}, "
-          f"commit {checkpoint.commit()}\n")
-    print("| layers | N | | peak, MB | gradients in it, MB | peak of an image, MB | of plain | time, of plain |\n"
-          "|---|---|---|---|---|---|---|---|", flush=True)
+    print(
+        f"`{given.preset}`, {given.attention} attention, batch {given.batch}, {given.chunks}"
+        f" chunks, {'compiled' if given.compile else 'not compiled'}; {machine()}, torch"
+        f" {torch.__version__}, commit {checkpoint.commit()}\n"
+    )
+    print(
+        "| layers | N | | peak, MB | gradients in it, MB | peak of an image, MB | of plain | time,"
+        " of plain |\n|---|---|---|---|---|---|---|---|",
+        flush=True,
+    )
     own = PRESETS[given.preset].subpixels
     for layers, length in itertools.product(given.layers.split(","), given.lengths.split(",")):
         plain = None
         for form in given.forms.split(","):
             point = f"{form},{layers},{length or own}"
-            found = in_a_process(point, MALLOC_MMAP_THRESHOLD_="65536") | {"seconds": in_a_process(point)["seconds"]}
+            found = in_a_process(point, MALLOC_MMAP_THRESHOLD_="65536") | {
+                "seconds": in_a_process(point)["seconds"]
+            }
             plain = plain or found
             image = (found["bytes"] - found["gradients"]) / given.batch
-            print(f"| {layers} | {length or own} | {form} | {found['bytes'] / 1e6:.0f} | "
-                  f"{found['gradients'] / 1e6:.0f} | {image / 1e6:.1f} | {found['bytes'] / plain['bytes']:.2f} | "
-                  f"{found['seconds'] / plain['seconds']:.2f} |", flush=True)
+            print(
+                f"| {layers} | {length or own} | {form} | {found['bytes'] / 1e6:.0f} |"
+                f" {found['gradients'] / 1e6:.0f} | {image / 1e6:.1f} |"
+                f" {found['bytes'] / plain['bytes']:.2f} |"
+                f" {found['seconds'] / plain['seconds']:.2f} |",
+                flush=True,
+            )
 
 
 def in_a_process(point: str, **environment: str) -> dict[str, float]:
-    words = [sys.executable, "-m", "tools.benchmarks.training_memory", *sys.argv[1:], "--point", point]
-    ended = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+    words = [
+        sys.executable,
+        "-m",
+        "tools.benchmarks.training_memory",
+        *sys.argv[1:],
+        "--point",
+        point,
+    ]
+    ended = subprocess.run(
+        words, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment
+    )
     result: dict[str, float] = json.loads(ended.stdout)
     return result
 
 
 def measured(given: argparse.Namespace, form: str, layers: str, length: str) -> dict[str, float]:
-    """Bytes at the peak of a step over those before it, those of gradients, and processor seconds of a step."""
+    """Bytes at the peak of a step over those before it, those of gradients, and processor seconds
+    of a step.
+    """
     residual, chunked = FORMS[form]
-    config = dataclasses.replace(PRESETS[given.preset], attention=given.attention, layers=int(layers), norm="pre",
-                                 residual=residual)
+    config = dataclasses.replace(
+        PRESETS[given.preset],
+        attention=given.attention,
+        layers=int(layers),
+        norm="pre",
+        residual=residual,
+    )
     if config.subpixels != int(length):
         config = dataclasses.replace(config, height=int(length) // 32, width=32, channels=1)
     torch.manual_seed(0)
@@ -113,7 +160,9 @@ def measured(given: argparse.Namespace, form: str, layers: str, length: str) -> 
 
 def _status(name: str) -> int:
     """A size of /proc/self/status, in bytes."""
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
+    [line] = [
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)
+    ]
     return int(line.split()[1]) * 1024
 
 

@@ -1,8 +1,8 @@
 """Experiments from the two papers: the interface of an experiment, and how one is conducted.
 
-Each experiment is a module here, named like the command's argument, with a subclass of Experiment called Study.
-Its folder holds tables (CSV), plot.svg, summary.md and experiment.json. `FOLDER.training` holds the state to resume
-from.
+Each experiment is a module here, named like the command's argument, with a subclass of Experiment
+called Study. Its folder holds tables (CSV), plot.svg, summary.md and experiment.json.
+`FOLDER.training` holds the state to resume from.
 """
 
 from abc import ABC, abstractmethod
@@ -15,30 +15,48 @@ from typing import Any, ClassVar, Literal, get_args
 from .record import Record, Sitting
 
 ExperimentName = Literal["scaling", "copy", "duplication", "speech"]
-_COLOURS = {"linear": "#1a9e77", "softmax": "#d9622b", "softmax-matrix": "#e6a03c", "full": "#2a8fd8",
-            "lsh-1": "#b07cc6", "lsh-2": "#8c564b", "lsh-4": "#b8960c", "lstm": "#555555"}
+_COLOURS = {
+    "linear": "#1a9e77",
+    "softmax": "#d9622b",
+    "softmax-matrix": "#e6a03c",
+    "full": "#2a8fd8",
+    "lsh-1": "#b07cc6",
+    "lsh-2": "#8c564b",
+    "lsh-4": "#b8960c",
+    "lstm": "#555555",
+}
 
 
 def colour(kind: str) -> str | None:
-    """The colour of an attention kind in all plots; None, for rare kinds, lets matplotlib choose."""
+    """The colour of an attention kind in all plots; None, for rare kinds, lets matplotlib
+    choose.
+    """
     return _COLOURS.get(kind)
 
 
 def check_kinds(kinds: tuple[str, ...], allowed: tuple[str, ...]) -> None:
-    """Raise ValueError unless each kind is in allowed, where lsh-ROUNDS stands for lsh-1, lsh-2 and so on."""
+    """Raise ValueError unless each kind is in allowed, where lsh-ROUNDS stands for lsh-1, lsh-2 and
+    so on.
+    """
     for kind in kinds:
         base, _, rounds = kind.partition("-")
-        hashed = base == "lsh" and rounds.isdecimal() and int(rounds) > 0 and "lsh-ROUNDS" in allowed
+        hashed = (
+            base == "lsh" and rounds.isdecimal() and int(rounds) > 0 and "lsh-ROUNDS" in allowed
+        )
         if not hashed and kind not in set(allowed) - {"lsh-ROUNDS"}:
             raise ValueError(f"kinds must be a list from {', '.join(allowed)}; got {kind!r}")
     if not kinds or len(set(kinds)) < len(kinds):
-        raise ValueError(f"kinds must have at least one entry, and none twice; got {', '.join(kinds) or 'none'}")
+        raise ValueError(
+            f"kinds must have at least one entry, and none twice; got {', '.join(kinds) or 'none'}"
+        )
 
 
 class Experiment(ABC):
-    """One experiment with one set of settings. All its results are stored in its record, and read from there."""
+    """One experiment with one set of settings. All its results are stored in its record, and read
+    from there.
+    """
 
-    settings_type: ClassVar[type[Any]]              # a frozen dataclass, each field with a text for --help
+    settings_type: ClassVar[type[Any]]  # a frozen dataclass, each field with a text for --help
     tables: ClassVar[Mapping[str, tuple[str, ...]]]  # names and columns
 
     def __init__(self, settings: Any, record: Record) -> None:
@@ -46,7 +64,9 @@ class Experiment(ABC):
 
     @abstractmethod
     def work(self, sitting: Sitting) -> bool:
-        """Add missing results until the record is complete or the sitting is over; return whether it is complete."""
+        """Add missing results until the record is complete or the sitting is over; return whether
+        it is complete.
+        """
 
     @abstractmethod
     def draw(self, figure: Any) -> None:
@@ -54,7 +74,9 @@ class Experiment(ABC):
 
     @abstractmethod
     def summary(self) -> str:
-        """The results so far, as Markdown: the method, the figures, and the paper's figures if it has any."""
+        """The results so far, as Markdown: the method, the figures, and the paper's figures if it
+        has any.
+        """
 
 
 def study(name: str) -> type[Experiment]:
@@ -63,15 +85,21 @@ def study(name: str) -> type[Experiment]:
     return found
 
 
-def conduct(name: ExperimentName, settings: Any, folder: Path, *, command: str, max_minutes: float) -> bool:
-    """Begin or continue an experiment; return whether it is complete. Plot and summary are written in any case.
+def conduct(
+    name: ExperimentName, settings: Any, folder: Path, *, command: str, max_minutes: float
+) -> bool:
+    """Begin or continue an experiment; return whether it is complete. Plot and summary are written
+    in any case.
 
-    Raises ValueError if folder is damaged, or holds anything but this experiment with these settings.
+    Raises ValueError if folder is damaged, or holds anything but this experiment with these
+    settings.
     """
     assert name in get_args(ExperimentName)
     if find_spec("matplotlib") is None:
-        raise ValueError("experiments need matplotlib for their plots, and it is not installed; run: pip install "
-                         "'.[train]' in the folder of LinPix")
+        raise ValueError(
+            "experiments need matplotlib for their plots, and it is not installed; run: pip install"
+            " '.[train]' in the folder of LinPix"
+        )
     kind = study(name)
     record = Record(folder, name, settings, kind.tables)
     experiment = kind(settings, record)

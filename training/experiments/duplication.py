@@ -1,4 +1,6 @@
-"""Training with one number of hashing rounds, evaluation with another: table 2 of the Reformer (section 2.1)."""
+"""Training with one number of hashing rounds, evaluation with another: table 2 of the Reformer
+(section 2.1).
+"""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -25,28 +27,41 @@ from .tokens import (
 
 EVALUATED = ("full", "lsh-8", "lsh-4", "lsh-2", "lsh-1")
 PAPER = {  # accuracy in per cent, by trained kind, in the order of EVALUATED; lsh-8 was not trained
-    "full": (100.0, 94.8, 92.5, 76.9, 52.5), "lsh-4": (0.8, 100.0, 99.9, 99.4, 91.9),
-    "lsh-2": (0.8, 100.0, 99.9, 98.1, 86.8), "lsh-1": (0.8, 99.9, 99.6, 94.8, 77.9)}
+    "full": (100.0, 94.8, 92.5, 76.9, 52.5),
+    "lsh-4": (0.8, 100.0, 99.9, 99.4, 91.9),
+    "lsh-2": (0.8, 100.0, 99.9, 98.1, 86.8),
+    "lsh-1": (0.8, 99.9, 99.6, 94.8, 77.9),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings with shorter words than the paper's, to save time; the paper has --word 511 --updates 150000."""
+    """Settings with shorter words than the paper's, to save time; the paper has --word 511
+    --updates 150000.
+    """
 
-    kinds: tuple[str, ...] = setting(("full", "lsh-4", "lsh-2", "lsh-1"), "kinds of attention to train: full or "
-                                                                          "lsh-ROUNDS")
+    kinds: tuple[str, ...] = setting(
+        ("full", "lsh-4", "lsh-2", "lsh-1"), "kinds of attention to train: full or lsh-ROUNDS"
+    )
     updates: int = setting(3_000, "updates of each kind of attention; the paper has 150,000")
     drop: int = setting(2_250, "updates with the full learning rate; a tenth of it after them")
     learning_rate: float = setting(2e-3, "learning rate of RAdam, until --drop")
     batch: int = setting(64, "sequences per update")
-    word: int = setting(31, "number of symbols in the word w; a sequence is 0w0w; the paper has 511")
+    word: int = setting(
+        31, "number of symbols in the word w; a sequence is 0w0w; the paper has 511"
+    )
     symbols: int = setting(127, "number of different symbols")
     heads: int = setting(4, "heads of the only layer")
     width: int = setting(256, "width of the model, and of its feed-forward layer")
-    chunk: int = setting(8, "number of sorted tokens that attend together; the number of buckets is twice the length "
-                            "divided by it")
+    chunk: int = setting(
+        8,
+        "number of sorted tokens that attend together; the number of buckets is twice the length "
+        "divided by it",
+    )
     sequences: int = setting(512, "sequences to evaluate on")
-    seed: int = setting(0, "seed of initial weights, words and hashing; the same for every kind of attention")
+    seed: int = setting(
+        0, "seed of initial weights, words and hashing; the same for every kind of attention"
+    )
     compile: bool = setting(True, "use torch.compile where there is a C++ compiler")
 
     def __post_init__(self) -> None:
@@ -58,23 +73,40 @@ class Settings:
         return Duplication(word=self.word, symbols=self.symbols)
 
     def config(self, kind: str) -> ModelConfig:
-        return kind_config(kind, self.task, chunk=self.chunk, layers=1, heads=self.heads,
-                           key_dim=self.width // self.heads, value_dim=self.width // self.heads, d_model=self.width,
-                           d_ff=self.width)
+        return kind_config(
+            kind,
+            self.task,
+            chunk=self.chunk,
+            layers=1,
+            heads=self.heads,
+            key_dim=self.width // self.heads,
+            value_dim=self.width // self.heads,
+            d_model=self.width,
+            d_ff=self.width,
+        )
 
 
 class Study(Experiment):
-    """Weights are trained with one kind of attention and scored with each; in all kinds, queries are also keys."""
+    """Weights are trained with one kind of attention and scored with each; in all kinds, queries
+    are also keys.
+    """
 
     settings_type = Settings
-    tables = MappingProxyType({
-        "learning": FIELDS, "results": ("trained", "evaluated", "loss", "accuracy", "sequences")})
+    tables = MappingProxyType(
+        {"learning": FIELDS, "results": ("trained", "evaluated", "loss", "accuracy", "sequences")}
+    )
     settings: Settings
 
     def work(self, sitting: Sitting) -> bool:
         s = self.settings
-        recipe = Recipe(updates=s.updates, drop=s.drop, batch=s.batch, learning_rate=s.learning_rate, seed=s.seed,
-                        compile=s.compile)
+        recipe = Recipe(
+            updates=s.updates,
+            drop=s.drop,
+            batch=s.batch,
+            learning_rate=s.learning_rate,
+            seed=s.seed,
+            compile=s.compile,
+        )
         for kind in s.kinds:
             if set(self.accuracies(kind)) == set(EVALUATED):
                 continue
@@ -85,39 +117,73 @@ class Study(Experiment):
                 if sitting.over:
                     return False
                 if other not in self.accuracies(kind):
-                    loss, accuracy = evaluate(learner.net, s.config(other), s.sequences, s.batch, s.seed)
-                    self.record.add("results", trained=kind, evaluated=other, loss=loss, accuracy=accuracy,
-                                    sequences=s.sequences)
+                    loss, accuracy = evaluate(
+                        learner.net, s.config(other), s.sequences, s.batch, s.seed
+                    )
+                    self.record.add(
+                        "results",
+                        trained=kind,
+                        evaluated=other,
+                        loss=loss,
+                        accuracy=accuracy,
+                        sequences=s.sequences,
+                    )
                     self.record.save()
         return True
 
     def accuracies(self, kind: str) -> dict[str, float]:
         """Accuracies so far of the weights trained with a kind, by the kind of the evaluation."""
-        return {row["evaluated"]: float(row["accuracy"]) for row in self.record.tables["results"]
-                if row["trained"] == kind}
+        return {
+            row["evaluated"]: float(row["accuracy"])
+            for row in self.record.tables["results"]
+            if row["trained"] == kind
+        }
 
     def draw(self, figure: Any) -> None:
         figure.set_size_inches(10, 4.5)
         left, right = figure.subplots(1, 2)
         for index, kind in enumerate(self.settings.kinds):
             curve = [row for row in self.record.tables["learning"] if row["kind"] == kind]
-            left.plot([row["update"] for row in curve], [100 * row["accuracy"] for row in curve], label=kind,
-                      color=colour(kind))
+            left.plot(
+                [row["update"] for row in curve],
+                [100 * row["accuracy"] for row in curve],
+                label=kind,
+                color=colour(kind),
+            )
             found, width = self.accuracies(kind), 0.8 / len(self.settings.kinds)
-            right.bar([place + index * width for place in range(len(EVALUATED))],
-                      [100 * found.get(other, 0.0) for other in EVALUATED], width, label=kind, color=colour(kind))
+            right.bar(
+                [place + index * width for place in range(len(EVALUATED))],
+                [100 * found.get(other, 0.0) for other in EVALUATED],
+                width,
+                label=kind,
+                color=colour(kind),
+            )
         left.set(xlabel="update", ylabel="accuracy in training, %", ylim=(0, 101))
         right.set(xlabel="evaluated with", ylabel="accuracy, %", ylim=(0, 101))
-        right.set_xticks([place + 0.4 - 0.4 / len(self.settings.kinds) for place in range(len(EVALUATED))], EVALUATED)
+        right.set_xticks(
+            [place + 0.4 - 0.4 / len(self.settings.kinds) for place in range(len(EVALUATED))],
+            EVALUATED,
+        )
         left.legend(title="trained with")
 
     def summary(self) -> str:
         s = self.settings
         rows = []
         for kind in s.kinds:
-            found, paper = self.accuracies(kind), dict(zip(EVALUATED, PAPER.get(kind, ()), strict=False))
-            rows.append([kind, *(f"{100 * found[other]:.1f} %" if other in found else "-" for other in EVALUATED),
-                         *(f"{paper[other]:.1f} %" if other in paper else "-" for other in EVALUATED)])
+            found, paper = (
+                self.accuracies(kind),
+                dict(zip(EVALUATED, PAPER.get(kind, ()), strict=False)),
+            )
+            rows.append(
+                [
+                    kind,
+                    *(
+                        f"{100 * found[other]:.1f} %" if other in found else "-"
+                        for other in EVALUATED
+                    ),
+                    *(f"{paper[other]:.1f} %" if other in paper else "-" for other in EVALUATED),
+                ]
+            )
         return f"""\
 Accuracy on the duplication task of the Reformer (section 2.1, table 2): sequences 0w0w of {s.task.length} tokens, w
 being {s.word} symbols out of {s.symbols} (the paper: 1,024 tokens, 511 symbols out of 127). One layer of width
@@ -128,12 +194,16 @@ counts, in training too. lsh has {s.config("lsh-1").lsh_buckets} buckets and chu
 one chunk.
 
 {table(["trained with", *EVALUATED, *(f"paper: {other}" for other in EVALUATED)], rows)}
-"""
+"""  # noqa: E501
 
 
 @torch.no_grad()
-def evaluate(net: TokenModel, config: ModelConfig, sequences: int, batch: int, seed: int) -> tuple[float, float]:
-    """Mean loss and accuracy of net's weights with the attention of config, on sequences that were not trained on."""
+def evaluate(
+    net: TokenModel, config: ModelConfig, sequences: int, batch: int, seed: int
+) -> tuple[float, float]:
+    """Mean loss and accuracy of net's weights with the attention of config, on sequences that were
+    not trained on.
+    """
     trained, net.attention = net.attention, attention_for(config)
     scores = []
     for number, at in enumerate(range(0, sequences, batch)):

@@ -1,4 +1,6 @@
-"""Time and peak memory by length: each measured in a process of its own, and their tables and plots."""
+"""Time and peak memory by length: each measured in a process of its own, and their tables and
+plots.
+"""
 
 import ctypes
 import math
@@ -20,12 +22,16 @@ from .record import Row, Sitting, table
 
 MEASURES = (("seconds", "ms", 1e-3), ("bytes", "MiB", 2**20))  # column, unit shown, and its size
 END_S = 10.0  # for a process that has answered
-Measured = tuple[float, int]    # seconds, bytes
+Measured = tuple[float, int]  # seconds, bytes
 Curve = list[tuple[int, float]]  # length, seconds or bytes
 
 
-def in_a_process(measure: Callable[..., Measured], arguments: tuple[Any, ...], sitting: Sitting, what: str,
-                 ) -> Measured | None:
+def in_a_process(
+    measure: Callable[..., Measured],
+    arguments: tuple[Any, ...],
+    sitting: Sitting,
+    what: str,
+) -> Measured | None:
     """measure(*arguments) in a new process; None if it did not fit in memory or the sitting ended.
 
     what: its name in the error if it fails otherwise.
@@ -47,8 +53,9 @@ def in_a_process(measure: Callable[..., Measured], arguments: tuple[Any, ...], s
     process.kill()  # has already ended, unless native threads keep it from ending
     process.join()
     if found is None and process.exitcode not in (0, -signal.SIGKILL, -signal.SIGTERM):
-        raise ChildProcessError(f"measuring {what} ended with status {process.exitcode}; what it printed above says "
-                                "why")
+        raise ChildProcessError(
+            f"measuring {what} ended with status {process.exitcode}; what it printed above says why"
+        )
     return found
 
 
@@ -71,7 +78,8 @@ def peak_of(call: Callable[[], object]) -> int:
     peak = 0
     for _ in range(5):
         with suppress(AttributeError, OSError):  # not glibc
-            ctypes.CDLL(None).malloc_trim(0)  # else memory that earlier calls freed counts as allocated before
+            # else memory that earlier calls freed counts as allocated before
+            ctypes.CDLL(None).malloc_trim(0)
         before = _resident(reset=True)
         call()
         after = _resident()
@@ -82,22 +90,31 @@ def peak_of(call: Callable[[], object]) -> int:
 
 
 def _resident(*, reset: bool = False) -> dict[str, int]:
-    """Bytes of this process in memory: peak since the last reset (VmHWM), own (RssAnon), of files (RssFile)."""
+    """Bytes of this process in memory: peak since the last reset (VmHWM), own (RssAnon), of files
+    (RssFile).
+    """
     try:
         if reset:
             Path("/proc/self/clear_refs").write_text("5")
         lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
         names = ("VmHWM:", "RssAnon:", "RssFile:")
         return {words[0][:-1]: 1024 * int(words[1]) for words in lines if words[0] in names}
-    except OSError:  # not Linux: the peak since the start, from which peak_of subtracts the earlier peak
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    # not Linux: the peak since the start, from which peak_of subtracts the earlier peak
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
         return {"VmHWM": most, "RssAnon": most, "RssFile": 0}
 
 
-def _child(answer: Connection, measure: Callable[..., Measured], arguments: tuple[Any, ...], device: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
+def _child(
+    answer: Connection, measure: Callable[..., Measured], arguments: tuple[Any, ...], device: str
+) -> None:
+    # Ctrl-C is for the parent, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, this process is killed
+        # if memory runs out, this process is killed
+        Path("/proc/self/oom_score_adj").write_text("1000")
     torch.set_default_device(device)
     try:
         answer.send(measure(*arguments))
@@ -121,11 +138,21 @@ def draw_lengths(both: Any, kinds: tuple[str, ...], rows: list[Row]) -> None:
     for axes, (what, unit, size) in zip(both, MEASURES, strict=True):
         for kind in kinds:
             curve = medians(rows, kind, what)
-            axes.loglog([length for length, _ in curve], [value / size for _, value in curve], marker="o",
-                        markersize=4, label=kind, color=colour(kind), base=2)
+            axes.loglog(
+                [length for length, _ in curve],
+                [value / size for _, value in curve],
+                marker="o",
+                markersize=4,
+                label=kind,
+                color=colour(kind),
+                base=2,
+            )
         axes.set_yscale("log")
-        axes.set(xlabel="sequence length N", ylabel=f"{unit} a sequence",
-                 title="time" if what == "seconds" else "peak memory")
+        axes.set(
+            xlabel="sequence length N",
+            ylabel=f"{unit} a sequence",
+            title="time" if what == "seconds" else "peak memory",
+        )
         axes.legend()
 
 
@@ -134,16 +161,26 @@ def tables_of(kinds: tuple[str, ...], lengths: list[int], rows: list[Row]) -> li
     tables = []
     for what, unit, size in MEASURES:
         curves = {kind: dict(medians(rows, kind, what)) for kind in kinds}
-        tables.append(table([f"{unit} a sequence", *(f"N = {length:,}" for length in lengths)], [
-            [kind, *(f"{curve[N] / size:.4g}" if N in curve else "-" for N in lengths)]
-            for kind, curve in curves.items()]))
+        tables.append(
+            table(
+                [f"{unit} a sequence", *(f"N = {length:,}" for length in lengths)],
+                [
+                    [kind, *(f"{curve[N] / size:.4g}" if N in curve else "-" for N in lengths)]
+                    for kind, curve in curves.items()
+                ],
+            )
+        )
     return tables
 
 
 def exponent(curve: Curve) -> str:
-    """Slope of the logarithms by least squares over the last two doublings, with their lengths, as text."""
+    """Slope of the logarithms by least squares over the last two doublings, with their lengths, as
+    text.
+    """
     if len(curve) < 2:
         return "-"
     last = curve[-3:]
-    slope = statistics.linear_regression([math.log(x) for x, _ in last], [math.log(y) for _, y in last]).slope
+    slope = statistics.linear_regression(
+        [math.log(x) for x, _ in last], [math.log(y) for _, y in last]
+    ).slope
     return f"{slope:.2f} (N = {last[0][0]:,} to {last[-1][0]:,})"

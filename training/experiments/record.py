@@ -1,4 +1,6 @@
-"""The record of an experiment on disk: tables of results so far, their circumstances, plot and summary."""
+"""The record of an experiment on disk: tables of results so far, their circumstances, plot and
+summary.
+"""
 
 import csv
 import dataclasses
@@ -29,7 +31,11 @@ class Sitting:
     """
 
     def __init__(self, max_minutes: float = math.inf) -> None:
-        self._began, self._max_minutes, self._received = time.monotonic(), max_minutes, stop_signals()
+        self._began, self._max_minutes, self._received = (
+            time.monotonic(),
+            max_minutes,
+            stop_signals(),
+        )
 
     @property
     def stop_requested(self) -> bool:
@@ -48,8 +54,12 @@ class Sitting:
 class Record:
     """The folder of one experiment. Tables are lists of rows in memory and CSV files after save."""
 
-    def __init__(self, folder: Path, experiment: str, settings: Any, tables: Mapping[str, tuple[str, ...]]) -> None:
-        """Read the folder, if it has content. Raises ValueError if it is not of this experiment with these settings."""
+    def __init__(
+        self, folder: Path, experiment: str, settings: Any, tables: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        """Read the folder, if it has content. Raises ValueError if it is not of this experiment
+        with these settings.
+        """
         self.folder, self.experiment, self.columns = folder, experiment, tables
         self.settings = json.loads(json.dumps(dataclasses.asdict(settings)))
         self.complete, self.sittings = False, list[Row]()
@@ -68,22 +78,33 @@ class Record:
     def begin(self, command: str, sitting: Sitting) -> None:
         """Add a sitting with its command, commit and machine, and create the folder."""
         self._sitting = sitting
-        self.sittings.append({"command": command, "commit": checkpoint.commit(), **machine(), "minutes": 0.0})
+        self.sittings.append(
+            {"command": command, "commit": checkpoint.commit(), **machine(), "minutes": 0.0}
+        )
         self.side.mkdir(parents=True, exist_ok=True)
         self.save()
 
     def add(self, table: str, **values: Any) -> None:
-        """Add a row, rounded as in the file, so that results computed from it are the same after a resume."""
+        """Add a row, rounded as in the file, so that results computed from it are the same after a
+        resume.
+        """
         assert tuple(values) == self.columns[table], (table, values)
-        self.tables[table].append({column: _value(_text(value)) for column, value in values.items()})
+        self.tables[table].append(
+            {column: _value(_text(value)) for column, value in values.items()}
+        )
 
     def save(self) -> None:
         """Write tables and circumstances. Each file is replaced atomically."""
         if self._sitting is not None:
             self.sittings[-1]["minutes"] = round(self._sitting.minutes, 2)
         self.folder.mkdir(parents=True, exist_ok=True)
-        facts = {"version": VERSION, "experiment": self.experiment, "settings": self.settings,
-                 "complete": self.complete, "sittings": self.sittings}
+        facts = {
+            "version": VERSION,
+            "experiment": self.experiment,
+            "settings": self.settings,
+            "complete": self.complete,
+            "sittings": self.sittings,
+        }
         self._replace("experiment.json", json.dumps(facts, indent=2) + "\n")
         for name, rows in self.tables.items():
             lines = [",".join(self.columns[name])]
@@ -91,33 +112,48 @@ class Record:
             self._replace(f"{name}.csv", "\n".join(lines) + "\n")
 
     def publish(self, draw: Callable[[Any], None], summary: str) -> None:
-        """Rewrite plot.svg and summary.md. If the experiment is complete, remove the folder `side`."""
+        """Rewrite plot.svg and summary.md. If the experiment is complete, remove the folder
+        `side`.
+        """
         import matplotlib
         from matplotlib.figure import Figure  # not pyplot, which would look for a display
 
-        with matplotlib.rc_context({"svg.hashsalt": "linpix", "svg.fonttype": "none", "axes.grid": True,
-                                    "grid.alpha": 0.3, "legend.frameon": False}):
+        with matplotlib.rc_context(
+            {
+                "svg.hashsalt": "linpix",
+                "svg.fonttype": "none",
+                "axes.grid": True,
+                "grid.alpha": 0.3,
+                "legend.frameon": False,
+            }
+        ):
             figure = Figure(layout="constrained")
             draw(figure)
             figure.savefig(self.folder / "plot.svg.new", format="svg", metadata={"Date": None})
         os.replace(self.folder / "plot.svg.new", self.folder / "plot.svg")
         state = "" if self.complete else "\n**Not complete yet: the same command continues it.**\n"
-        self._replace("summary.md", f"# {self.experiment}\n{state}\n{summary.strip()}\n\n![plot](plot.svg)\n\n"
-                                    f"{self.circumstances()}\n")
+        self._replace(
+            "summary.md",
+            f"# {self.experiment}\n{state}\n{summary.strip()}\n\n![plot](plot.svg)\n\n"
+            f"{self.circumstances()}\n",
+        )
         if self.complete:
             shutil.rmtree(self.side, ignore_errors=True)
 
     def circumstances(self) -> str:
         """Settings, machine, commit and command, as Markdown."""
+
         def each(name: str) -> str:
             return ", ".join(dict.fromkeys(str(sitting[name]) for sitting in self.sittings))
 
         settings = ", ".join(f"{name} {_shown(value)}" for name, value in self.settings.items())
         minutes = sum(sitting["minutes"] for sitting in self.sittings)
         command = self.sittings[-1]["command"] if self.sittings else ""
-        return (f"Settings: {settings}.\n\nMachine: {each('machine')}; torch {each('torch')}, {each('threads')} "
-                f"threads; commit {each('commit')}; {minutes:.0f} minutes in {len(self.sittings)} "
-                f"sitting{'s' if len(self.sittings) != 1 else ''}; `{command}`")
+        return (
+            f"Settings: {settings}.\n\nMachine: {each('machine')}; torch {each('torch')},"
+            f" {each('threads')} threads; commit {each('commit')}; {minutes:.0f} minutes in"
+            f" {len(self.sittings)} sitting{'s' if len(self.sittings) != 1 else ''}; `{command}`"
+        )
 
     def _replace(self, name: str, text: str) -> None:
         temporary = self.folder / f"{name}.new"
@@ -130,16 +166,29 @@ class Record:
             raise ValueError(f"--out {self.folder} exists and has no experiment; give a new folder")
         try:
             facts = json.loads(path.read_text())
-            other = {"version": facts["version"], "experiment": facts["experiment"], **facts["settings"]}
+            other = {
+                "version": facts["version"],
+                "experiment": facts["experiment"],
+                **facts["settings"],
+            }
             self.complete, self.sittings = bool(facts["complete"]), list(facts["sittings"])
             self.circumstances()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}); restore it, or give another "
-                             "--out") from error
-        for name, mine in {"version": VERSION, "experiment": self.experiment, **self.settings}.items():
+            raise ValueError(
+                f"{path} is damaged ({type(error).__name__}: {error}); restore it, or give another "
+                "--out"
+            ) from error
+        for name, mine in {
+            "version": VERSION,
+            "experiment": self.experiment,
+            **self.settings,
+        }.items():
             if other.get(name) != mine:
-                raise ValueError(f"--out {self.folder} has an experiment with {name} {_shown(other.get(name))}, and "
-                                 f"this one has {_shown(mine)}; use the same settings, or give another --out")
+                raise ValueError(
+                    f"--out {self.folder} has an experiment with {name} {_shown(other.get(name))},"
+                    f" and this one has {_shown(mine)}; use the same settings, or give another"
+                    " --out"
+                )
         for name, columns in self.columns.items():
             self.tables[name] = self._read_table(self.folder / f"{name}.csv", columns)
 
@@ -150,7 +199,9 @@ class Record:
                 raise ValueError(f"its columns are {', '.join(header)}, not {', '.join(columns)}")
             return [dict(zip(columns, map(_value, line), strict=True)) for line in lines]
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path} is damaged ({error}); restore it, or give another --out") from error
+            raise ValueError(
+                f"{path} is damaged ({error}); restore it, or give another --out"
+            ) from error
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -164,8 +215,11 @@ def machine() -> dict[str, Any]:
     name = processor_name()
     if torch.get_default_device().type == "cuda":
         name = f"{torch.cuda.get_device_name()}, {name}"
-    return {"machine": f"{name}, {os.cpu_count()} cores", "torch": torch.__version__,
-            "threads": torch.get_num_threads()}
+    return {
+        "machine": f"{name}, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _text(value: Any) -> str:
@@ -173,7 +227,9 @@ def _text(value: Any) -> str:
 
 
 def _value(text: str) -> Any:
-    """The value that _text has formatted: a number if the text reads like one; None if it is empty."""
+    """The value that _text has formatted: a number if the text reads like one; None if it is
+    empty.
+    """
     for kind in (int, float):
         try:
             return kind(text)

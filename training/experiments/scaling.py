@@ -1,4 +1,6 @@
-"""Time and peak memory of attention, forward and backward, by sequence length: figure 1 of "Transformers are RNNs"."""
+"""Time and peak memory of attention, forward and backward, by sequence length: figure 1 of
+"Transformers are RNNs".
+"""
 
 import itertools
 import math
@@ -20,37 +22,74 @@ from linpix.model.config import AttentionKind, ModelConfig
 
 from ..run import setting
 from . import Experiment, check_kinds
-from .lengths import Curve, draw_lengths, exponent, in_a_process, medians, on_gpu, peak_of, tables_of, wait
+from .lengths import (
+    Curve,
+    draw_lengths,
+    exponent,
+    in_a_process,
+    medians,
+    on_gpu,
+    peak_of,
+    tables_of,
+    wait,
+)
 from .record import Row, Sitting, table
 
-BARS = {"linear": 1.1, "lsh": 1.3}  # largest expected exponents of time and memory, at the longest lengths
+# largest expected exponents of time and memory, at the longest lengths
+BARS = {"linear": 1.1, "lsh": 1.3}
 QUICK_S = 0.5  # a point is measured more often if a call takes less
-FIELDS = ("round", "kind", "length", "batch", "seconds", "bytes")  # per sequence; empty if it did not fit
+# per sequence; empty if it did not fit
+FIELDS = ("round", "kind", "length", "batch", "seconds", "bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings: the sizes of the paper's models, and its rule that the batch is inverse to the length."""
+    """Settings: the sizes of the paper's models, and its rule that the batch is inverse to the
+    length.
+    """
 
-    kinds: tuple[str, ...] = setting(("linear", "softmax", "softmax-matrix", "lsh-1", "lsh-4"), "kinds of attention; "
-                                     "lsh-ROUNDS for lsh, softmax-matrix for softmax with its whole matrix")
+    kinds: tuple[str, ...] = setting(
+        ("linear", "softmax", "softmax-matrix", "lsh-1", "lsh-4"),
+        "kinds of attention; lsh-ROUNDS for lsh, softmax-matrix for softmax with its whole matrix",
+    )
     shortest: int = setting(2**9, "first length N; each next one is twice as long")
     longest: int = setting(2**14, "last length N; the paper's 65536 needs a GPU")
-    tokens: int = setting(2**14, "tokens of a batch, over all its sequences; a batch has at least one sequence")
-    rounds: int = setting(3, "number of processes that measure a point, in turns with those of the other points")
-    oftener: int = setting(3, "factor for --rounds at points whose call takes less than half a second, since these "
-                              "vary more")
-    calls: int = setting(3, "timed calls in each process, after a first call that measures the memory")
+    tokens: int = setting(
+        2**14, "tokens of a batch, over all its sequences; a batch has at least one sequence"
+    )
+    rounds: int = setting(
+        3, "number of processes that measure a point, in turns with those of the other points"
+    )
+    oftener: int = setting(
+        3,
+        "factor for --rounds at points whose call takes less than half a second, since these "
+        "vary more",
+    )
+    calls: int = setting(
+        3, "timed calls in each process, after a first call that measures the memory"
+    )
     heads: int = setting(8, "number of heads, H")
     key_dim: int = setting(32, "key dim D, and value dim M")
     chunk: int = setting(32, "number of sorted tokens that attend together in lsh")
-    buckets: int = setting(64, "number of lsh buckets, as in the paper's models; 0: the Reformer's rule, twice N "
-                               "divided by chunk")
+    buckets: int = setting(
+        64,
+        "number of lsh buckets, as in the paper's models; 0: the Reformer's rule, twice N "
+        "divided by chunk",
+    )
     memory: float = setting(0.5, "share of the free memory that a point may use")
     seed: int = setting(0, "seed of inputs and hashing")
 
     def __post_init__(self) -> None:
-        for name in ("shortest", "tokens", "rounds", "oftener", "calls", "heads", "key_dim", "chunk"):
+        for name in (
+            "shortest",
+            "tokens",
+            "rounds",
+            "oftener",
+            "calls",
+            "heads",
+            "key_dim",
+            "chunk",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("buckets", "seed"):
@@ -58,7 +97,9 @@ class Settings:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         check_kinds(self.kinds, (*get_args(AttentionKind), "softmax-matrix", "lsh-ROUNDS"))
         if self.longest < 2 * self.shortest:
-            raise ValueError(f"longest must be at least twice shortest ({self.shortest}), got {self.longest}")
+            raise ValueError(
+                f"longest must be at least twice shortest ({self.shortest}), got {self.longest}"
+            )
         if not 0 < self.memory <= 1:
             raise ValueError(f"memory must be above 0 and at most 1, got {self.memory}")
 
@@ -70,21 +111,33 @@ class Settings:
     def config(self, kind: str, length: int) -> ModelConfig:
         attention, _, rounds = kind.partition("-")
         buckets = self.buckets or max(2, 2 * round(length / self.chunk))
-        return ModelConfig(height=1, width=length, heads=self.heads, key_dim=self.key_dim, value_dim=self.key_dim,
-                           attention=attention,  # type: ignore[arg-type]
-                           lsh_rounds=int(rounds) if rounds.isdecimal() else 1, lsh_chunk=self.chunk,
-                           lsh_buckets=buckets)
+        return ModelConfig(
+            height=1,
+            width=length,
+            heads=self.heads,
+            key_dim=self.key_dim,
+            value_dim=self.key_dim,
+            attention=attention,  # type: ignore[arg-type]
+            lsh_rounds=int(rounds) if rounds.isdecimal() else 1,
+            lsh_chunk=self.chunk,
+            lsh_buckets=buckets,
+        )
 
 
 def matrix_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax attention by its definition, with the full N x N matrix, like the paper's baseline."""
+    """Causal softmax attention by its definition, with the full N x N matrix, like the paper's
+    baseline.
+    """
     length = q.shape[2]
-    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(torch.ones(length, length).bool().triu(1), -torch.inf)
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(
+        torch.ones(length, length).bool().triu(1), -torch.inf
+    )
     return scores.softmax(-1) @ v
 
 
 def measure(settings: Settings, kind: str, length: int, batch: int) -> tuple[float, int]:
-    """Seconds (of the median call) and peak bytes of attention and its gradients for the whole batch, in this process.
+    """Seconds (of the median call) and peak bytes of attention and its gradients for the whole
+    batch, in this process.
 
     The bytes do not include the inputs, but include the gradients.
     """
@@ -97,7 +150,11 @@ def measure(settings: Settings, kind: str, length: int, batch: int) -> tuple[flo
         mine = [x[:, :, :length].detach().requires_grad_() for x in (q, k, v)]
         wait()
         began = time.perf_counter()
-        y = matrix_attention(*mine) if kind == "softmax-matrix" else attention.parallel(0, *mine, training=True)
+        y = (
+            matrix_attention(*mine)
+            if kind == "softmax-matrix"
+            else attention.parallel(0, *mine, training=True)
+        )
         y.backward(out[:, :, :length])
         wait()
         return time.perf_counter() - began
@@ -114,16 +171,22 @@ def free_bytes() -> int:
     found = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")))
+        found.append(
+            next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+        )
         group = Path("/sys/fs/cgroup")
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        found.append(
+            int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        )
     except (OSError, ValueError, StopIteration):
         pass  # no such file, or no limit
     return min(found, default=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 class Study(Experiment):
-    """Every point is measured in separate processes, so that no point reuses memory that another has left."""
+    """Every point is measured in separate processes, so that no point reuses memory that another
+    has left.
+    """
 
     settings_type = Settings
     tables = MappingProxyType({"results": FIELDS})
@@ -134,7 +197,12 @@ class Study(Experiment):
         points = [(length, kind) for length in s.lengths for kind in s.kinds]
         done = {(row["round"], row["length"], row["kind"]) for row in self._rows()}
         most = s.rounds * s.oftener
-        with tqdm(total=len(points) * most, initial=len(done), unit="point", disable=not sys.stderr.isatty()) as bar:
+        with tqdm(
+            total=len(points) * most,
+            initial=len(done),
+            unit="point",
+            disable=not sys.stderr.isatty(),
+        ) as bar:
             for round_, (length, kind) in itertools.product(range(most), points):
                 if (round_, length, kind) in done:
                     continue
@@ -149,29 +217,51 @@ class Study(Experiment):
                 if sitting.stop_requested:  # the process was ended before it gave a result
                     return False
                 seconds, peak = (found[0] / batch, found[1] // batch) if found else (None, None)
-                self.record.add("results", round=round_, kind=kind, length=length, batch=batch, seconds=seconds,
-                                bytes=peak)
+                self.record.add(
+                    "results",
+                    round=round_,
+                    kind=kind,
+                    length=length,
+                    batch=batch,
+                    seconds=seconds,
+                    bytes=peak,
+                )
                 self.record.save()
                 bar.update()
         return True
 
     def quick(self, kind: str, length: int) -> bool:
-        """Whether a call of this point took less than QUICK_S in the first process: then it is measured more often."""
+        """Whether a call of this point took less than QUICK_S in the first process: then it is
+        measured more often.
+        """
         first = next(row for row in self._rows() if (row["kind"], row["length"]) == (kind, length))
         return first["seconds"] is not None and first["seconds"] * first["batch"] < QUICK_S
 
     def batch(self, kind: str, length: int) -> int:
-        """Sequences by the rule, or fewer if not all fit, estimated from half the length; 0 if not even one fits."""
+        """Sequences by the rule, or fewer if not all fit, estimated from half the length; 0 if not
+        even one fits.
+        """
         s, matrix = self.settings, kind == "softmax-matrix"
-        half = [row["bytes"] for row in self._rows() if (row["kind"], row["length"]) == (kind, length // 2)]
+        half = [
+            row["bytes"]
+            for row in self._rows()
+            if (row["kind"], row["length"]) == (kind, length // 2)
+        ]
         if half and half[-1] is None:
             return 0
-        expected = (4 if matrix else 2) * half[-1] if half else 4 * 4 * s.heads * length**2 * matrix  # four matrices
+        # four matrices
+        expected = (4 if matrix else 2) * half[-1] if half else 4 * 4 * s.heads * length**2 * matrix
         return min(max(1, s.tokens // length), int(s.memory * free_bytes() / max(1, expected)))
 
-    def _measured(self, kind: str, length: int, batch: int, sitting: Sitting) -> tuple[float, int] | None:
-        """Seconds and bytes of the whole batch; None if they did not fit in memory or the sitting ended."""
-        return in_a_process(measure, (self.settings, kind, length, batch), sitting, f"{kind} at N = {length}")
+    def _measured(
+        self, kind: str, length: int, batch: int, sitting: Sitting
+    ) -> tuple[float, int] | None:
+        """Seconds and bytes of the whole batch; None if they did not fit in memory or the sitting
+        ended.
+        """
+        return in_a_process(
+            measure, (self.settings, kind, length, batch), sitting, f"{kind} at N = {length}"
+        )
 
     def _rows(self) -> list[Row]:
         return self.record.tables["results"]
@@ -193,7 +283,9 @@ class Study(Experiment):
             theory = f"at most {bar}" if bar else "about 2" if kind.startswith("softmax") else "-"
             slopes.append([kind, time_, theory, memory, "about 1" if kind == "softmax" else theory])
         tables.append(table(["exponent", "of time", "expected", "of memory", "expected"], slopes))
-        hashing = f"{s.buckets} buckets" if s.buckets else "as many buckets as twice N over the chunk"
+        hashing = (
+            f"{s.buckets} buckets" if s.buckets else "as many buckets as twice N over the chunk"
+        )
         return f"""\
 Attention and its gradients by sequence length, as in figure 1 of "Transformers are RNNs" (section 4.1.2): {s.heads}
 heads, keys and values of {s.key_dim}, float32, causal. A batch has {s.tokens:,} tokens in all, so fewer sequences the
@@ -213,4 +305,4 @@ at every N: tokens see their own chunk and the one before, so the cost is linear
 Exponents are slopes of log time and log memory over log N for the last two doublings that fitted.
 
 {tables[2]}
-"""
+"""  # noqa: E501

@@ -1,4 +1,6 @@
-"""Phonemes of synthetic speech, by attention kinds and an LSTM: table 3 of "Transformers are RNNs" (section 4.3)."""
+"""Phonemes of synthetic speech, by attention kinds and an LSTM: table 3 of "Transformers are RNNs"
+(section 4.3).
+"""
 
 import functools
 import itertools
@@ -25,28 +27,50 @@ from .tokens import Learner, Recipe, check_numbers, clock, learn, update_s
 from .utterances import BANDS, OTHER_VOICES, VOICES, Utterance, edits, espeak, utterances
 
 STRIDE = 2  # frames of a token; the paper has 1
-PAPER = {"linear": (8.08, 824), "softmax": (5.12, 2711), "lsh-4": (9.33, 2250), "lstm": (10.94, 1047)}  # %, s an epoch
-Batch = tuple[Tensor, Tensor, list[list[int]]]  # frames (B, T, BANDS), with 0 as padding; lengths (B,); phonemes
+# %, s an epoch
+PAPER = {
+    "linear": (8.08, 824),
+    "softmax": (5.12, 2711),
+    "lsh-4": (9.33, 2250),
+    "lstm": (10.94, 1047),
+}
+# frames (B, T, BANDS), with 0 as padding; lengths (B,); phonemes
+Batch = tuple[Tensor, Tensor, list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Settings for some hours on two cores. lsh has 32 buckets, and chunks of 32."""
 
-    kinds: tuple[str, ...] = setting(("softmax", "lsh-4", "linear", "lstm"), "kinds of attention, lsh-ROUNDS for lsh; "
-                                     "lstm for a bidirectional LSTM")
+    kinds: tuple[str, ...] = setting(
+        ("softmax", "lsh-4", "linear", "lstm"),
+        "kinds of attention, lsh-ROUNDS for lsh; lstm for a bidirectional LSTM",
+    )
     recordings: int = setting(5_000, "recordings to train on")
-    held_out: int = setting(300, "recordings of other sentences to evaluate on, and as many again in other voices")
+    held_out: int = setting(
+        300, "recordings of other sentences to evaluate on, and as many again in other voices"
+    )
     epochs: int = setting(10, "passes over the recordings, of each kind")
     batch: int = setting(16, "recordings per update")
-    learning_rate: float = setting(2e-3, "first learning rate of RAdam (the paper: 1e-4); Adam, for lstm, has half of "
-                                         "it (the paper: 1e-3)")
+    learning_rate: float = setting(
+        2e-3,
+        "first learning rate of RAdam (the paper: 1e-4); Adam, for lstm, has half of "
+        "it (the paper: 1e-3)",
+    )
     layers: int = setting(6, "layers of the transformers; the paper has 9")
     heads: int = setting(4, "heads of each layer; the paper has 6")
-    width: int = setting(128, "width of the transformers; the feed-forward layers have four times as much")
-    hidden: int = setting(136, "hidden size of each direction of lstm's 3 layers; the paper has 320")
-    shortest: int = setting(200, "frames of the first length that is measured; each next one is twice as long")
-    longest: int = setting(3_200, "frames of the last length that is measured, and of each batch measured")
+    width: int = setting(
+        128, "width of the transformers; the feed-forward layers have four times as much"
+    )
+    hidden: int = setting(
+        136, "hidden size of each direction of lstm's 3 layers; the paper has 320"
+    )
+    shortest: int = setting(
+        200, "frames of the first length that is measured; each next one is twice as long"
+    )
+    longest: int = setting(
+        3_200, "frames of the last length that is measured, and of each batch measured"
+    )
     rounds: int = setting(3, "number of processes that measure each length")
     seed: int = setting(0, "seed of recordings, their order, initial weights and hashing")
 
@@ -61,17 +85,32 @@ class Settings:
 
     @property
     def lengths(self) -> list[int]:
-        return [self.shortest << doubling for doubling in range((self.longest // self.shortest).bit_length())]
+        return [
+            self.shortest << doubling
+            for doubling in range((self.longest // self.shortest).bit_length())
+        ]
 
     def config(self, kind: str) -> ModelConfig:
         (base, _, rounds), size = kind.partition("-"), self.width // self.heads
-        return ModelConfig(layers=self.layers, heads=self.heads, key_dim=size, value_dim=size, d_model=self.width,
-                           d_ff=4 * self.width, norm="pre", attention=base,  # type: ignore[arg-type]
-                           lsh_rounds=int(rounds or 1), lsh_chunk=32, lsh_buckets=32)
+        return ModelConfig(
+            layers=self.layers,
+            heads=self.heads,
+            key_dim=size,
+            value_dim=size,
+            d_model=self.width,
+            d_ff=4 * self.width,
+            norm="pre",
+            attention=base,  # type: ignore[arg-type]
+            lsh_rounds=int(rounds or 1),
+            lsh_chunk=32,
+            lsh_buckets=32,
+        )
 
 
 class BothWays(nn.Module):
-    """A layer of a bidirectional LSTM. Each direction reads padding last: faster than torch's packed sequences."""
+    """A layer of a bidirectional LSTM. Each direction reads padding last: faster than torch's
+    packed sequences.
+    """
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
@@ -79,7 +118,11 @@ class BothWays(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """x: (B, T, inputs) · lengths: (B,) · returns (B, T, 2 * hidden)."""
-        rows, at, last = torch.arange(len(x))[:, None], torch.arange(x.shape[1]), lengths[:, None] - 1
+        rows, at, last = (
+            torch.arange(len(x))[:, None],
+            torch.arange(x.shape[1]),
+            lengths[:, None] - 1,
+        )
         turned = torch.where(at <= last, last - at, at)
         return torch.cat([self.ahead(x)[0], self.back(x[rows, turned])[0][rows, turned]], -1)
 
@@ -91,57 +134,89 @@ class Recogniser(nn.Module):
         super().__init__()
         self.whole = None if kind == "lstm" else attention_for(s.config(kind)).whole
         self.input = nn.Conv1d(BANDS, s.width, 5, stride=STRIDE, padding=2)
-        self.layers = nn.ModuleList(Layer(s.config(kind)) for _ in range(s.layers)) if self.whole else \
-            nn.ModuleList(BothWays(size, s.hidden) for size in (s.width, 2 * s.hidden, 2 * s.hidden))
+        self.layers = (
+            nn.ModuleList(Layer(s.config(kind)) for _ in range(s.layers))
+            if self.whole
+            else nn.ModuleList(
+                BothWays(size, s.hidden) for size in (s.width, 2 * s.hidden, 2 * s.hidden)
+            )
+        )
         self.norm = nn.LayerNorm(s.width if self.whole else 2 * s.hidden)
         self.head = nn.Linear(self.norm.normalized_shape[0], 1 + symbols)
 
     def forward(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (B, T, 1 + symbols) of no phoneme and of each one, and lengths in tokens. See Batch."""
+        """Log-probabilities (B, T, 1 + symbols) of no phoneme and of each one, and lengths in
+        tokens. See Batch.
+        """
         x, lengths = F.gelu(self.input(frames.mT)).mT, -(-lengths // STRIDE)
         if self.whole:
-            angles = torch.arange(x.shape[1])[:, None] * 1e-4 ** torch.linspace(0, 1, -(-x.shape[2] // 2))
-            x = x + torch.cat([angles.sin(), angles.cos()], -1)[:, :x.shape[2]]
+            angles = torch.arange(x.shape[1])[:, None] * 1e-4 ** torch.linspace(
+                0, 1, -(-x.shape[2] // 2)
+            )
+            x = x + torch.cat([angles.sin(), angles.cos()], -1)[:, : x.shape[2]]
         for index, layer in enumerate(self.layers):
-            x = layer(x, index, functools.partial(self.whole, lengths=lengths, training=self.training)) \
-                if self.whole else layer(x, lengths)
+            x = (
+                layer(
+                    x, index, functools.partial(self.whole, lengths=lengths, training=self.training)
+                )
+                if self.whole
+                else layer(x, lengths)
+            )
         return self.head(self.norm(x)).log_softmax(-1), lengths
 
     def loss(self, batch: Batch) -> Tensor:
         """CTC (Graves et al., 2006): nats per phoneme."""
         scores, lengths = self(*batch[:2])
-        said, counts = torch.tensor([*itertools.chain(*batch[2])]), torch.tensor([*map(len, batch[2])])
+        said, counts = (
+            torch.tensor([*itertools.chain(*batch[2])]),
+            torch.tensor([*map(len, batch[2])]),
+        )
         return F.ctc_loss(scores.transpose(0, 1), said, lengths, counts)
 
 
 class Speech:
-    """Three sets of recordings: to train on, of other sentences, and of other sentences in other voices."""
+    """Three sets of recordings: to train on, of other sentences, and of other sentences in other
+    voices.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = s = settings
         self.train = utterances(s.recordings, s.seed, 0, voices=VOICES)
-        self.held_out = [utterances(s.held_out, s.seed, 1 + n, voices=v) for n, v in enumerate((VOICES, OTHER_VOICES))]
-        found = {phoneme for _, said in itertools.chain(self.train, *self.held_out) for phoneme in said}
-        self.numbers = {phoneme: number for number, phoneme in enumerate(sorted(found), 1)}  # 0 is CTC's blank
+        self.held_out = [
+            utterances(s.held_out, s.seed, 1 + n, voices=v)
+            for n, v in enumerate((VOICES, OTHER_VOICES))
+        ]
+        found = {
+            phoneme for _, said in itertools.chain(self.train, *self.held_out) for phoneme in said
+        }
+        # 0 is CTC's blank
+        self.numbers = {phoneme: number for number, phoneme in enumerate(sorted(found), 1)}
 
     def batch(self, chosen: list[Utterance]) -> Batch:
         frames = pad_sequence([frames.float() for frames, _ in chosen], batch_first=True)
-        return (frames.to(torch.get_default_device()), torch.tensor([len(frames) for frames, _ in chosen]),
-                [[self.numbers[phoneme] for phoneme in said] for _, said in chosen])
+        return (
+            frames.to(torch.get_default_device()),
+            torch.tensor([len(frames) for frames, _ in chosen]),
+            [[self.numbers[phoneme] for phoneme in said] for _, said in chosen],
+        )
 
     def batches(self, epoch: int) -> list[list[Utterance]]:
         """All recordings to train on, in batches of similar lengths."""
         draws, size = np.random.default_rng((self.settings.seed, epoch)), self.settings.batch
         order = sorted(self.train, key=lambda one: len(one[0]) * draws.uniform(0.9, 1.1))
-        return [order[at * size:(at + 1) * size] for at in draws.permutation(self.settings.updates)]
+        return [
+            order[at * size : (at + 1) * size] for at in draws.permutation(self.settings.updates)
+        ]
 
     @torch.no_grad()
     def error_rate(self, net: Recogniser, held_out: list[Utterance]) -> float:
-        """Edits from the most probable phoneme of each token, without repeats, to what was said, per phoneme."""
+        """Edits from the most probable phoneme of each token, without repeats, to what was said,
+        per phoneme.
+        """
         net.eval()
         wrong, order, size = 0, sorted(held_out, key=lambda one: len(one[0])), self.settings.batch
         for at in range(0, len(order), size):
-            frames, lengths, said = self.batch(order[at:at + size])
+            frames, lengths, said = self.batch(order[at : at + size])
             scores, lengths = net(frames, lengths)
             for path, length, phonemes in zip(scores.argmax(-1), lengths, said, strict=True):
                 heard = path[:length].unique_consecutive()
@@ -158,8 +233,11 @@ class Listener(Learner):
 
     def __init__(self, kind: str, speech: Speech, recipe: Recipe) -> None:
         torch.manual_seed(recipe.seed)
-        super().__init__(Recogniser(speech.settings, kind, len(speech.numbers)), recipe,
-                         torch.optim.Adam if kind == "lstm" else torch.optim.RAdam)
+        super().__init__(
+            Recogniser(speech.settings, kind, len(speech.numbers)),
+            recipe,
+            torch.optim.Adam if kind == "lstm" else torch.optim.RAdam,
+        )
         self.speech, self.halvings, self.batches = speech, 0, functools.lru_cache(1)(speech.batches)
 
     def measure(self) -> tuple[Tensor, ...]:
@@ -168,29 +246,42 @@ class Listener(Learner):
 
     @property
     def learning_rate(self) -> float:
-        """Halved when the error stopped falling, as in the paper. In the last third it also falls, to zero."""
-        s, first = self.speech.settings, self.recipe.learning_rate * (0.5 if self.net.whole is None else 1)
+        """Halved when the error stopped falling, as in the paper. In the last third it also falls,
+        to zero.
+        """
+        s, first = (
+            self.speech.settings,
+            self.recipe.learning_rate * (0.5 if self.net.whole is None else 1),
+        )
         return first * 0.5**self.halvings * min(1.0, 3 - 3 * self.update / (s.epochs * s.updates))
 
 
 def halvings(errors: list[float]) -> int:
-    """How many errors were not lower than all before, not counting those before half of the phonemes were right."""
+    """How many errors were not lower than all before, not counting those before half of the
+    phonemes were right.
+    """
     return sum(error >= min(errors[:at]) < 0.5 for at, error in enumerate(errors) if at)
 
 
 def update_of(settings: Settings, kind: str, frames: int) -> tuple[float, int]:
-    """Processor seconds and peak bytes of loss and gradients, for a sequence of this many frames in a batch."""
+    """Processor seconds and peak bytes of loss and gradients, for a sequence of this many frames in
+    a batch.
+    """
     net, count = Recogniser(settings, kind, 50), settings.longest // frames
 
     def call(count: int = count, frames: int = frames) -> float:
-        batch = (torch.randn(count, frames, BANDS), torch.full((count,), frames),
-                 torch.randint(1, 51, (count, frames // 8)).tolist())
+        batch = (
+            torch.randn(count, frames, BANDS),
+            torch.full((count,), frames),
+            torch.randint(1, 51, (count, frames // 8)).tolist(),
+        )
         net.zero_grad()
         began = clock()
         net.loss(batch).backward()
         return clock() - began
 
-    call(1, min(frames, 64))  # libraries initialise themselves; the whole batch would leave memory to the next call
+    # libraries initialise themselves; the whole batch would leave memory to the next call
+    call(1, min(frames, 64))
     peak = peak_of(call)
     return statistics.median(call() for _ in range(3)) / count, peak // count
 
@@ -199,26 +290,53 @@ class Study(Experiment):
     """Every kind hears the same recordings in the same order."""
 
     settings_type = Settings
-    tables = MappingProxyType({"learning": ("kind", "update", "seconds", "loss"),
-                               "results": ("kind", "epoch", "sentences", "voices"),  # phoneme error rates
-                               "lengths": ("round", "kind", "length", "seconds", "bytes")})  # of a sequence
+    tables = MappingProxyType(
+        {
+            "learning": ("kind", "update", "seconds", "loss"),
+            # phoneme error rates
+            "results": ("kind", "epoch", "sentences", "voices"),
+            # of a sequence
+            "lengths": ("round", "kind", "length", "seconds", "bytes"),
+        }
+    )
     settings: Settings
 
     def work(self, sitting: Sitting) -> bool:
         espeak()  # before anything is measured
-        s, done = self.settings, {(row["round"], row["length"], row["kind"]) for row in self.record.tables["lengths"]}
+        s, done = (
+            self.settings,
+            {(row["round"], row["length"], row["kind"]) for row in self.record.tables["lengths"]},
+        )
         for round_, length, kind in itertools.product(range(s.rounds), s.lengths, s.kinds):
             if (round_, length, kind) not in done:
-                found = None if sitting.over else in_a_process(update_of, (s, kind, length), sitting, kind)
+                found = (
+                    None
+                    if sitting.over
+                    else in_a_process(update_of, (s, kind, length), sitting, kind)
+                )
                 if found is None:
                     return False
-                self.record.add("lengths", round=round_, kind=kind, length=length, seconds=found[0], bytes=found[1])
+                self.record.add(
+                    "lengths",
+                    round=round_,
+                    kind=kind,
+                    length=length,
+                    seconds=found[0],
+                    bytes=found[1],
+                )
                 self.record.save()
         return self._train(sitting)
 
     def _train(self, sitting: Sitting) -> bool:
         s, speech = self.settings, None
-        recipe = Recipe(updates=0, drop=0, batch=s.batch, learning_rate=s.learning_rate, seed=s.seed, compile=False)
+        recipe = Recipe(
+            updates=0,
+            drop=0,
+            batch=s.batch,
+            learning_rate=s.learning_rate,
+            seed=s.seed,
+            compile=False,
+        )
         for kind in s.kinds:
             learner = None
             for epoch in range(len(self._rows("results", kind)) + 1, s.epochs + 1):
@@ -226,12 +344,18 @@ class Study(Experiment):
                     return False
                 speech = speech or Speech(s)
                 learner = learner or Listener(kind, speech, recipe)
-                learner.halvings = halvings([row["sentences"] for row in self._rows("results", kind)])
+                learner.halvings = halvings(
+                    [row["sentences"] for row in self._rows("results", kind)]
+                )
                 learner.recipe = replace(recipe, updates=epoch * s.updates)
                 if not learn(kind, learner, self.record, sitting):
                     return False
-                sentences, voices = (speech.error_rate(learner.net, held_out) for held_out in speech.held_out)
-                self.record.add("results", kind=kind, epoch=epoch, sentences=sentences, voices=voices)
+                sentences, voices = (
+                    speech.error_rate(learner.net, held_out) for held_out in speech.held_out
+                )
+                self.record.add(
+                    "results", kind=kind, epoch=epoch, sentences=sentences, voices=voices
+                )
                 self.record.save()
         return True
 
@@ -243,10 +367,21 @@ class Study(Experiment):
         left, *both = figure.subplots(1, 3)
         for kind in self.settings.kinds:
             minutes = {row["update"]: row["seconds"] / 60 for row in self._rows("learning", kind)}
-            errors = {row["epoch"] * self.settings.updates: row["sentences"] for row in self._rows("results", kind)}
-            left.semilogy([minutes[update] for update in errors], [100 * error for error in errors.values()],
-                          label=kind, color=colour(kind))
-        left.set(xlabel="minutes of the processor", ylabel="phoneme error rate, %", title="other sentences")
+            errors = {
+                row["epoch"] * self.settings.updates: row["sentences"]
+                for row in self._rows("results", kind)
+            }
+            left.semilogy(
+                [minutes[update] for update in errors],
+                [100 * error for error in errors.values()],
+                label=kind,
+                color=colour(kind),
+            )
+        left.set(
+            xlabel="minutes of the processor",
+            ylabel="phoneme error rate, %",
+            title="other sentences",
+        )
         left.legend()
         draw_lengths(both, self.settings.kinds, self.record.tables["lengths"])
 
@@ -255,26 +390,60 @@ class Study(Experiment):
         for kind in s.kinds:
             errors, learning = self._rows("results", kind), self._rows("learning", kind)
             weights = sum(weight.numel() for weight in Recogniser(s, kind, 53).parameters())
-            rows.append([kind, f"{weights / 1e6:.2f} million", str(len(errors)),
-                         *(f"{100 * errors[-1][name]:.2f}" if errors else "-" for name in ("sentences", "voices")),
-                         f"{s.updates * update_s(learning):,.0f}" if learning else "-",
-                         *([f"{value:,}" for value in PAPER[kind]] if kind in PAPER else ["-", "-"])])
+            rows.append(
+                [
+                    kind,
+                    f"{weights / 1e6:.2f} million",
+                    str(len(errors)),
+                    *(
+                        f"{100 * errors[-1][name]:.2f}" if errors else "-"
+                        for name in ("sentences", "voices")
+                    ),
+                    f"{s.updates * update_s(learning):,.0f}" if learning else "-",
+                    *([f"{value:,}" for value in PAPER[kind]] if kind in PAPER else ["-", "-"]),
+                ]
+            )
         time, memory = tables_of(s.kinds, s.lengths, lengths)
-        slopes = [[kind, *(exponent(medians(lengths, kind, of)) for of in ("seconds", "bytes"))] for kind in s.kinds]
+        slopes = [
+            [kind, *(exponent(medians(lengths, kind, of)) for of in ("seconds", "bytes"))]
+            for kind in s.kinds
+        ]
         return f"""\
 Recognition of phonemes, as in table 3 of "Transformers are RNNs" (section 4.3). Its recordings, 80 hours of the Wall
-Street Journal, are licensed. These {s.recordings:,} were spoken by espeak-ng, in {len(VOICES)} voices, with noise. So
+Street Journal, are licensed. These {s.recordings:,} were spoken by espeak-ng, in {
+            len(VOICES)
+        } voices, with noise. So
 error rates can be compared with each other, but not with the paper's. Time is that of the processor, all threads
-together; the paper's is that of a GPU. Models are smaller than the paper's, and a token has {STRIDE} frames, not one.
+together; the paper's is that of a GPU. Models are smaller than the paper's, and a token has {
+            STRIDE
+        } frames, not one.
 The learning rate is halved after each epoch without a lower error, as in the paper. It also falls to zero in the last
-third of {s.epochs} epochs, while the paper trains until the error stops falling. Phoneme error rates, in %, are those
-after the last epoch: for {s.held_out} recordings of other sentences, which also halve the learning rate, and for
+third of {
+            s.epochs
+        } epochs, while the paper trains until the error stops falling. Phoneme error rates, in %, are those
+after the last epoch: for {
+            s.held_out
+        } recordings of other sentences, which also halve the learning rate, and for
 {s.held_out} of other sentences in {len(OTHER_VOICES)} other voices.
 
-{table(["", "parameters", "epochs", "other sentences", "other voices too", "s an epoch", "paper", "paper: s an epoch"],
-       rows)}
+{
+            table(
+                [
+                    "",
+                    "parameters",
+                    "epochs",
+                    "other sentences",
+                    "other voices too",
+                    "s an epoch",
+                    "paper",
+                    "paper: s an epoch",
+                ],
+                rows,
+            )
+        }
 
-Time and memory of the loss and its gradients for a sequence of N frames, in batches of {s.longest:,} frames. Memory is
+Time and memory of the loss and its gradients for a sequence of N frames, in batches of {
+            s.longest:,} frames. Memory is
 the peak beyond weights, with their gradients. softmax never keeps its whole matrix. lstm goes through
 a sequence step by step, so it is slower where a batch has few sequences. Exponents are slopes of log time and log
 memory over log N for the last two doublings.
@@ -284,4 +453,4 @@ memory over log N for the last two doublings.
 {memory}
 
 {table(["exponent", "of time", "of memory"], slopes)}
-"""
+"""  # noqa: E501

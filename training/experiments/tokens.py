@@ -1,4 +1,6 @@
-"""Models that learn to repeat a word of symbols: the task, the transformer, and training that can be resumed."""
+"""Models that learn to repeat a word of symbols: the task, the transformer, and training that can
+be resumed.
+"""
 
 import itertools
 import json
@@ -26,8 +28,9 @@ from linpix.model.transformer import Layer
 from ..loop import can_compile
 from .record import Record, Row, Sitting
 
-FIELDS = ("kind", "update", "seconds", "loss", "accuracy")  # columns of the table that learn fills; seconds: see clock
-EVERY = 50   # updates per row
+# columns of the table that learn fills; seconds: see clock
+FIELDS = ("kind", "update", "seconds", "loss", "accuracy")
+EVERY = 50  # updates per row
 SAVE_S = 30  # seconds between saves, which a kill can lose
 
 
@@ -35,7 +38,7 @@ SAVE_S = 30  # seconds between saves, which a kill can lose
 class Duplication:
     """Sequences 0 w 0 w, where w is a word of uniformly drawn symbols (Reformer, section 2.1)."""
 
-    word: int     # symbols in w
+    word: int  # symbols in w
     symbols: int  # symbols of w are 1..symbols; 0 separates
 
     @property
@@ -44,7 +47,9 @@ class Duplication:
 
     @property
     def floor(self) -> float:
-        """Loss in nats per token of a perfect model, over all tokens but the first: the first word is unpredictable."""
+        """Loss in nats per token of a perfect model, over all tokens but the first: the first word
+        is unpredictable.
+        """
         return self.word * math.log(self.symbols) / (self.length - 1)
 
     def batch(self, count: int, *key: int) -> Tensor:
@@ -55,7 +60,9 @@ class Duplication:
 
 
 class TokenModel(nn.Module):
-    """A transformer over a sequence of symbols, which predicts the next symbol given all earlier ones."""
+    """A transformer over a sequence of symbols, which predicts the next symbol given all earlier
+    ones.
+    """
 
     def __init__(self, config: ModelConfig, task: Duplication) -> None:
         """config: for the layers; its image shape is not used here."""
@@ -68,8 +75,10 @@ class TokenModel(nn.Module):
         self.head = nn.Linear(config.d_model, task.symbols + 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token after each token. tokens: (B, T) int64; returns (B, T, symbols + 1)."""
-        x = self.symbols(tokens) + self.positions.weight[:tokens.shape[1]]
+        """Logits of the token after each token. tokens: (B, T) int64; returns (B, T, symbols +
+        1).
+        """
+        x = self.symbols(tokens) + self.positions.weight[: tokens.shape[1]]
         for index, layer in enumerate(self.layers):
             x = layer(x, index, self._attend)
         return self.head(self.norm(x))
@@ -80,7 +89,7 @@ class TokenModel(nn.Module):
     def score(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss in nats and accuracy over the second half, which can be predicted."""
         half = self.task.length // 2
-        logits, targets = self(tokens)[:, half - 1:-1].flatten(0, 1), tokens[:, half:].flatten()
+        logits, targets = self(tokens)[:, half - 1 : -1].flatten(0, 1), tokens[:, half:].flatten()
         return F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).double().mean()
 
 
@@ -89,7 +98,7 @@ class Recipe:
     """Settings of the training: RAdam, with a tenth of the learning rate after `drop` updates."""
 
     updates: int
-    drop: int             # updates at the full learning rate
+    drop: int  # updates at the full learning rate
     batch: int
     learning_rate: float
     seed: int
@@ -97,18 +106,27 @@ class Recipe:
 
 
 def clock() -> float:
-    """Processor seconds of all threads, without other work on the machine; on a GPU, wall-clock seconds."""
+    """Processor seconds of all threads, without other work on the machine; on a GPU, wall-clock
+    seconds.
+    """
     return time.perf_counter() if torch.get_default_device().type == "cuda" else time.process_time()
 
 
 class Learner(ABC):
-    """A model and its optimiser after some updates. The data and hashes of an update depend only on seed and number."""
+    """A model and its optimiser after some updates. The data and hashes of an update depend only on
+    seed and number.
+    """
 
-    measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy")  # of each update: columns of the table `learning`
+    # of each update: columns of the table `learning`
+    measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     largest_gradient = math.inf  # norm to which longer gradients of an update are scaled
 
-    def __init__(self, net: nn.Module, recipe: Recipe, optimizer: type[torch.optim.Optimizer] = torch.optim.RAdam,
-                 ) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        recipe: Recipe,
+        optimizer: type[torch.optim.Optimizer] = torch.optim.RAdam,
+    ) -> None:
         self.net, self.recipe = net, recipe
         self.optimizer = optimizer(net.parameters(), lr=recipe.learning_rate)  # type: ignore[call-arg]
         self.update, self.seconds = 0, 0.0
@@ -136,21 +154,31 @@ class Learner(ABC):
         self.optimizer.step()
         self.pending.append((float(loss.detach()), *map(float, others)))
         if not math.isfinite(self.pending[-1][0]):
-            raise FloatingPointError(f"the loss is not a number at update {self.update}; try a lower --learning-rate "
-                                     "and another --out")
+            raise FloatingPointError(
+                f"the loss is not a number at update {self.update}; try a lower --learning-rate "
+                "and another --out"
+            )
         self.update += 1
         self.seconds += clock() - began
 
     def save(self, path: Path, identity: str) -> None:
         """identity: of the experiment, the only one that may resume from this save."""
-        state = {"identity": identity, "update": self.update, "seconds": self.seconds, "pending": self.pending,
-                 "net": self.net.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = {
+            "identity": identity,
+            "update": self.update,
+            "seconds": self.seconds,
+            "pending": self.pending,
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
         temporary = path.with_name(path.name + ".new")
         torch.save(state, temporary)
         os.replace(temporary, path)
 
     def resume(self, path: Path, identity: str) -> None:
-        """Continue from a save. Raises ValueError if it is damaged or belongs to another experiment."""
+        """Continue from a save. Raises ValueError if it is damaged or belongs to another
+        experiment.
+        """
         try:
             state = torch.load(path, weights_only=True, map_location=torch.get_default_device())
             same = state["identity"] == identity
@@ -159,12 +187,24 @@ class Learner(ABC):
                 self.optimizer.load_state_dict(state["optimizer"])
                 self.update, self.seconds = int(state["update"]), float(state["seconds"])
                 self.pending = [tuple(map(float, measures)) for measures in state["pending"]]
-        except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, UnpicklingError) as error:
-            raise ValueError(f"{path} is damaged ({type(error).__name__}); delete it, and the training of {path.stem} "
-                             "starts again") from error
+        except (
+            OSError,
+            RuntimeError,
+            EOFError,
+            KeyError,
+            TypeError,
+            ValueError,
+            UnpicklingError,
+        ) as error:
+            raise ValueError(
+                f"{path} is damaged ({type(error).__name__}); delete it, and the training of"
+                f" {path.stem} starts again"
+            ) from error
         if not same:
-            raise ValueError(f"{path} belongs to an experiment with other settings; delete it, and the training of "
-                             f"{path.stem} starts again")
+            raise ValueError(
+                f"{path} belongs to an experiment with other settings; delete it, and the training"
+                f" of {path.stem} starts again"
+            )
 
 
 class WordLearner(Learner):
@@ -184,10 +224,13 @@ class WordLearner(Learner):
         return self.score(self.net.task.batch(recipe.batch, recipe.seed, 0, self.update))
 
 
-def learn(kind: str, learner: Learner, record: Record, sitting: Sitting, *, save_s: float = SAVE_S) -> bool:
+def learn(
+    kind: str, learner: Learner, record: Record, sitting: Sitting, *, save_s: float = SAVE_S
+) -> bool:
     """Train until all updates are done or the sitting is over; return whether they are done.
 
-    kind: its name in the rows of the table `learning` and in the name of the save. Continues from the save, if any.
+    kind: its name in the rows of the table `learning` and in the name of the save. Continues from
+          the save, if any.
     """
     path, rows = record.side / f"{kind}.pt", record.tables["learning"]
     identity = json.dumps([kind, record.experiment, record.settings])
@@ -196,19 +239,32 @@ def learn(kind: str, learner: Learner, record: Record, sitting: Sitting, *, save
     rows[:] = [row for row in rows if row["kind"] != kind or row["update"] <= learner.update]
 
     def keep() -> None:
-        record.save()  # rows first: a resume drops the rows after the saved weights, and makes them again
+        # rows first: a resume drops the rows after the saved weights, and makes them again
+        record.save()
         learner.save(path, identity)
 
     saved, recipe = time.monotonic(), learner.recipe
-    with tqdm(total=recipe.updates, initial=learner.update, desc=kind, unit="update",
-              disable=not sys.stderr.isatty()) as bar:
+    with tqdm(
+        total=recipe.updates,
+        initial=learner.update,
+        desc=kind,
+        unit="update",
+        disable=not sys.stderr.isatty(),
+    ) as bar:
         while learner.update < recipe.updates and not sitting.over:
             learner.step()
             bar.update()
             if len(learner.pending) == EVERY or learner.update == recipe.updates:
-                means = [sum(part) / len(learner.pending) for part in zip(*learner.pending, strict=True)]
-                record.add("learning", kind=kind, update=learner.update, seconds=learner.seconds,
-                           **dict(zip(learner.measures, means, strict=True)))
+                means = [
+                    sum(part) / len(learner.pending) for part in zip(*learner.pending, strict=True)
+                ]
+                record.add(
+                    "learning",
+                    kind=kind,
+                    update=learner.update,
+                    seconds=learner.seconds,
+                    **dict(zip(learner.measures, means, strict=True)),
+                )
                 bar.set_postfix(loss=f"{means[0]:.4f}")
                 learner.pending = []
             if time.monotonic() - saved > save_s:
@@ -219,22 +275,29 @@ def learn(kind: str, learner: Learner, record: Record, sitting: Sitting, *, save
 
 
 def update_s(curve: list[Row]) -> float:
-    """Seconds per update, the median over the rows of one kind, since the first row, and the first after each resume,
-    include compilation."""
+    """Seconds per update, the median over the rows of one kind, since the first row, and the first
+    after each resume, include compilation."""
     ends = [(0, 0.0), *((int(row["update"]), float(row["seconds"])) for row in curve)]
-    return statistics.median((later - sooner) / (end - begin)
-                             for (begin, sooner), (end, later) in itertools.pairwise(ends))
+    return statistics.median(
+        (later - sooner) / (end - begin)
+        for (begin, sooner), (end, later) in itertools.pairwise(ends)
+    )
 
 
 def kind_config(kind: str, task: Duplication, *, chunk: int, **sizes: Any) -> ModelConfig:
-    """The layers' configuration for a kind by its name in the papers: linear, softmax, full, or lsh-ROUNDS.
+    """The layers' configuration for a kind by its name in the papers: linear, softmax, full, or
+    lsh-ROUNDS.
 
-    full: softmax attention with shared queries and keys, which is lsh with one bucket and one chunk. The number of
-    buckets of lsh follows the Reformer's rule: a chunk is twice the average size of a bucket (section 2).
+    full: softmax attention with shared queries and keys, which is lsh with one bucket and one
+    chunk. The number of buckets of lsh follows the Reformer's rule: a chunk is twice the average
+    size of a bucket (section 2).
     """
     base, _, rounds = kind.partition("-")
-    hashing = {"lsh_rounds": int(rounds or 1), "lsh_chunk": chunk,
-               "lsh_buckets": max(2, 2 * round(task.length / chunk))}
+    hashing = {
+        "lsh_rounds": int(rounds or 1),
+        "lsh_chunk": chunk,
+        "lsh_buckets": max(2, 2 * round(task.length / chunk)),
+    }
     if base == "full":
         base, hashing = "lsh", {"lsh_rounds": 1, "lsh_chunk": task.length, "lsh_buckets": 1}
     return ModelConfig(height=1, width=task.length, attention=base, **hashing, **sizes)  # type: ignore[arg-type]
@@ -249,4 +312,6 @@ def check_numbers(settings: Any) -> None:
     if not 0 < settings.learning_rate < math.inf:
         raise ValueError(f"learning_rate must be above 0, got {settings.learning_rate}")
     if settings.width % settings.heads:
-        raise ValueError(f"width must be a multiple of heads ({settings.heads}), got {settings.width}")
+        raise ValueError(
+            f"width must be a multiple of heads ({settings.heads}), got {settings.width}"
+        )

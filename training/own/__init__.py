@@ -1,1 +1,3 @@
-"""Training on a user's own pictures: choice of preset, inherited weights, class agreement, progress."""
+"""Training on a user's own pictures: choice of preset, inherited weights, class agreement,
+progress.
+"""

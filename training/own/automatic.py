@@ -1,4 +1,6 @@
-"""The plan of --preset auto: looks at a user's pictures, chooses preset and minutes, and brings them to one size."""
+"""The plan of --preset auto: looks at a user's pictures, chooses preset and minutes, and brings
+them to one size.
+"""
 
 import itertools
 import shutil
@@ -16,10 +18,11 @@ from ..folders import arrange, cure, reasons, walk
 from ..readers import PICTURE_FORMATS, written
 
 GREY, COLOUR = "mnist-conditional", "cifar10-conditional"
-PLAIN = {GREY: "mnist-small", COLOUR: "cifar10-small"}  # used with options that GREY and COLOUR do not have
-_LOOKED_AT = 64            # so many pictures, chosen at random, decide whether all are in colour
-_COLOURED = 12             # a picture is coloured if its channels differ by more on average, of 255
-_WHITE = 250               # a picture of lighter pixels alone would look empty on white
+# used with options that GREY and COLOUR do not have
+PLAIN = {GREY: "mnist-small", COLOUR: "cifar10-small"}
+_LOOKED_AT = 64  # so many pictures, chosen at random, decide whether all are in colour
+_COLOURED = 12  # a picture is coloured if its channels differ by more on average, of 255
+_WHITE = 250  # a picture of lighter pixels alone would look empty on white
 _SHORT, _LONG = 5.0, 45.0  # minutes: for up to 300 pictures, and for 10,000 and more
 
 
@@ -34,48 +37,65 @@ class Plan:
         size = f"{PRESETS[self.preset].width} x {PRESETS[self.preset].height}"
         colours = "colour" if PRESETS[self.preset].channels == 3 else "grey"
         out = f"; left out: {written(reasons(self.left_out))}" if self.left_out else ""
-        return (f"{self.pictures:,} pictures, converted to {size} in {colours}: preset {self.preset}, "
-                f"{self.minutes:g} minute{'' if self.minutes == 1 else 's'}{out}")
+        return (
+            f"{self.pictures:,} pictures, converted to {size} in {colours}: preset {self.preset}, "
+            f"{self.minutes:g} minute{'' if self.minutes == 1 else 's'}{out}"
+        )
 
 
 def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
-    """Choose for a folder of pictures of any size, and write them into `target` at the preset's size.
+    """Choose for a folder of pictures of any size, and write them into `target` at the preset's
+    size.
 
-    plain: choose a preset that supports all options. Sub-folders, which are classes, are kept. Raises ValueError if
-    there are fewer than ten readable pictures, or they cannot be sorted into classes: the copies are not the place to
-    sort them.
+    plain: choose a preset that supports all options. Sub-folders, which are classes, are kept.
+    Raises ValueError if there are fewer than ten readable pictures, or they cannot be sorted into
+    classes: the copies are not the place to sort them.
     """
     if not pictures.is_dir():
-        raise ValueError(f"{pictures} is not a folder; give the folder with your pictures, with one sub-folder per "
-                         "class if there are classes")
+        raise ValueError(
+            f"{pictures} is not a folder; give the folder with your pictures, with one sub-folder"
+            " per class if there are classes"
+        )
     files = [(path, reason) for path, reason in walk(pictures) if not path.is_relative_to(target)]
     left_out: dict[str, list[str]] = {}
-    at_random = (_picture(*files[index]) for index in np.random.default_rng(0).permutation(len(files)))
-    seen = list(itertools.islice((found for found in at_random if not isinstance(found, str)), _LOOKED_AT))
+    at_random = (
+        _picture(*files[index]) for index in np.random.default_rng(0).permutation(len(files))
+    )
+    seen = list(
+        itertools.islice((found for found in at_random if not isinstance(found, str)), _LOOKED_AT)
+    )
     if len(seen) < 10:
         for path, reason in files:
             if isinstance(found := _picture(path, reason), str):
                 left_out.setdefault(found, []).append(path.relative_to(pictures).as_posix())
         out = f"; left out: {written(reasons(left_out))}" if left_out else ""
-        raise ValueError(f"{pictures} has {len(seen)} readable pictures, and at least ten are needed, better some "
-                         f"hundred per class{out}; {'add pictures' if seen else cure(left_out)}")
+        raise ValueError(
+            f"{pictures} has {len(seen)} readable pictures, and at least ten are needed, better"
+            f" some hundred per class{out}; {'add pictures' if seen else cure(left_out)}"
+        )
     if named := [path.relative_to(pictures).as_posix() for path, reason in files if not reason]:
         arrange(named, pictures, "train")
     coloured = np.mean([_is_coloured(picture) for picture in seen]) > 0.5
     preset = COLOUR if coloured else GREY
     preset = PLAIN[preset] if plain else preset
     config = PRESETS[preset]
-    empty = np.mean([np.asarray(picture).min() >= _WHITE for picture in seen])  # perhaps white ink on nothing
+    # perhaps white ink on nothing
+    empty = np.mean([np.asarray(picture).min() >= _WHITE for picture in seen])
     ground = "black" if empty > 0.5 else "white"
     shutil.rmtree(target, ignore_errors=True)
-    for path, reason in tqdm(files, desc="reading", unit="picture", disable=not sys.stderr.isatty(), leave=False):
-        picture = _picture(path, reason, ground)  # one at a time: all of them together may not fit into memory
+    for path, reason in tqdm(
+        files, desc="reading", unit="picture", disable=not sys.stderr.isatty(), leave=False
+    ):
+        # one at a time: all of them together may not fit into memory
+        picture = _picture(path, reason, ground)
         if isinstance(picture, str):
             left_out.setdefault(picture, []).append(path.relative_to(pictures).as_posix())
             continue
         place = target / path.relative_to(pictures).with_name(path.name + ".png")
         place.parent.mkdir(parents=True, exist_ok=True)
-        ImageOps.fit(picture.convert("RGB" if coloured else "L"), (config.width, config.height)).save(place)
+        ImageOps.fit(
+            picture.convert("RGB" if coloured else "L"), (config.width, config.height)
+        ).save(place)
     count = len(files) - sum(map(len, left_out.values()))
     minutes = min(_LONG, max(_SHORT, _SHORT * (count / 300) ** 0.63))
     return Plan(preset, round(minutes), count, left_out)

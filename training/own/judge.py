@@ -1,4 +1,6 @@
-"""Class agreement: how often a small CNN, trained on the same pictures, recognises the class of a drawn image."""
+"""Class agreement: how often a small CNN, trained on the same pictures, recognises the class of a
+drawn image.
+"""
 
 import contextlib
 import hashlib
@@ -29,37 +31,48 @@ from ..export import drawn
 from .look import Look, look_of
 
 STEPS, BATCH, RATE = 940, 128, 4e-3  # two epochs of MNIST; half a minute on two cores
-TOGETHER = 64                        # images drawn at a time
-VERSION = 1                          # of the training: another one trains other judges
+TOGETHER = 64  # images drawn at a time
+VERSION = 1  # of the training: another one trains other judges
 QUIET: Any = {"disable": None, "leave": False}  # bars are only for terminals
-SURE = 0.9                           # least probability of a class that the judge is sure of
+SURE = 0.9  # least probability of a class that the judge is sure of
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    class_agreement: float  # share of the drawn images that the judge assigns to the requested class
-    interval: float         # half the width of its 95 % interval
-    drawn: int              # number of images, equally many per class to within one
-    attempts: float         # mean number of attempts at an image
-    judge: float            # share of the test images that the judge assigns to their class, its own accuracy
-    worst_class: float      # the share that is right of the images of the class with the smallest one
-    sure: float             # share of the drawn images of which the judge is sure
-    judge_sure: float       # share of the test images of which it is
-    look: Look | None       # of the drawn images; None in colour
+    # share of the drawn images that the judge assigns to the requested class
+    class_agreement: float
+    interval: float  # half the width of its 95 % interval
+    drawn: int  # number of images, equally many per class to within one
+    attempts: float  # mean number of attempts at an image
+    judge: float  # share of the test images that the judge assigns to their class, its own accuracy
+    worst_class: float  # the share that is right of the images of the class with the smallest one
+    sure: float  # share of the drawn images of which the judge is sure
+    judge_sure: float  # share of the test images of which it is
+    look: Look | None  # of the drawn images; None in colour
     real_look: Look | None  # of the test images
 
 
 class Judge(nn.Module):
-    """A CNN of two convolutions and two linear layers, from images to logits of the classes, (B, classes)."""
+    """A CNN of two convolutions and two linear layers, from images to logits of the classes, (B,
+    classes).
+    """
 
     def __init__(self, config: ModelConfig, classes: int) -> None:
         super().__init__()
         features = 64 * (config.height // 4) * (config.width // 4)
         self.shape = config.height, config.width, config.channels
         self.layers = nn.Sequential(
-            nn.Conv2d(config.channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(features, 128), nn.ReLU(), nn.Linear(128, classes))
+            nn.Conv2d(config.channels, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(features, 128),
+            nn.ReLU(),
+            nn.Linear(128, classes),
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """images: (B, T) uint8."""
@@ -75,14 +88,17 @@ class Judge(nn.Module):
 
 
 def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
-    """Train a judge on labelled pictures, each batch shifted by at most one pixel, with one cycle of the learning rate.
+    """Train a judge on labelled pictures, each batch shifted by at most one pixel, with one cycle
+    of the learning rate.
 
-    It is kept in the user's cache, for the same pictures. Does not change the state of torch's generator.
+    It is kept in the user's cache, for the same pictures. Does not change the state of torch's
+    generator.
     """
     generator = np.random.default_rng(0)
     kept = _place(data, config, steps)
     with torch.random.fork_rng(), torch.device("cpu"):
-        with contextlib.suppress(OSError, RuntimeError, SafetensorError):  # of a missing or damaged file
+        # of a missing or damaged file
+        with contextlib.suppress(OSError, RuntimeError, SafetensorError):
             judge = Judge(config, len(data.classes))
             judge.load_state_dict(load_file(kept))
             return judge.eval()
@@ -95,9 +111,13 @@ def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
             chosen = generator.choice(len(data.images), size, replace=False)
             y, x = generator.integers(-1, 2, 2)
             # pixels shifted out come in at the other side, where pictures seldom show their class
-            shifted = np.roll(data.images[chosen].reshape(-1, *shape), (y, x), (1, 2)).reshape(size, -1)
+            shifted = np.roll(data.images[chosen].reshape(-1, *shape), (y, x), (1, 2)).reshape(
+                size, -1
+            )
             optimizer.zero_grad()
-            F.cross_entropy(judge(torch.from_numpy(shifted)), torch.from_numpy(data.labels[chosen])).backward()
+            F.cross_entropy(
+                judge(torch.from_numpy(shifted)), torch.from_numpy(data.labels[chosen])
+            ).backward()
             optimizer.step()
             schedule.step()
     with contextlib.suppress(OSError):  # a cache that cannot be written is no error
@@ -116,14 +136,29 @@ def _place(data: Dataset, config: ModelConfig, steps: int) -> Path:
     return cache / "linpix" / f"judge-{found.hexdigest()[:32]}.safetensors"
 
 
-def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temperature: float, attempts: int = 1,
-              packed: Packed | None = None) -> Agreement:
+def agreement(
+    net: Transformer,
+    judge: Judge,
+    test: Dataset,
+    *,
+    count: int,
+    temperature: float,
+    attempts: int = 1,
+    packed: Packed | None = None,
+) -> Agreement:
     """Measure the agreement of `count` images with seeds 0, 1, ..., cycling through the classes.
 
-    attempts: most attempts at an image, as model/attempts.py says · packed: draw with the compiled engine.
+    attempts: most attempts at an image, as model/attempts.py says · packed: draw with the compiled
+              engine.
     """
     labels, config = np.arange(count) % net.config.classes, net.config
-    ground = config.background if config.background is not None else 255 if test.images.mean() > 127.5 else 0
+    ground = (
+        config.background
+        if config.background is not None
+        else 255
+        if test.images.mean() > 127.5
+        else 0
+    )
     real = look_of(test.images, config, ground, test.labels) if config.channels == 1 else None
     seen = asdict(real) if real is not None else None
     best: dict[int, tuple[Recognised, NDArray[np.uint8]]] = {}
@@ -131,9 +166,17 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
     for number in range(attempts):
         made += len(todo)
         again: list[int] = []
-        for at in tqdm(range(0, len(todo), TOGETHER), "drawing", unit_scale=TOGETHER, unit="image", **QUIET):
-            part = todo[at:at + TOGETHER]
-            canvases = drawn(net, (part + NEXT_ATTEMPT * number).tolist(), labels[part].tolist(), temperature, packed)
+        for at in tqdm(
+            range(0, len(todo), TOGETHER), "drawing", unit_scale=TOGETHER, unit="image", **QUIET
+        ):
+            part = todo[at : at + TOGETHER]
+            canvases = drawn(
+                net,
+                (part + NEXT_ATTEMPT * number).tolist(),
+                labels[part].tolist(),
+                temperature,
+                packed,
+            )
             several = [False] * len(part)
             if seen is not None:
                 several = torn(canvases.reshape(-1, *config.image_shape[:2]), ground).tolist()
@@ -151,9 +194,14 @@ def agreement(net: Transformer, judge: Judge, test: Dataset, *, count: int, temp
     right = judged.argmax(1) == labels
     share = float(right.mean())
     return Agreement(
-        round(share, 4), round(1.96 * math.sqrt(share * (1 - share) / count), 4), count,
+        round(share, 4),
+        round(1.96 * math.sqrt(share * (1 - share) / count), 4),
+        count,
         round(made / count, 2),
         round(float((of_tests.argmax(1) == test.labels).mean()), 4),
         round(min(float(right[labels == label].mean()) for label in np.unique(labels)), 4),
-        round(float((judged.max(1) > SURE).mean()), 4), round(float((of_tests.max(1) > SURE).mean()), 4),
-        look_of(images, config, ground, labels, real.divided) if real else None, real)
+        round(float((judged.max(1) > SURE).mean()), 4),
+        round(float((of_tests.max(1) > SURE).mean()), 4),
+        look_of(images, config, ground, labels, real.divided) if real else None,
+        real,
+    )

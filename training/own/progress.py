@@ -1,4 +1,6 @@
-"""Progress of a training run: one line that is updated on a terminal, or a line a minute elsewhere."""
+"""Progress of a training run: one line that is updated on a terminal, or a line a minute
+elsewhere.
+"""
 
 import math
 import os
@@ -20,9 +22,10 @@ from ..evaluate import Evaluation
 from ..run import Run
 from .curve import MISSING
 
-EVERY_S, LIVE_S = 60.0, 0.5  # seconds between lines in a pipe, and between updates of the line on a terminal
-BUSY = 0.25                  # share of the time for which a run may wait for a processor without a word about it
-FEW = 200                    # a mean over fewer pictures says little
+# seconds between lines in a pipe, and between updates of the line on a terminal
+EVERY_S, LIVE_S = 60.0, 0.5
+BUSY = 0.25  # share of the time for which a run may wait for a processor without a word about it
+FEW = 200  # a mean over fewer pictures says little
 
 
 class Progress:
@@ -37,14 +40,23 @@ class Progress:
         self._began, self._held_up = time.monotonic(), _held_up_s()
         self._bar = tqdm(bar_format="{desc}", disable=not self._live, leave=True)
         self._reported_at, self._bits = time.monotonic(), math.nan
-        self._say("training begins" + (": the first step compiles it, which takes up to a minute" if run.config.compile
-                                       else ""), live=True)
+        self._say(
+            "training begins"
+            + (
+                ": the first step compiles it, which takes up to a minute"
+                if run.config.compile
+                else ""
+            ),
+            live=True,
+        )
 
     def close(self) -> None:
         self._bar.close()
 
     def step(self, losses: list[Tensor]) -> None:
-        """Report after a step, unless the last report is too recent. losses: bits/dim of the last steps."""
+        """Report after a step, unless the last report is too recent. losses: bits/dim of the last
+        steps.
+        """
         now = time.monotonic()
         if now - self._reported_at < (LIVE_S if self._live else EVERY_S):
             return
@@ -61,34 +73,60 @@ class Progress:
         if rate:
             left = min(left, (self._max_images - run.images) / rate / 60)
         rest = "" if math.isinf(left) else f", {max(0.0, left):.1f} minutes left"
-        return f"{run.images:,} images, {self._bits:.3f} bits/dim in training, {rate:.1f} images/s{rest}"
+        return (
+            f"{run.images:,} images, {self._bits:.3f} bits/dim in training, {rate:.1f}"
+            f" images/s{rest}"
+        )
 
-    def evaluated(self, found: Evaluation | None, samples: Path | None, images: NDArray[np.uint8] | None,
-                  kept: float | None = None) -> None:
-        """Report an evaluation. found: on held-out pictures, if there are any · samples: path of the grid · images:
-        (n, T), the images in it · kept: bits/dim of earlier weights, if these are better and remain the checkpoint."""
+    def evaluated(
+        self,
+        found: Evaluation | None,
+        samples: Path | None,
+        images: NDArray[np.uint8] | None,
+        kept: float | None = None,
+    ) -> None:
+        """Report an evaluation. found: on held-out pictures, if there are any · samples: path of
+        the grid · images: (n, T), the images in it · kept: bits/dim of earlier weights, if these
+        are better and remain the checkpoint."""
         text = f"{self._run.images:,} images"
         if found is not None:
-            few = ": too few pictures for a reliable value, look at the samples" if found.images < FEW else ""
-            text += (f", {found.bits_per_dim:.3f} +- {found.interval:.3f} bits/dim on {found.images:,} pictures held "
-                     f"out{few}")
+            few = (
+                ": too few pictures for a reliable value, look at the samples"
+                if found.images < FEW
+                else ""
+            )
+            text += (
+                f", {found.bits_per_dim:.3f} +- {found.interval:.3f} bits/dim on {found.images:,}"
+                f" pictures held out{few}"
+            )
         if kept is not None:
             text += f"; the checkpoint keeps earlier weights, which have {kept:.3f}"
         self._say(text + (f"; samples: {samples}" if samples else ""))
-        if images is not None and self._live and os.environ.get("TERM", "dumb") != "dumb" \
-                and not os.environ.get("NO_COLOR"):
+        if (
+            images is not None
+            and self._live
+            and os.environ.get("TERM", "dumb") != "dumb"
+            and not os.environ.get("NO_COLOR")
+        ):
             for line in drawn(images, self._run.model, shutil.get_terminal_size().columns):
                 self._say(line)
 
     def ended(self, pictures: int) -> None:
-        """Report how often the schedule has come to each of so many pictures, and how to draw a curve."""
-        run, waited = self._run, (_held_up_s() - self._held_up) / max(1e-9, time.monotonic() - self._began)
+        """Report how often the schedule has come to each of so many pictures, and how to draw a
+        curve.
+        """
+        run, waited = (
+            self._run,
+            (_held_up_s() - self._held_up) / max(1e-9, time.monotonic() - self._began),
+        )
         if run.config.minutes:
             text = f"this run saw each picture {run.images / max(1, pictures):.1f} times"
             if waited > BUSY:
-                text += (f"; other programs held it up for {waited:.0%} of the time, so --minutes "
-                         f"{math.ceil(run.config.minutes / (1 - min(waited, 0.95)))} would train it as long as an idle "
-                         f"machine in {run.config.minutes:g}")
+                text += (
+                    f"; other programs held it up for {waited:.0%} of the time, so --minutes"
+                    f" {math.ceil(run.config.minutes / (1 - min(waited, 0.95)))} would train it as"
+                    f" long as an idle machine in {run.config.minutes:g}"
+                )
             self._say(text)
         if not find_spec("matplotlib"):
             self._say(MISSING)
@@ -104,7 +142,9 @@ class Progress:
 
 
 def _held_up_s() -> float:
-    """Seconds for which the main thread was ready to run, but another program had its processor; 0 if not known."""
+    """Seconds for which the main thread was ready to run, but another program had its processor; 0
+    if not known.
+    """
     try:
         return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):  # not Linux, or a kernel without such counts
@@ -112,11 +152,26 @@ def _held_up_s() -> float:
 
 
 def drawn(images: NDArray[np.uint8], config: ModelConfig, columns: int) -> list[str]:
-    """Lines of half blocks in 24-bit colour that show the first images (n, T), as many as fit into these columns."""
+    """Lines of half blocks in 24-bit colour that show the first images (n, T), as many as fit into
+    these columns.
+    """
     fitting = max(1, min(len(images), columns // (config.width + 1)))
-    row = np.concatenate([np.pad(image.reshape(config.height, config.width, config.channels),
-                                 ((0, config.height % 2), (0, 1), (0, 0))) for image in images[:fitting]], axis=1)
+    row = np.concatenate(
+        [
+            np.pad(
+                image.reshape(config.height, config.width, config.channels),
+                ((0, config.height % 2), (0, 1), (0, 0)),
+            )
+            for image in images[:fitting]
+        ],
+        axis=1,
+    )
     colours = np.broadcast_to(row, (*row.shape[:2], 3))
-    return ["".join("\x1b[38;2;{};{};{};48;2;{};{};{}m\u2580".format(*above, *below)
-                    for above, below in zip(colours[y].tolist(), colours[y + 1].tolist(), strict=True)) + "\x1b[0m"
-            for y in range(0, len(colours), 2)]
+    return [
+        "".join(
+            "\x1b[38;2;{};{};{};48;2;{};{};{}m\u2580".format(*above, *below)
+            for above, below in zip(colours[y].tolist(), colours[y + 1].tolist(), strict=True)
+        )
+        + "\x1b[0m"
+        for y in range(0, len(colours), 2)
+    ]

@@ -1,9 +1,11 @@
 """Decoders: images in slots, advanced together a quantum at a time. Torch begins here.
 
-EagerDecoder uses torch, step by step, and is easy to read; the decoders of compiled.py call csrc's kernels.
+EagerDecoder uses torch, step by step, and is easy to read; the decoders of compiled.py call csrc's
+kernels.
 
-A position counts an image's tokens. A step settles the token at a position, and moves the image to the next one. A pass
-is a step for which the image goes through the layers: where tokens are known or background, it need not.
+A position counts an image's tokens. A step settles the token at a position, and moves the image to
+the next one. A pass is a step for which the image goes through the layers: where tokens are known
+or background, it need not.
 """
 
 from abc import ABC, abstractmethod
@@ -32,16 +34,17 @@ Numbers = NDArray[np.int64]  # (B,)
 class Advance(NamedTuple):
     """What a quantum did, by row of the batch."""
 
-    positions: Numbers     # where the images are now
-    passes: Numbers        # steps that went through the layers
-    not_finite: list[int]  # slots whose parameters were not all finite: only their images are invalid
+    positions: Numbers  # where the images are now
+    passes: Numbers  # steps that went through the layers
+    # slots whose parameters were not all finite: only their images are invalid
+    not_finite: list[int]
 
 
 class Decoder(ABC):
     """One model's weights, its pool of slots, and what each slot's image is made of."""
 
     precision, device, state_format, kernels = "fp32", "cpu", "fp32", ""
-    stride = 1     # a quantum of so many steps costs no more than one step
+    stride = 1  # a quantum of so many steps costs no more than one step
     prefill_stride = PREFILL_TOKENS  # prefill of so many tokens costs little more than of one
     reads_together = 1  # requests whose images it reads, or images that it judges, in one call
     saturated = 0  # elements of state so far that float16 could not hold
@@ -50,27 +53,37 @@ class Decoder(ABC):
     def __init__(self, checkpoint: Checkpoint, slots: int, pool: SlotPool | None = None) -> None:
         """pool: if not in main memory."""
         self.checkpoint, self.net, self.config = checkpoint, checkpoint.net, checkpoint.net.config
-        self.skips = self.config.background is not None or self.net.patches is not None  # some skip the layers
+        # some skip the layers
+        self.skips = self.config.background is not None or self.net.patches is not None
         self.slots = slots
         if pool is None:
             self.state = pool = attention_for(self.config).new_state(slots)
         self.pool = pool
-        # In numpy, which releases the GIL only for large arrays. Each of torch's operators would release it, between
-        # quanta too, and get it back only when the event loop has run.
+        # In numpy, which releases the GIL only for large arrays. Each of torch's operators would
+        # release it, between quanta too, and get it back only when the event loop has run.
         rows = slots + 1
         self.canvas = np.zeros((rows, self.config.subpixels), np.uint8)
         self.known = np.zeros((rows, self.config.subpixels), np.bool_)
         # tokens to be decoded from each position on: all but known ones that were read
-        self.left_from = np.zeros((rows, self.config.length + 1), np.min_scalar_type(self.config.length))
-        self.conditioned = np.zeros(rows, np.bool_)  # whether the model reads all that is known before it draws
+        self.left_from = np.zeros(
+            (rows, self.config.length + 1), np.min_scalar_type(self.config.length)
+        )
+        # whether the model reads all that is known before it draws
+        self.conditioned = np.zeros(rows, np.bool_)
         self.start, self.seed = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         self.temperature = np.ones(rows, np.float32)
 
     @property
     def facts(self) -> dict[str, str]:
         """How images are made, as answers report it."""
-        return {"model": self.checkpoint.name, "checkpoint": self.checkpoint.digest, "engine": self.kind,
-                "precision": self.precision, "device": self.device, "state": self.state_format}
+        return {
+            "model": self.checkpoint.name,
+            "checkpoint": self.checkpoint.digest,
+            "engine": self.kind,
+            "precision": self.precision,
+            "device": self.device,
+            "state": self.state_format,
+        }
 
     def close(self) -> None:  # noqa: B027 - most have nothing of the kind
         """Release what the decoder holds; it decodes no more."""
@@ -78,19 +91,21 @@ class Decoder(ABC):
     def take(self, slots: Sequence[int], images: Sequence[Image]) -> None:
         """Give clear slots to images that differ in their seeds only.
 
-        What they share must then be prefilled in the first slot, piece by piece, and copied; or read, if `conditioned`.
+        What they share must then be prefilled in the first slot, piece by piece, and copied; or
+        read, if `conditioned`.
         """
         job, at = images[0].job, np.array(slots)
         if job.known is not None:
             check_known(self.config, job.known)
         for slot in slots:
-            self.pool.clear(slot)  # on taking, not on giving back: a crashed request gives back nothing clean
+            # on taking, not on giving back: a crashed request gives back nothing clean
+            self.pool.clear(slot)
         self.seed[at], self.temperature[at] = [image.seed for image in images], job.temperature
         self.start[at] = self.net.start_index(images[0].label)
         self.canvas[at] = 0 if job.canvas is None else job.canvas
         self.known[at] = False if job.known is None else job.known
         self.conditioned[at] = self.net.patches is not None and self.known[slots[0]].any()
-        unread = ~(self.known[slots[0], ::self.config.token_size] & self.conditioned[slots[0]])
+        unread = ~(self.known[slots[0], :: self.config.token_size] & self.conditioned[slots[0]])
         self.left_from[at, :-1] = unread[::-1].cumsum()[::-1]
         if self.config.class_first and not self.conditioned[slots[0]]:
             self._set_classes(slots, torch.zeros(1, self.config.classes))
@@ -103,19 +118,20 @@ class Decoder(ABC):
     def read(self, requests: Sequence[Sequence[int]]) -> None:
         """Have a conditional model read what is known of each request's images: some fifty tokens.
 
-        requests: the slots of each; its images differ in their seeds only. Images without a class get one that
-        fits what is known.
+        requests: the slots of each; its images differ in their seeds only. Images without a class
+        get one that fits what is known.
         """
         scores = self.read_into([slots[0] for slots in requests])
         for row, slots in enumerate(requests):
             self.copy(slots)
-            self._set_classes(slots, scores[row:row + 1])
+            self._set_classes(slots, scores[row : row + 1])
 
     def _set_classes(self, slots: Sequence[int], scores: Tensor) -> None:
         """Give images that have no class one that fits. scores: (1, classes), see starts_of."""
         at = np.array(slots)
-        self.start[at] = starts_of(self.net, scores.expand(len(slots), -1), self.seed[at],
-                                   from_numpy(self.start[at])).numpy()
+        self.start[at] = starts_of(
+            self.net, scores.expand(len(slots), -1), self.seed[at], from_numpy(self.start[at])
+        ).numpy()
 
     @torch.inference_mode()
     def judge(self, slots: Sequence[int]) -> list[Recognised]:
@@ -125,21 +141,40 @@ class Decoder(ABC):
         """
         drawn = self.canvases(slots)  # of a GPU, too
         canvas, state = from_numpy(drawn), attention_for(self.config).new_state(len(slots))
-        scores = self.read_known(canvas, torch.ones_like(canvas, dtype=torch.bool), state,
-                                 torch.arange(1, len(slots) + 1))
+        scores = self.read_known(
+            canvas,
+            torch.ones_like(canvas, dtype=torch.bool),
+            state,
+            torch.arange(1, len(slots) + 1),
+        )
         log_probs = class_log_probs(scores)
-        labels = [int(row.argmax()) if (label := self.label(slot)) is None else label
-                  for slot, row in zip(slots, log_probs, strict=True)]
-        return [Recognised(label, float(row[label]), torn) for label, row, torn in zip(
-            labels, log_probs, self.checkpoint.torn(drawn, self.known[slots], labels), strict=True)]
+        labels = [
+            int(row.argmax()) if (label := self.label(slot)) is None else label
+            for slot, row in zip(slots, log_probs, strict=True)
+        ]
+        return [
+            Recognised(label, float(row[label]), torn)
+            for label, row, torn in zip(
+                labels,
+                log_probs,
+                self.checkpoint.torn(drawn, self.known[slots], labels),
+                strict=True,
+            )
+        ]
 
     def read_into(self, slots: Sequence[int]) -> Tensor:
         """Fold what is known of images into their slots; returns class scores, (B, classes)."""
-        return self.read_known(from_numpy(self.canvas[slots]), from_numpy(self.known[slots]), self.state,
-                               torch.tensor(slots))
+        return self.read_known(
+            from_numpy(self.canvas[slots]),
+            from_numpy(self.known[slots]),
+            self.state,
+            torch.tensor(slots),
+        )
 
     def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
-        """The same for any state, at places, (B,). canvas: (B, T) uint8 · known: (B, T) bool. This runs in torch."""
+        """The same for any state, at places, (B,). canvas: (B, T) uint8 · known: (B, T) bool. This
+        runs in torch.
+        """
         with decode_threads(self.net, self.config.patches + 1, 0):
             return self.net.read(canvas, known, state, places)
 
@@ -149,7 +184,9 @@ class Decoder(ABC):
         return None if start == START else start - START - 1
 
     def canvases(self, slots: Sequence[int]) -> NDArray[np.uint8]:
-        """The sub-pixels of these slots' images, (B, T); those not decoded yet are 0, or as they were given."""
+        """The sub-pixels of these slots' images, (B, T); those not decoded yet are 0, or as they
+        were given.
+        """
         return self.canvas[slots]
 
     @property
@@ -159,9 +196,11 @@ class Decoder(ABC):
 
     @abstractmethod
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
-        """Fold the next inputs of each image into its slot, from its position on: start token, x_0, x_1 and so on.
+        """Fold the next inputs of each image into its slot, from its position on: start token, x_0,
+        x_1 and so on.
 
-        Positions (a multiple of prefill_stride) and step counts are equal for all images, except in restore.
+        Positions (a multiple of prefill_stride) and step counts are equal for all images, except in
+        restore.
         """
 
     def keep(self, slots: Sequence[int]) -> None:  # noqa: B027 - those that prefill again keep nothing
@@ -169,17 +208,21 @@ class Decoder(ABC):
 
     @abstractmethod
     def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Put some of the slots kept last back to their positions, as they were before a quantum that raised.
+        """Put some of the slots kept last back to their positions, as they were before a quantum
+        that raised.
 
-        Sub-pixels need no copy: before a position none is written, and after it each is written before it is read.
+        Sub-pixels need no copy: before a position none is written, and after it each is written
+            before it is read.
         """
 
     @abstractmethod
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
+    def quantum(
+        self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]
+    ) -> Advance:
         """Advance each slot's image from its position by its number of steps; most steps first.
 
-        Positions and steps count tokens. If tokens may skip the layers, the largest number of steps limits passes, not
-        tokens: each image advances as far as that many passes take it.
+        Positions and steps count tokens. If tokens may skip the layers, the largest number of steps
+        limits passes, not tokens: each image advances as far as that many passes take it.
         """
 
 
@@ -188,12 +231,22 @@ class EagerDecoder(Decoder):
 
     @property
     def kind(self) -> str:
-        return "eager+operator" if isinstance(self.state, RecurrentState) and self.state.operator else "eager"
+        return (
+            "eager+operator"
+            if isinstance(self.state, RecurrentState) and self.state.operator
+            else "eager"
+        )
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         begin = int(positions[0])
-        self.net.prefill(from_numpy(self.canvas[slots]), begin + int(steps[0]), from_numpy(self.start[slots]),
-                         self.state, from_numpy(slots), begin)
+        self.net.prefill(
+            from_numpy(self.canvas[slots]),
+            begin + int(steps[0]),
+            from_numpy(self.start[slots]),
+            self.state,
+            from_numpy(slots),
+            begin,
+        )
 
     def keep(self, slots: Sequence[int]) -> None:
         self.state.keep(torch.tensor(slots))
@@ -202,37 +255,67 @@ class EagerDecoder(Decoder):
         self.state.restore(torch.tensor(slots))
 
     @torch.inference_mode()
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
+    def quantum(
+        self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]
+    ) -> Advance:
         """As Decoder.quantum, but every step counts as a pass.
 
         Rows with fewer steps come last: those still running are always the first `rows`.
         """
         index = np.array(slots)
-        noise = noise_of(self.config, self.seed[index], np.array(positions)[:, None] + np.arange(steps[0]))
+        noise = noise_of(
+            self.config, self.seed[index], np.array(positions)[:, None] + np.arange(steps[0])
+        )
         at, t = from_numpy(index), torch.tensor(positions)
-        canvas, known, conditioned, start, temperature = (from_numpy(pool[index]) for pool in (
-            self.canvas, self.known, self.conditioned, self.start, self.temperature))
+        canvas, known, conditioned, start, temperature = (
+            from_numpy(pool[index])
+            for pool in (self.canvas, self.known, self.conditioned, self.start, self.temperature)
+        )
         finite = torch.ones(len(slots), dtype=torch.bool)
         for step in range(steps[0]):
             rows = sum(step < wanted for wanted in steps)
             with decode_threads(self.net, rows, max(positions[:rows]) + step):
-                finite[:rows] &= self.step(canvas[:rows], known[:rows], conditioned[:rows], start[:rows],
-                                           temperature[:rows], noise[:rows, step], t[:rows] + step, at[:rows])
+                finite[:rows] &= self.step(
+                    canvas[:rows],
+                    known[:rows],
+                    conditioned[:rows],
+                    start[:rows],
+                    temperature[:rows],
+                    noise[:rows, step],
+                    t[:rows] + step,
+                    at[:rows],
+                )
         self.canvas[index] = canvas.numpy()
         return Advance(np.add(positions, steps), np.array(steps), index[~finite.numpy()].tolist())
 
-    def step(self, canvas: Tensor, known: Tensor, conditioned: Tensor, start: Tensor, temperature: Tensor,
-             noise: Tensor, t: Tensor, slots: Tensor) -> Tensor:
+    def step(
+        self,
+        canvas: Tensor,
+        known: Tensor,
+        conditioned: Tensor,
+        start: Tensor,
+        temperature: Tensor,
+        noise: Tensor,
+        t: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
         """One token for every row: predict it, draw it, and keep the given one where it is known.
 
-        canvas, known: (B, T), canvas changed in place · conditioned, start, temperature, t, slots: (B,) ·
+        canvas, known: (B, T), canvas changed in place · conditioned, start, temperature, t, slots:
+            (B,) ·
         noise: (B, C, 2) · returns (B,) bool, whether the row's parameters were finite.
         """
         here = t[:, None] * self.config.token_size + torch.arange(self.config.token_size)
         given = known.gather(1, here)
         was_read = given[:, 0] & conditioned  # a token that was read must not change its slot again
-        parameters = self.net.step(canvas, t, start, self.state, torch.where(was_read, PADDING_SLOT, slots),
-                                   None if self.net.patches is None else known & conditioned[:, None])
+        parameters = self.net.step(
+            canvas,
+            t,
+            start,
+            self.state,
+            torch.where(was_read, PADDING_SLOT, slots),
+            None if self.net.patches is None else known & conditioned[:, None],
+        )
         drawn = draw_token(self.net, parameters, t, noise, temperature)
         canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn))
         # sub-pixel 0 without a start token is NaN by design

@@ -1,7 +1,7 @@
 """One model being decoded: its scheduler and its decoder, advanced one quantum at a time.
 
-The service's engine thread and the command line run the same quanta. A quantum that raises is run again without the
-images that make it raise, and only their requests end.
+The service's engine thread and the command line run the same quanta. A quantum that raises is run
+again without the images that make it raise, and only their requests end.
 """
 
 import logging
@@ -19,14 +19,18 @@ from .prefill import Prefills
 from .scheduler import QUANTUM_S, Plan, Scheduler
 
 logger = logging.getLogger("linpix")
-NEVER = 2**62          # an image row that no image has
-PARTS = 8              # quanta of an image, at least: one that joins waits for the end of a quantum
-RESTORED = 2           # images restored in one call: few, as all their tokens are prefilled again without a heartbeat
-MAX_FAILED_QUANTA = 3  # quanta in a row that decode nothing, not even a test image: the engine is then lost
+NEVER = 2**62  # an image row that no image has
+PARTS = 8  # quanta of an image, at least: one that joins waits for the end of a quantum
+# images restored in one call: few, as all their tokens are prefilled again without a heartbeat
+RESTORED = 2
+# quanta in a row that decode nothing, not even a test image: the engine is then lost
+MAX_FAILED_QUANTA = 3
 
 
 class Engine:
-    """Used by the thread that runs its quanta; any thread may read `busy` and the scheduler, up to a quantum late."""
+    """Used by the thread that runs its quanta; any thread may read `busy` and the scheduler, up to
+    a quantum late.
+    """
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder, self.config = decoder, decoder.config
@@ -34,8 +38,10 @@ class Engine:
         self.beat: Callable[[], None] = lambda: None  # called before each call of the decoder
         self.scheduler = Scheduler(decoder.slots, self.config.length, decoder.stride)
         self._prefills = Prefills(decoder, self.scheduler.position)
-        self._streams = np.zeros(decoder.slots + 1, np.bool_)  # by slot: whether each image row is to be reported
-        self._next_row = np.full(decoder.slots + 1, NEVER)  # by slot: the next image row to be reported, counted from 1
+        # by slot: whether each image row is to be reported
+        self._streams = np.zeros(decoder.slots + 1, np.bool_)
+        # by slot: the next image row to be reported, counted from 1
+        self._next_row = np.full(decoder.slots + 1, NEVER)
         self._decoded_s = QUANTUM_S  # seconds of decoding in the last quantum
         self._failed_quanta = 0
         self._report = Report()
@@ -45,28 +51,40 @@ class Engine:
         return bool(self.scheduler.running or self.scheduler.interactive or self.scheduler.bulk)
 
     def run_quantum(self) -> Report:
-        """Let waiting images join, prefill for a while, run one quantum, let finished images leave. Raises EngineLost.
+        """Let waiting images join, prefill for a while, run one quantum, let finished images leave.
+        Raises EngineLost.
 
-        While images are decoding, prefill gets at most half of the time. If no image can decode yet, no step is taken.
+        While images are decoding, prefill gets at most half of the time. If no image can decode
+        yet, no step is taken.
         """
         report = self._report = Report()
         self._join()
         report.joined_at, report.running = time.monotonic(), len(self.scheduler.running)
         drawing = bool(self.scheduler.takes_steps.any())
-        ended = self._prefills.run(self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=drawing)
-        self.scheduler.takes_steps[[image.slot for image in ended if image.state is State.DRAWING]] = True
+        ended = self._prefills.run(
+            self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=drawing
+        )
+        self.scheduler.takes_steps[
+            [image.slot for image in ended if image.state is State.DRAWING]
+        ] = True
         for request in report.failed:
             self.scheduler.cancel(request)
         streamed = self._streams[self.scheduler.takes_steps].any()
-        plan = self.scheduler.plan(self.config.row_length if streamed else -(-self.config.length // PARTS))
+        plan = self.scheduler.plan(
+            self.config.row_length if streamed else -(-self.config.length // PARTS)
+        )
         if len(plan):
             self._decode(plan)
         self._leave([image for image in ended if image.state is State.DONE])
         return report
 
     def abandon(self) -> list[str]:
-        """After an exception from run_quantum: empty every slot. Returns the requests that lost an image."""
-        lost = {image.request for image in (*self.scheduler.running.values(), *self._report.finished)}
+        """After an exception from run_quantum: empty every slot. Returns the requests that lost an
+        image.
+        """
+        lost = {
+            image.request for image in (*self.scheduler.running.values(), *self._report.finished)
+        }
         lost |= self._report.failed.keys()
         for request in lost:
             self.scheduler.cancel(request)
@@ -85,14 +103,20 @@ class Engine:
             except EngineLost:
                 raise
             except Exception as error:
-                logger.exception("a request of %s could not get its slots", self.name, extra=logs.of(request))
+                logger.exception(
+                    "a request of %s could not get its slots", self.name, extra=logs.of(request)
+                )
                 self._report.failed[request] = error
                 self.scheduler.cancel(request)
 
     def _take(self, images: list[Image]) -> None:
         """Put images that share what is known into their slots."""
         self.beat()
-        job, slots, length = images[0].job, np.array([image.slot for image in images]), self.config.length
+        job, slots, length = (
+            images[0].job,
+            np.array([image.slot for image in images]),
+            self.config.length,
+        )
         self.decoder.take(slots.tolist(), images)
         prefix, state = job.prefix // self.config.token_size, State.DRAWING
         if self.decoder.conditioned[slots[0]] and prefix < length:  # else nothing is to be drawn
@@ -103,7 +127,9 @@ class Engine:
         self.scheduler.left[slots] = self.decoder.left_from[slots, prefix]
         self.scheduler.takes_steps[slots] = state is State.DRAWING
         self._streams[slots] = job.stream
-        self._next_row[slots] = prefix // self.config.row_length + 1 if job.stream or images[0].attempt == 1 else NEVER
+        self._next_row[slots] = (
+            prefix // self.config.row_length + 1 if job.stream or images[0].attempt == 1 else NEVER
+        )
         for image in images:
             image.state = state  # last: the event loop may look at any time
         if state is not State.DRAWING:
@@ -120,7 +146,11 @@ class Engine:
         except EngineLost:
             raise
         except Exception as error:
-            logger.exception("a quantum of %s with %d images failed; running it again in parts", self.name, len(plan))
+            logger.exception(
+                "a quantum of %s with %d images failed; running it again in parts",
+                self.name,
+                len(plan),
+            )
             outcome = isolate(plan, self._run, self._restore, error)
         report.seconds = time.perf_counter() - began
         self._decoded_s = min(report.seconds, QUANTUM_S)
@@ -147,7 +177,7 @@ class Engine:
 
     def _restore(self, plan: Plan) -> None:
         for first in range(0, len(plan), RESTORED):
-            some = plan[first:first + RESTORED]
+            some = plan[first : first + RESTORED]
             self.beat()
             self.decoder.restore(some[:, 0].tolist(), self.scheduler.position[some[:, 0]].tolist())
 
@@ -157,7 +187,9 @@ class Engine:
         due = np.flatnonzero(self.scheduler.takes_steps & (rows >= self._next_row))
         images = [self.scheduler.running[slot] for slot in due.tolist()]
         streams = [image.slot for image in images if image.job.stream]
-        canvases = dict(zip(streams, self.decoder.canvases(streams), strict=True)) if streams else {}
+        canvases = (
+            dict(zip(streams, self.decoder.canvases(streams), strict=True)) if streams else {}
+        )
         for image in images:
             new = range(int(self._next_row[image.slot]), int(rows[image.slot]) + 1)
             self._report.rows.append((image, new, canvases.get(image.slot)))
@@ -165,7 +197,9 @@ class Engine:
 
     def _end_failed(self, outcome: Outcome) -> None:
         """End requests because of an image in this quantum; their other images are cancelled."""
-        error = FloatingPointError(f"model {self.name!r} produced NaN or infinite values for an image of this request")
+        error = FloatingPointError(
+            f"model {self.name!r} produced NaN or infinite values for an image of this request"
+        )
         bad = dict.fromkeys(outcome.not_finite, error) | outcome.failed
         failed = {self.scheduler.running[slot].request: error for slot, error in bad.items()}
         self._report.failed |= failed
@@ -187,19 +221,27 @@ class Engine:
         canvases = self.decoder.canvases([image.slot for image in done]) if done else ()
         for image, canvas in zip(done, canvases, strict=True):
             image.canvas = canvas
-            image.label = image.recognised.label if image.recognised else self.decoder.label(image.slot)
+            image.label = (
+                image.recognised.label if image.recognised else self.decoder.label(image.slot)
+            )
             self.scheduler.release(image)
         if self.decoder.fill_freed_with_nan:
             for slot in self.scheduler.free:
                 self.decoder.pool.fill_with_nan(slot)
 
     def _check_hope(self, plan: Plan, outcome: Outcome) -> None:
-        """Raise EngineLost if MAX_FAILED_QUANTA quanta in a row decoded no image, nor a test image in a free slot."""
-        failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(int(plan[0, 0]))
+        """Raise EngineLost if MAX_FAILED_QUANTA quanta in a row decoded no image, nor a test image
+        in a free slot.
+        """
+        failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(
+            int(plan[0, 0])
+        )
         self._failed_quanta = self._failed_quanta + 1 if failed else 0
         if self._failed_quanta == MAX_FAILED_QUANTA:
-            raise EngineLost(f"{self.name} decoded no image in {MAX_FAILED_QUANTA} quanta in a row, and could not "
-                             "decode a test image either")
+            raise EngineLost(
+                f"{self.name} decoded no image in {MAX_FAILED_QUANTA} quanta in a row, and could"
+                " not decode a test image either"
+            )
 
     def _decodes_a_test_image(self, slot: int) -> bool:
         test = Image("test image", Job(), 0, 0, None, slot=slot)

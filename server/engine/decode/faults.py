@@ -1,4 +1,6 @@
-"""Faults injected into one process, by the rules of server/fault_rules.py: a decoder that wraps another."""
+"""Faults injected into one process, by the rules of server/fault_rules.py: a decoder that wraps
+another.
+"""
 
 import random
 import time
@@ -26,10 +28,14 @@ class Faults:
     def due(self, seeds: Sequence[int]) -> list[Rule]:
         """The rules that strike in the next quantum, which has the images of these seeds."""
         self.quanta += 1
-        return [rule for rule in self._rules if rule.kind != "prefill" and rule.due(self.quanta, seeds)]
+        return [
+            rule for rule in self._rules if rule.kind != "prefill" and rule.due(self.quanta, seeds)
+        ]
 
     def take(self, seeds: Sequence[int]) -> None:
-        """Called before slots are given to a request's images. Raises InjectedFault if prefill is to fail."""
+        """Called before slots are given to a request's images. Raises InjectedFault if prefill is
+        to fail.
+        """
         self.requests += 1
         if any(rule.kind == "prefill" and rule.due(self.requests, seeds) for rule in self._rules):
             raise InjectedFault(f"injected: prefill of request {self.requests}")
@@ -45,9 +51,9 @@ class _Breaking:
 
     def __init__(self, decoder: Decoder, faults: Faults) -> None:
         self._decoder, self._faults = decoder, faults
-        self._due: list[Rule] = []     # in this quantum
-        self._fresh = False            # no run of the quantum has begun
-        self._failing: set[int] = set()   # slots at which every run of the quantum raises
+        self._due: list[Rule] = []  # in this quantum
+        self._fresh = False  # no run of the quantum has begun
+        self._failing: set[int] = set()  # slots at which every run of the quantum raises
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
@@ -59,10 +65,16 @@ class _Breaking:
 
     def keep(self, slots: Sequence[int]) -> None:
         """Called once before each quantum, however often that is run."""
-        self._due, self._fresh, self._failing = self._faults.due(self._decoder.seed[slots].tolist()), True, set()
+        self._due, self._fresh, self._failing = (
+            self._faults.due(self._decoder.seed[slots].tolist()),
+            True,
+            set(),
+        )
         self._decoder.keep(slots)
 
-    def quantum(self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]) -> Advance:
+    def quantum(
+        self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]
+    ) -> Advance:
         first, self._fresh = self._fresh, False
         if first:
             self._strike_images(slots, positions)
@@ -75,7 +87,8 @@ class _Breaking:
             if rule.kind == "slow":
                 time.sleep(rule.ms / 1e3)
         done = self._decoder.quantum(slots, positions, steps)
-        # after the run, which has changed state and sub-pixels: they must be restored before it is run again
+        # after the run, which has changed state and sub-pixels: they must be restored before it is
+        # run again
         if "broken" in kinds or ("glitch" in kinds and first):
             raise InjectedFault(f"injected: {'broken' if 'broken' in kinds else 'glitch'} {name}")
         for slot in self._failing.intersection(slots):
@@ -83,12 +96,19 @@ class _Breaking:
         return done
 
     def _strike_images(self, slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Choose the images of throw and nan. At position 0 a GPU does not read the state, so it would not see NaN."""
-        begun = [slot for slot, position in zip(slots, positions, strict=True) if position] or [*slots]
+        """Choose the images of throw and nan. At position 0 a GPU does not read the state, so it
+        would not see NaN.
+        """
+        begun = [slot for slot, position in zip(slots, positions, strict=True) if position] or [
+            *slots
+        ]
         for rule in self._due:
             if rule.kind in ("throw", "nan"):
-                chosen = ([slot for slot in slots if self._decoder.seed[slot] == rule.number]
-                          if rule.when == "image" else [self._faults.random.choice(begun)])
+                chosen = (
+                    [slot for slot in slots if self._decoder.seed[slot] == rule.number]
+                    if rule.when == "image"
+                    else [self._faults.random.choice(begun)]
+                )
                 if rule.kind == "throw":
                     self._failing.update(chosen)
                 else:

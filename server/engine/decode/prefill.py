@@ -1,7 +1,8 @@
 """Prefill in pieces between quanta, so that other images go on decoding during a long one.
 
-The known tokens before the first unknown one are folded into a slot, or a conditional model reads all that is known.
-To check whether it recognises the class of an image that it has drawn, the model reads all of that image once more.
+The known tokens before the first unknown one are folded into a slot, or a conditional model reads
+all that is known. To check whether it recognises the class of an image that it has drawn, the model
+reads all of that image once more.
 """
 
 import logging
@@ -21,27 +22,34 @@ logger = logging.getLogger("linpix")
 
 
 class Prefills:
-    """Groups of images that have slots and take no steps yet: images of a request that share what is known, or one
-    drawn image to be checked. Used by the engine thread only.
+    """Groups of images that have slots and take no steps yet: images of a request that share what
+    is known, or one drawn image to be checked. Used by the engine thread only.
     """
 
     def __init__(self, decoder: Decoder, position: Numbers) -> None:
         """position: by slot, the next token to fold in, which is moved on."""
         self._decoder, self._position = decoder, position
-        self.waiting: deque[list[Image]] = deque()  # images in PREFILL or READING, or one in CHECKING
+        # images in PREFILL or READING, or one in CHECKING
+        self.waiting: deque[list[Image]] = deque()
         self._token_s = 0.0  # seconds per token in the last piece; 0: none was run yet
-        self._overdrawn_s = 0.0  # seconds that pieces took beyond their share while other images decode
+        # seconds that pieces took beyond their share while other images decode
+        self._overdrawn_s = 0.0
 
-    def run(self, seconds: float, beat: Callable[[], None], report: Report, *, others: bool) -> list[Image]:
+    def run(
+        self, seconds: float, beat: Callable[[], None], report: Report, *, others: bool
+    ) -> list[Image]:
         """Run pieces for so many seconds, and report requests that raised twice. Raises EngineLost.
 
         Returns the images that are done with it.
 
-        others: other images decode. The time that a piece takes beyond its share is then taken off the next calls, so
-        that these images get theirs even if a piece is longer than a quantum. beat is called before each piece.
+        others: other images decode. The time that a piece takes beyond its share is then taken off
+        the next calls, so that these images get theirs even if a piece is longer than a quantum.
+        beat is called before each piece.
         """
         seconds -= self._overdrawn_s if others else 0.0
-        self.waiting = deque(group for group in self.waiting if group[0].state is not State.CANCELLED)
+        self.waiting = deque(
+            group for group in self.waiting if group[0].state is not State.CANCELLED
+        )
         left_s, end, done = seconds, time.perf_counter() + seconds, list[Image]()
         while self.waiting and left_s > 0:
             groups = self._next()
@@ -70,8 +78,8 @@ class Prefills:
         return done
 
     def _next(self) -> list[list[Image]]:
-        """The first group; if the model reads it, with those in the same state behind it that the decoder takes in one
-        call. A group whose prefill raised before runs alone.
+        """The first group; if the model reads it, with those in the same state behind it that the
+        decoder takes in one call. A group whose prefill raised before runs alone.
         """
         first, *others = self.waiting
         state = first[0].state
@@ -84,8 +92,12 @@ class Prefills:
         """Begin again after an exception; after a second one the request fails."""
         for group in groups:
             first = group[0]
-            logger.exception("prefill of %s raised an exception%s", self._decoder.checkpoint.name,
-                             " again" if first.retried else "; starting it again", extra=logs.of(first.request))
+            logger.exception(
+                "prefill of %s raised an exception%s",
+                self._decoder.checkpoint.name,
+                " again" if first.retried else "; starting it again",
+                extra=logs.of(first.request),
+            )
             if first.retried:
                 report.failed[first.request] = error
                 self.waiting.remove(group)
@@ -97,14 +109,17 @@ class Prefills:
                 self._decoder.pool.clear(first.slot)
 
     def _advance(self, groups: list[list[Image]], left_s: float) -> list[list[Image]]:
-        """Run one piece: as many strides of a prefix as fit in left_s, at least one; or read groups in another state.
+        """Run one piece: as many strides of a prefix as fit in left_s, at least one; or read groups
+        in another state.
 
         Returns the groups that are done.
         """
         first, decoder = groups[0][0], self._decoder
         if first.state is State.CHECKING:
             images = [image for [image] in groups]
-            for image, recognised in zip(images, decoder.judge([image.slot for image in images]), strict=True):
+            for image, recognised in zip(
+                images, decoder.judge([image.slot for image in images]), strict=True
+            ):
                 image.recognised = recognised
             return groups
         if first.state is State.READING:

@@ -1,7 +1,7 @@
 """The scheduler: which images wait, which run in which slot, and how many steps a quantum has.
 
-No torch, no clock, no threads on purpose, so that its tests run in milliseconds. What changes with every quantum is
-kept in arrays: thousands of images may be decoded at once.
+No torch, no clock, no threads on purpose, so that its tests run in milliseconds. What changes with
+every quantum is kept in arrays: thousands of images may be decoded at once.
 """
 
 import heapq
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from ..image import Image, State
 
-BULK_EVERY = 4     # while bulk images wait, they get one in so many slots
-QUANTUM_S = 0.050  # longest quantum, and longest prefill while no image decodes: cancellations act this late
+BULK_EVERY = 4  # while bulk images wait, they get one in so many slots
+# longest quantum, and longest prefill while no image decodes: cancellations act this late
+QUANTUM_S = 0.050
 
-Plan = NDArray[np.int64]  # (B, 2): the slots of a quantum, with their numbers of steps; most steps first
+# (B, 2): the slots of a quantum, with their numbers of steps; most steps first
+Plan = NDArray[np.int64]
 
 
 def bulk_is_next(interactive: int, bulk: int, overtaken: int) -> bool:
@@ -28,25 +30,32 @@ def bulk_is_next(interactive: int, bulk: int, overtaken: int) -> bool:
 
 
 class Scheduler:
-    """Slots 1..slots for the images of one model. Images wait first come, first served in each of two classes."""
+    """Slots 1..slots for the images of one model. Images wait first come, first served in each of
+    two classes.
+    """
 
     def __init__(self, slots: int, length: int, stride: int) -> None:
-        """length: tokens of an image · stride: steps that the decoder runs in one go; a quantum has a multiple of them.
+        """length: tokens of an image · stride: steps that the decoder runs in one go; a quantum has
+        a multiple of them.
         """
         self.slots, self.length, self._stride = slots, length, stride
         self.interactive: deque[Image] = deque()
         self.bulk: deque[Image] = deque()
-        self.overtaken = 0                    # see bulk_is_next
-        self.running: dict[int, Image] = {}   # by slot
+        self.overtaken = 0  # see bulk_is_next
+        self.running: dict[int, Image] = {}  # by slot
         # by slot, of running images:
-        self.position = np.zeros(slots + 1, np.int64)  # the next token to draw, or in PREFILL to fold in
-        self.left = np.zeros(slots + 1, np.int64)      # tokens still to be drawn; 0 in free slots
+        # the next token to draw, or in PREFILL to fold in
+        self.position = np.zeros(slots + 1, np.int64)
+        self.left = np.zeros(slots + 1, np.int64)  # tokens still to be drawn; 0 in free slots
         self.takes_steps = np.zeros(slots + 1, np.bool_)  # whether the image is DRAWING
-        self.free = [*range(1, slots + 1)]    # a heap
-        self._seconds: dict[int, float] = {}  # of a step, smoothed, by the number of images in powers of two
+        self.free = [*range(1, slots + 1)]  # a heap
+        # of a step, smoothed, by the number of images in powers of two
+        self._seconds: dict[int, float] = {}
 
     def submit(self, images: Iterable[Image]) -> None:
-        """Have images wait; further attempts at images that have had a slot come before all others."""
+        """Have images wait; further attempts at images that have had a slot come before all
+        others.
+        """
         for image in images:
             queue = self.bulk if image.job.bulk else self.interactive
             if image.attempt > 1:
@@ -55,9 +64,13 @@ class Scheduler:
                 queue.append(image)
 
     def cancel(self, request: str) -> None:
-        """Forget a request, wherever it is, or do nothing if it is not here. Its slots are free at once."""
-        self.interactive, self.bulk = (deque(image for image in images if image.request != request)
-                                       for images in (self.interactive, self.bulk))
+        """Forget a request, wherever it is, or do nothing if it is not here. Its slots are free at
+        once.
+        """
+        self.interactive, self.bulk = (
+            deque(image for image in images if image.request != request)
+            for images in (self.interactive, self.bulk)
+        )
         for image in [image for image in self.running.values() if image.request == request]:
             image.state = State.CANCELLED
             self.release(image)
@@ -88,11 +101,17 @@ class Scheduler:
         image.slot = 0
 
     def plan(self, most: int) -> Plan:
-        """Each drawing image with its steps in the next quantum: as many as fit in QUANTUM_S, at most `most`."""
-        slots, steps = np.flatnonzero(self.takes_steps & (self.position < self.length)), self._stride
+        """Each drawing image with its steps in the next quantum: as many as fit in QUANTUM_S, at
+        most `most`.
+        """
+        slots, steps = (
+            np.flatnonzero(self.takes_steps & (self.position < self.length)),
+            self._stride,
+        )
         size = len(slots).bit_length()
         if known := [measured for measured in self._seconds if measured <= size]:
-            # a size that is not known is taken from the next smaller one, as if each image cost the same
+            # a size that is not known is taken from the next smaller one, as if each image cost the
+            # same
             seconds = self._seconds[max(known)] * 2 ** (size - max(known))
             steps = max(steps, min(most, int(QUANTUM_S / seconds)) // steps * steps)
         left = np.minimum(steps, self.length - self.position[slots])

@@ -1,1 +1,3 @@
-"""The routes, one file for each group. A route translates between HTTP and the engine, and does nothing else."""
+"""The routes, one file for each group. A route translates between HTTP and the engine, and does
+nothing else.
+"""

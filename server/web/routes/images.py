@@ -1,5 +1,5 @@
-"""POST /v1/images/generations and /v1/images/edits: drawing images, and completing a picture. Answers are a picture, an
-array, JSON or server-sent events.
+"""POST /v1/images/generations and /v1/images/edits: drawing images, and completing a picture.
+Answers are a picture, an array, JSON or server-sent events.
 """
 
 import base64
@@ -32,22 +32,40 @@ from ..uploads import FormRoute, decoded
 router = APIRouter(prefix="/v1/images", tags=["images"])
 forms = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
-_GENERATIONS = image_responses(GenerationEvent, InvalidRequest("n must be 1..16, got 17", param="n"),
-                               model_not_found("mnist-large", ["mnist-small"]), not_json("text/plain"))
-_EDITS = image_responses(EditEvent,
-                         InvalidRequest("it is not clear what to fill in: erase that part of the picture (save it "
-                                        "as a PNG with transparent pixels), or use a mask or keep_rows",
-                                        param="image"), *UPLOADING)
+_GENERATIONS = image_responses(
+    GenerationEvent,
+    InvalidRequest("n must be 1..16, got 17", param="n"),
+    model_not_found("mnist-large", ["mnist-small"]),
+    not_json("text/plain"),
+)
+_EDITS = image_responses(
+    EditEvent,
+    InvalidRequest(
+        "it is not clear what to fill in: erase that part of the picture (save it "
+        "as a PNG with transparent pixels), or use a mask or keep_rows",
+        param="image",
+    ),
+    *UPLOADING,
+)
 
-PING_S = 15.0    # of silence before a stream sends a comment: proxies close connections that are silent for a minute
-ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26  # largest answer that is an array: all its seeds are in one header
+# of silence before a stream sends a comment: proxies close connections that are silent for a minute
+PING_S = 15.0
+# largest answer that is an array: all its seeds are in one header
+ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26
 READABLE = "+ ;:,.'()"  # characters that are not quoted in a header that is a sentence
 
 
-@router.post("/generations", response_model=ImagesResponse, operation_id="generate", responses=_GENERATIONS,
-             summary="Draw images",
-             openapi_extra={"parameters": [TIMEOUT_PARAMETER]})
-async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)], http: Request) -> Response:
+@router.post(
+    "/generations",
+    response_model=ImagesResponse,
+    operation_id="generate",
+    responses=_GENERATIONS,
+    summary="Draw images",
+    openapi_extra={"parameters": [TIMEOUT_PARAMETER]},
+)
+async def generate(
+    body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)], http: Request
+) -> Response:
     """Draw images: of any class, or of one.
 
     Choose `image/png` as the media type of the response to see the picture itself.
@@ -55,18 +73,32 @@ async def generate(body: Annotated[GenerateBody, Body(openapi_examples=GENERATE)
     return Images(http, body, ImagesResponse, GenerationEvent)
 
 
-@forms.post("/edits", response_model=EditResponse, operation_id="edit", responses=_EDITS,
-             summary="Complete a picture",
-             openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
-                 "content": {"multipart/form-data": {"examples": EDIT}}, "description": "A picture, and which part of "
-                 "it to fill in. Unknown fields are ignored and listed in the answer's warnings."}})
+@forms.post(
+    "/edits",
+    response_model=EditResponse,
+    operation_id="edit",
+    responses=_EDITS,
+    summary="Complete a picture",
+    openapi_extra={
+        "parameters": [TIMEOUT_PARAMETER],
+        "requestBody": {
+            "content": {"multipart/form-data": {"examples": EDIT}},
+            "description": (
+                "A picture, and which part of "
+                "it to fill in. Unknown fields are ignored and listed in the answer's warnings."
+            ),
+        },
+    },
+)
 async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
     """Complete an occluded image: known sub-pixels come back unchanged, and the holes are drawn.
 
     Choose `image/png` as the media type of the response to see the picture itself.
     """
     images = Images(http, form, EditResponse, EditEvent)
-    upload = await decoded(images, form, preparation=form.prepare or "none", lay_back=bool(form.lay_back))
+    upload = await decoded(
+        images, form, preparation=form.prepare or "none", lay_back=bool(form.lay_back)
+    )
     images.complete(upload, form.conditioning)
     return images
 
@@ -74,8 +106,13 @@ async def edit(form: Annotated[EditForm, File()], http: Request) -> Response:
 class Images(Answer):
     """Images of a job. For an edit, `complete` says what of them is known."""
 
-    def __init__(self, http: Request, fields: GenerateBody, response: type[ImagesResponse],
-                 event: type[GenerationEvent]) -> None:
+    def __init__(
+        self,
+        http: Request,
+        fields: GenerateBody,
+        response: type[ImagesResponse],
+        event: type[GenerationEvent],
+    ) -> None:
         """response, event: what answers as JSON and streams consist of."""
         self.response, self.event = response, event
         n = 1 if fields.n is None else fields.n
@@ -86,16 +123,32 @@ class Images(Answer):
         if not 1 <= n <= max_n:
             raise InvalidRequest(f"n must be 1..{max_n}, got {shown(fields.n)}", param="n")
         chooses = fields.candidates is not None or fields.attempts is not None
-        able = service.instead_of(self.model, lambda config: config.class_first) if chooses else None
-        self.job = replace(new_job(
-            self.checkpoint, n, label=self.label, seed=fields.seed, temperature=fields.temperature,
-            candidates=fields.candidates, attempts=fields.attempts, limit=max_n, able=able),
-            bulk=bulk, stream=bool(fields.stream))
+        able = (
+            service.instead_of(self.model, lambda config: config.class_first) if chooses else None
+        )
+        self.job = replace(
+            new_job(
+                self.checkpoint,
+                n,
+                label=self.label,
+                seed=fields.seed,
+                temperature=fields.temperature,
+                candidates=fields.candidates,
+                attempts=fields.attempts,
+                limit=max_n,
+                able=able,
+            ),
+            bulk=bulk,
+            stream=bool(fields.stream),
+        )
         self.warnings += self.checkpoint.temperature_warnings(self.job.temperature)
-        usual = "url" if (fields.model or "").startswith("dall-e") else None  # tools made for DALL-E read url
+        # tools made for DALL-E read url
+        usual = "url" if (fields.model or "").startswith("dall-e") else None
         self.as_url = (fields.response_format or usual) == "url" and not self.job.stream
         if fields.response_format == "url" and self.job.stream:
-            self.warnings.append("response_format was ignored: the events of a stream always have b64_json")
+            self.warnings.append(
+                "response_format was ignored: the events of a stream always have b64_json"
+            )
         self.array = self.accepted == encode.NPY  # all pictures are the answer, as one array
         self.format: encode.Format = self.sole_format or fields.output_format or "png"
         self.upload: uploads.Upload | None = None  # the answer keeps all that is known of it
@@ -105,72 +158,129 @@ class Images(Answer):
         self._check(fields)
 
     def _check(self, fields: GenerateBody) -> None:
-        """Raise InvalidRequest for fields that contradict each other, the accepted media type, or the model."""
+        """Raise InvalidRequest for fields that contradict each other, the accepted media type, or
+        the model.
+        """
         n = self.job.answers
-        if (self.sole_format or self.array) and fields.output_format not in (None, self.sole_format):
-            raise InvalidRequest(f"output_format {fields.output_format} contradicts Accept: {self.accepted}; send one "
-                                 "of them", param="output_format")
+        if (self.sole_format or self.array) and fields.output_format not in (
+            None,
+            self.sole_format,
+        ):
+            raise InvalidRequest(
+                f"output_format {fields.output_format} contradicts Accept: {self.accepted}; send"
+                " one of them",
+                param="output_format",
+            )
         if self.sole_format and (n != 1 or self.job.stream):
-            raise InvalidRequest(f"Accept: {self.accepted} returns one picture, so it needs n=1 and no stream, got "
-                                 f"n={n}, stream={str(self.job.stream).lower()}", param="n")
+            raise InvalidRequest(
+                f"Accept: {self.accepted} returns one picture, so it needs n=1 and no stream, got "
+                f"n={n}, stream={str(self.job.stream).lower()}",
+                param="n",
+            )
         if self.array and self.job.stream:
-            raise InvalidRequest(f"Accept: {encode.NPY} returns all pictures at once, so it works only without stream",
-                                 param="stream")
+            raise InvalidRequest(
+                f"Accept: {encode.NPY} returns all pictures at once, so it works only without"
+                " stream",
+                param="stream",
+            )
         size = n * self.frame.height * self.frame.width * self.config.channels
         if self.array and (n > ARRAY_IMAGES or size > ARRAY_BYTES):
-            raise InvalidRequest(f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {n} "
-                                 f"images of {self.frame.size} have {size:,} bytes. Request fewer or smaller "
-                                 "images", param="n")
+            raise InvalidRequest(
+                f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {n} "
+                f"images of {self.frame.size} have {size:,} bytes. Request fewer or smaller "
+                "images",
+                param="n",
+            )
         if self.job.candidates and self.job.stream and fields.partial_images:
-            raise InvalidRequest("with candidates, a stream has no partial images, since the best are known only "
-                                 "when all are drawn; leave out partial_images, got "
-                                 f"{shown(fields.partial_images)}", param="partial_images")
+            raise InvalidRequest(
+                "with candidates, a stream has no partial images, since the best are known only "
+                "when all are drawn; leave out partial_images, got "
+                f"{shown(fields.partial_images)}",
+                param="partial_images",
+            )
         if not isinstance(fields, EditForm):
             return
         if fields.lay_back and self.frame.width != self.config.width:
-            raise InvalidRequest("lay_back returns pictures of the upload's size; leave out size, got "
-                                 f"{shown(fields.size)}", param="size")
+            raise InvalidRequest(
+                "lay_back returns pictures of the upload's size; leave out size, got "
+                f"{shown(fields.size)}",
+                param="size",
+            )
         if fields.lay_back and self.partial_images:
-            raise InvalidRequest("with lay_back, a stream has no partial images; leave out partial_images, got "
-                                 f"{shown(self.partial_images)}", param="partial_images")
+            raise InvalidRequest(
+                "with lay_back, a stream has no partial images; leave out partial_images, got "
+                f"{shown(self.partial_images)}",
+                param="partial_images",
+            )
         if fields.lay_back and self.array:
-            raise InvalidRequest(f"lay_back returns pictures of the upload's size, but Accept: {encode.NPY} "
-                                 "requests an array; send one of them", param="lay_back")
+            raise InvalidRequest(
+                f"lay_back returns pictures of the upload's size, but Accept: {encode.NPY} "
+                "requests an array; send one of them",
+                param="lay_back",
+            )
         if fields.prepare == "mnist":
             uploads.check_preparable(self.config)
 
-    def complete(self, upload: uploads.Upload, conditioning: Literal["prefix", "full"] | None) -> None:
-        """Have the hidden part of an upload drawn. conditioning: see EditForm. Raises InvalidRequest."""
+    def complete(
+        self, upload: uploads.Upload, conditioning: Literal["prefix", "full"] | None
+    ) -> None:
+        """Have the hidden part of an upload drawn. conditioning: see EditForm. Raises
+        InvalidRequest.
+        """
         self.upload, given = upload, upload.prefix_only() if conditioning == "prefix" else upload
         self.job = replace(self.job, canvas=given.canvas, known=given.known)
         self.warnings += uploads.warnings_of(upload, self.checkpoint)
-        prepared = None if upload.figure is None else {
-            "inverted": upload.inverted, "box": upload.figure, "b64_json": base64.b64encode(upload.seen()).decode()}
+        prepared = (
+            None
+            if upload.figure is None
+            else {
+                "inverted": upload.inverted,
+                "box": upload.figure,
+                "b64_json": base64.b64encode(upload.seen()).decode(),
+            }
+        )
         self.facts |= given.facts | {"crop": upload.crop, "prepared": prepared}
         if self.facts["conditioning"] == "partial":
             able = self.service.instead_of(self.model, lambda config: bool(config.patch))
             if conditioning == "full":
-                raise InvalidRequest(f"{self.model.name} cannot use all {self.facts['known']} known sub-pixels, "
-                                     "since some come after hidden ones; choose "
-                                     f"{able or 'a model that is conditional'} (GET /v1/models), or leave out "
-                                     "conditioning", param="conditioning")
-            self.warnings.append(f"{self.model.name} does not use known pixels for what it draws before them; "
-                                 + (f"{able} uses all known pixels" if able else
-                                    "a model that is conditional would use all of them, but none is loaded here"))
+                raise InvalidRequest(
+                    f"{self.model.name} cannot use all {self.facts['known']} known sub-pixels, "
+                    "since some come after hidden ones; choose "
+                    f"{able or 'a model that is conditional'} (GET /v1/models), or leave out "
+                    "conditioning",
+                    param="conditioning",
+                )
+            self.warnings.append(
+                f"{self.model.name} does not use known pixels for what it draws before them; "
+                + (
+                    f"{able} uses all known pixels"
+                    if able
+                    else (
+                        "a model that is conditional would use all of them, but none is loaded here"
+                    )
+                )
+            )
         if upload.overlay is not None:
             self.overlay, self.partial_images, self.inline = upload.overlay, 0, False
 
     async def in_one_piece(self, request: Admitted) -> Response:
         """Each image is encoded as soon as it is done."""
-        found = {place: await self.made(request, self.encode, event)
-                 async for place, event in self.returned(request) if event is not None and event.done}
+        found = {
+            place: await self.made(request, self.encode, event)
+            async for place, event in self.returned(request)
+            if event is not None and event.done
+        }
         files, facts = zip(*(found[place] for place in sorted(found)), strict=True)
         return await self.made(request, self._response, files, facts)
 
     async def events(self, request: Admitted) -> AsyncIterator[bytes]:
         # an image that is drawn again sends its partial images again, with the same numbers
-        shown = {rows: index for index, rows in enumerate(partial_rows(
-            self.partial_images, request.given, self.config.height))}
+        shown = {
+            rows: index
+            for index, rows in enumerate(
+                partial_rows(self.partial_images, request.given, self.config.height)
+            )
+        }
         release, kind, common = self.service.requests.release, self.event.kind, self._common()
         try:
             async for place, event in self.returned(request, PING_S):
@@ -179,20 +289,39 @@ class Images(Answer):
                     continue
                 if not (event.done or event.rows in shown):
                     continue
-                own: dict[str, Any] = {"type": f"{kind}.completed", "usage": Usage()} if event.done else {
-                    "type": f"{kind}.partial_image", "partial_image_index": shown[event.rows], "rows": event.rows}
+                own: dict[str, Any] = (
+                    {"type": f"{kind}.completed", "usage": Usage()}
+                    if event.done
+                    else {
+                        "type": f"{kind}.partial_image",
+                        "partial_image_index": shown[event.rows],
+                        "rows": event.rows,
+                    }
+                )
                 file, facts = await self.made(request, self.encode, event)
-                sent = self.event(**common, created_at=common["created"], image_index=place, **facts, **own,
-                                  b64_json=base64.b64encode(file).decode())
-                yield format_sse_event(event=sent.type, data_str=sent.model_dump_json(ensure_ascii=True))
+                sent = self.event(
+                    **common,
+                    created_at=common["created"],
+                    image_index=place,
+                    **facts,
+                    **own,
+                    b64_json=base64.b64encode(file).decode(),
+                )
+                yield format_sse_event(
+                    event=sent.type, data_str=sent.model_dump_json(ensure_ascii=True)
+                )
             release(request, "completed")
         except ServiceError as error:
             release(request, "failed")
-            yield format_sse_event(event="error", data_str=envelope(error).model_dump_json(ensure_ascii=True))
+            yield format_sse_event(
+                event="error", data_str=envelope(error).model_dump_json(ensure_ascii=True)
+            )
 
-    async def returned(self, request: Admitted, patience_s: float | None = None
-                       ) -> AsyncIterator[tuple[int, Event | None]]:
-        """The events of images in the answer, each with the image's place there; as Request.next_event gives them.
+    async def returned(
+        self, request: Admitted, patience_s: float | None = None
+    ) -> AsyncIterator[tuple[int, Event | None]]:
+        """The events of images in the answer, each with the image's place there; as
+        Request.next_event gives them.
 
         Of candidates, these are the best ones, once all are drawn.
         """
@@ -208,12 +337,14 @@ class Images(Answer):
                 candidates[event.image] = event
         if candidates:
             checked = [candidates[index].recognised for index in range(job.count)]
-            for place, index in enumerate(best_of([image for image in checked if image is not None], job.answers)):
+            for place, index in enumerate(
+                best_of([image for image in checked if image is not None], job.answers)
+            ):
                 yield place, candidates[index]
 
     def encode(self, event: Event) -> tuple[bytes, dict[str, Any]]:
-        """An image in the requested format and size, and its facts. For an array, its sub-pixels. Unfinished rows are
-        black.
+        """An image in the requested format and size, and its facts. For an array, its sub-pixels.
+        Unfinished rows are black.
         """
         began, canvas = time.monotonic(), event.canvas
         if self.upload is not None:
@@ -222,11 +353,16 @@ class Images(Answer):
         if self.overlay is not None:
             file = self.overlay.encoded(picture, self.format)
         else:
-            pixels: NDArray[np.uint8] = encode.framed(picture, self.frame, None if event.done else event.rows)
+            pixels: NDArray[np.uint8] = encode.framed(
+                picture, self.frame, None if event.done else event.rows
+            )
             file = pixels.tobytes() if self.array else encode.encoded(pixels, self.format)
         facts: dict[str, Any] = {"seed": self.job.seed + event.image}
         if (recognised := event.recognised) is not None:
-            facts |= {"label": label_of(recognised.label, self.checkpoint), "confidence": recognised.confidence}
+            facts |= {
+                "label": label_of(recognised.label, self.checkpoint),
+                "confidence": recognised.confidence,
+            }
             if self.job.attempts > 1:
                 facts["attempts"] = recognised.attempts
         if logs.TRACED:
@@ -234,32 +370,58 @@ class Images(Answer):
         return file, facts
 
     def _response(self, files: tuple[bytes, ...], facts: tuple[dict[str, Any], ...]) -> Response:
-        """A picture or an array, with the facts in headers, where commas separate those of several images; or JSON."""
+        """A picture or an array, with the facts in headers, where commas separate those of several
+        images; or JSON.
+        """
         if self.sole_format or self.array:
             headers = {name: quote(value, safe="+") for name, value in self.model.facts.items()}
-            headers |= {name: ",".join(quote(str(own[name]), safe="+") for own in facts) for name in facts[0]}
+            headers |= {
+                name: ",".join(quote(str(own[name]), safe="+") for own in facts)
+                for name in facts[0]
+            }
             if self.warnings:
                 headers["warnings"] = quote("; ".join(self.warnings), safe=READABLE)
             shape = self.frame.height, self.frame.width, self.config.channels
-            return Response(encode.npy([*files], shape) if self.array else files[0], media_type=self.accepted, headers={
-                f"x-linpix-{name.replace('_', '-')}": value for name, value in headers.items()})
+            return Response(
+                encode.npy([*files], shape) if self.array else files[0],
+                media_type=self.accepted,
+                headers={
+                    f"x-linpix-{name.replace('_', '-')}": value for name, value in headers.items()
+                },
+            )
         texts = [base64.b64encode(file).decode() for file in files]
-        data = [ImageData(b64_json=None if self.as_url else text, revised_prompt=self.revised_prompt,
-                          url=f"data:image/{self.format};base64,{text}" if self.as_url else None, **own)
-                for text, own in zip(texts, facts, strict=True)]
+        data = [
+            ImageData(
+                b64_json=None if self.as_url else text,
+                revised_prompt=self.revised_prompt,
+                url=f"data:image/{self.format};base64,{text}" if self.as_url else None,
+                **own,
+            )
+            for text, own in zip(texts, facts, strict=True)
+        ]
         return as_json(self.response(data=data, **self._common()))
 
     def _common(self) -> dict[str, Any]:
         """Fields that are the same for all images."""
-        return {"created": int(time.time()), **self.model.facts, "size": (self.overlay or self.frame).size,
-                "output_format": self.format, "warnings": self.warnings, **self.facts}
+        return {
+            "created": int(time.time()),
+            **self.model.facts,
+            "size": (self.overlay or self.frame).size,
+            "output_format": self.format,
+            "warnings": self.warnings,
+            **self.facts,
+        }
 
 
 def partial_rows(partial_images: int | None, given: int, height: int) -> Sequence[int]:
-    """The numbers of finished image rows at which a stream shows a partial image: all, or so many, evenly spread.
+    """The numbers of finished image rows at which a stream shows a partial image: all, or so many,
+    evenly spread.
 
     given: image rows that were known from the start; only the following ones count.
     """
     if partial_images is None or partial_images >= height - given:
         return range(given + 1, height + 1)
-    return [given + (height - given) * (index + 1) // (partial_images + 1) for index in range(partial_images)]
+    return [
+        given + (height - given) * (index + 1) // (partial_images + 1)
+        for index in range(partial_images)
+    ]

@@ -1,4 +1,6 @@
-"""POST /v1/images/likelihoods: how probable the hidden part of a picture is, given the known part."""
+"""POST /v1/images/likelihoods: how probable the hidden part of a picture is, given the known
+part.
+"""
 
 import base64
 import time
@@ -24,54 +26,101 @@ from ..uploads import FormRoute, decoded
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
-INLINE_NUMBERS = 2**15  # log-probabilities of all classes; with up to so many, an answer takes a few milliseconds
+# log-probabilities of all classes; with up to so many, an answer takes a few milliseconds
+INLINE_NUMBERS = 2**15
 
 
 # --- the answer; the examples are of the shipped `mnist-small` ---
 
-_Nats = Annotated[float, Field(description="natural logarithm of the probability of the counted sub-pixels",
-                               examples=[-457.6])]
-_Bits = Annotated[float, Field(description="mean number of bits over the counted sub-pixels; 8 is a uniform guess, and "
-                               "lower is more probable", examples=[0.842])]
+_Nats = Annotated[
+    float,
+    Field(
+        description="natural logarithm of the probability of the counted sub-pixels",
+        examples=[-457.6],
+    ),
+]
+_Bits = Annotated[
+    float,
+    Field(
+        description=(
+            "mean number of bits over the counted sub-pixels; 8 is a uniform guess, and "
+            "lower is more probable"
+        ),
+        examples=[0.842],
+    ),
+]
 
 
 class ClassLikelihood(BaseModel):
     """How probable the picture is as one of this class."""
 
     label: str = Field(description="name of the class", examples=["7"])
-    posterior: float = Field(ge=0, le=1, description="probability of the class after the counted sub-pixels were seen, "
-                             "if all classes are equally probable before", examples=[0.992])
+    posterior: float = Field(
+        ge=0,
+        le=1,
+        description=(
+            "probability of the class after the counted sub-pixels were seen, "
+            "if all classes are equally probable before"
+        ),
+        examples=[0.992],
+    )
     log_likelihood: _Nats
     bits_per_dim: _Bits
 
 
 class Likelihoods(Conditioning):
-    """How probable the hidden part of a picture is, given the known part: as a whole, by class and by sub-pixel."""
+    """How probable the hidden part of a picture is, given the known part: as a whole, by class and
+    by sub-pixel.
+    """
 
-    created: int = Field(description="time of the answer, seconds since 1970", examples=[1795303560])
+    created: int = Field(
+        description="time of the answer, seconds since 1970", examples=[1795303560]
+    )
     model: Name
     checkpoint: Digest
-    precision: Literal["fp32"] = Field("fp32", description="always fp32: likelihoods are computed by torch in float32, "
-                                       "whatever precision the model draws with")
-    warnings: list[str] = Field(description="parts of the request that were ignored, or that had no effect",
-                                examples=[[]])
-    label: str | None = Field(description="class that the model assumed; null: no class; with labels=all, or with a "
-                              "model that draws the class first: the mixture of all classes", examples=["7"])
-    counted: int = Field(description="number of hidden sub-pixels; without transparency, mask and keep_rows, all are "
-                                     "hidden",
-                         examples=[784])
+    precision: Literal["fp32"] = Field(
+        "fp32",
+        description=(
+            "always fp32: likelihoods are computed by torch in float32, "
+            "whatever precision the model draws with"
+        ),
+    )
+    warnings: list[str] = Field(
+        description="parts of the request that were ignored, or that had no effect", examples=[[]]
+    )
+    label: str | None = Field(
+        description=(
+            "class that the model assumed; null: no class; with labels=all, or with a "
+            "model that draws the class first: the mixture of all classes"
+        ),
+        examples=["7"],
+    )
+    counted: int = Field(
+        description=(
+            "number of hidden sub-pixels; without transparency, mask and keep_rows, all are hidden"
+        ),
+        examples=[784],
+    )
     log_likelihood: _Nats
     bits_per_dim: _Bits
-    labels: list[ClassLikelihood] | None = Field(description="every class, the most probable first; null without "
-                                                 "labels=all")
+    labels: list[ClassLikelihood] | None = Field(
+        description="every class, the most probable first; null without labels=all"
+    )
     map: list[list[list[float | None]]] = Field(
-        description="bits of each sub-pixel given the ones before it, by image row, pixel and channel; null for known "
-                    "sub-pixels; their sum is -log_likelihood / ln 2",
-        examples=[[[[0.001], [3.25]], [[None], [0.5]]]])
-    b64_json: str | None = Field(description="the map as a PNG in base64: the mean over channels, from black for 0 "
-                                 "bits to white for 8 bits or more; transparent for known pixels; null unless "
-                                 "response_format is b64_json",
-                                 examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAQAAAB..."])
+        description=(
+            "bits of each sub-pixel given the ones before it, by image row, pixel and channel; null"
+            " for known sub-pixels; their sum is -log_likelihood / ln 2"
+        ),
+        examples=[[[[0.001], [3.25]], [[None], [0.5]]]],
+    )
+    b64_json: str | None = Field(
+        description=(
+            "the map as a PNG in base64: the mean over channels, from black for 0 "
+            "bits to white for 8 bits or more; transparent for known pixels; null unless "
+            "response_format is b64_json"
+        ),
+        examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAQAAAB..."],
+    )
 
 
 # --- the route ---
@@ -79,20 +128,42 @@ class Likelihoods(Conditioning):
 _OK = ok_response("the likelihood; with Accept: image/png, its map as a picture", content=PNG)
 _OK[200]["headers"] = png_headers(Likelihoods)
 _RESPONSES = _OK | error_responses(
-    *BODY, *DRAWING,
-    InvalidRequest("keep_rows hides nothing, so there is nothing to score: hide at least one pixel, or leave out "
-                   "keep_rows to score the whole picture", param="keep_rows"),
-    InvalidRequest("mnist considers the value of the first sub-pixel impossible: none of its training pictures starts "
-                   "with it; send another picture, or keep the first pixel with a mask", param="image"), *UPLOADING)
+    *BODY,
+    *DRAWING,
+    InvalidRequest(
+        "keep_rows hides nothing, so there is nothing to score: hide at least one pixel, or leave"
+        " out keep_rows to score the whole picture",
+        param="keep_rows",
+    ),
+    InvalidRequest(
+        "mnist considers the value of the first sub-pixel impossible: none of its training pictures"
+        " starts with it; send another picture, or keep the first pixel with a mask",
+        param="image",
+    ),
+    *UPLOADING,
+)
 
 
-@router.post("/likelihoods", response_model=Likelihoods, responses=_RESPONSES,
-             summary="Compute how probable a picture is",
-             openapi_extra={"parameters": [TIMEOUT_PARAMETER], "requestBody": {
-                 "content": {"multipart/form-data": {"examples": LIKELIHOOD}}, "description": "A picture, and which "
-                 "part of it is hidden. Unknown fields are ignored and listed in the answer's warnings."}})
+@router.post(
+    "/likelihoods",
+    response_model=Likelihoods,
+    responses=_RESPONSES,
+    summary="Compute how probable a picture is",
+    openapi_extra={
+        "parameters": [TIMEOUT_PARAMETER],
+        "requestBody": {
+            "content": {"multipart/form-data": {"examples": LIKELIHOOD}},
+            "description": (
+                "A picture, and which part of it is hidden. Unknown fields are ignored and listed"
+                " in the answer's warnings."
+            ),
+        },
+    },
+)
 async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
-    """Say how probable the hidden part of a picture is, given the known part; if none is known, the whole picture."""
+    """Say how probable the hidden part of a picture is, given the known part; if none is known, the
+    whole picture.
+    """
     scored = Scored(http, form)
     scored.score(await decoded(scored, form, scored=True))
     return scored
@@ -105,11 +176,18 @@ class Scored(Answer):
         super().__init__(http, form)
         http.state.images = 1  # for the log
         if form.response_format == "url":
-            raise InvalidRequest("response_format must be b64_json here, or absent, got 'url'", param="response_format")
+            raise InvalidRequest(
+                "response_format must be b64_json here, or absent, got 'url'",
+                param="response_format",
+            )
         if form.labels == "all" and not self.checkpoint.class_names:
-            raise InvalidRequest(f"labels=all needs a model with classes, and {self.model.name} has none; leave it out",
-                                 param="labels")
-        self.every, self.drawn = form.labels == "all", form.response_format is not None  # as JSON, with the map as PNG
+            raise InvalidRequest(
+                f"labels=all needs a model with classes, and {self.model.name} has none; leave"
+                " it out",
+                param="labels",
+            )
+        # as JSON, with the map as PNG
+        self.every, self.drawn = form.labels == "all", form.response_format is not None
         self.job = Job(model=self.model.name, scored=True)
         self.facts: dict[str, Any] = {}
 
@@ -129,14 +207,31 @@ class Scored(Answer):
     def _response(self, log_probs: NDArray[np.float32], priors: NDArray[np.float64]) -> Response:
         job, checkpoint = self.job, self.checkpoint
         assert job.known is not None
-        bits, scores = likelihood(checkpoint, job.known, log_probs, priors, self.label, every=self.every)
+        bits, scores = likelihood(
+            checkpoint, job.known, log_probs, priors, self.label, every=self.every
+        )
         source = {"model": checkpoint.name, "checkpoint": checkpoint.digest}
         alone = self.sole_format == "png"  # only PNG: maps have transparent parts, and exact values
         png = map_png(bits, self.config, self.frame) if self.drawn or alone else b""
         if alone:
             facts = source | {"precision": "fp32"}
             facts |= {name: f"{scores[name]:.6g}" for name in ("bits_per_dim", "log_likelihood")}
-            return Response(png, media_type="image/png", headers={
-                f"x-linpix-{name.replace('_', '-')}": quote(value, safe="+") for name, value in facts.items()})
-        return as_json(Likelihoods(created=int(time.time()), **source, warnings=self.warnings, **self.facts, **scores,
-                                   map=numbers(bits, self.config), b64_json=base64.b64encode(png).decode() or None))
+            return Response(
+                png,
+                media_type="image/png",
+                headers={
+                    f"x-linpix-{name.replace('_', '-')}": quote(value, safe="+")
+                    for name, value in facts.items()
+                },
+            )
+        return as_json(
+            Likelihoods(
+                created=int(time.time()),
+                **source,
+                warnings=self.warnings,
+                **self.facts,
+                **scores,
+                map=numbers(bits, self.config),
+                b64_json=base64.b64encode(png).decode() or None,
+            )
+        )

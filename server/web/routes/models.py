@@ -16,28 +16,54 @@ def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
     """aliases: the model that each alias (--alias) stands for."""
     source, config, facts = served.checkpoint, served.config, served.facts
     return ModelCard(
-        id=served.name, created=int(source.provenance.get("created", 0)), checkpoint=facts["checkpoint"],
-        bits_per_dim=source.provenance.get("bits_per_dim") or {}, engine=facts["engine"],
-        precision=facts["precision"], device=facts["device"], state=facts["state"], kernels=served.kernels,
-        attention=config.attention, width=config.width, height=config.height, channels=config.channels,
-        conditional=bool(config.patch), classes=list(source.class_names), sizes=encode.sizes(config),
-        temperature=source.temperature, temperature_range=list(source.temperature_range),
-        attempts=source.attempts, limits=source.limits,
-        class_agreement=source.class_agreement, board=Board(**source.board),
+        id=served.name,
+        created=int(source.provenance.get("created", 0)),
+        checkpoint=facts["checkpoint"],
+        bits_per_dim=source.provenance.get("bits_per_dim") or {},
+        engine=facts["engine"],
+        precision=facts["precision"],
+        device=facts["device"],
+        state=facts["state"],
+        kernels=served.kernels,
+        attention=config.attention,
+        width=config.width,
+        height=config.height,
+        channels=config.channels,
+        conditional=bool(config.patch),
+        classes=list(source.class_names),
+        sizes=encode.sizes(config),
+        temperature=source.temperature,
+        temperature_range=list(source.temperature_range),
+        attempts=source.attempts,
+        limits=source.limits,
+        class_agreement=source.class_agreement,
+        board=Board(**source.board),
         aliases=[alias for alias, name in aliases.items() if name == served.name],
-        state_bytes=source.net.attention.state_bytes, slots=served.slots)
+        state_bytes=source.net.attention.state_bytes,
+        slots=served.slots,
+    )
 
 
-@router.get("/v1/models", summary="List the models",
-            responses=ok_response("the loaded models", links={"describe_model": {"model": "data/0/id"}}))
+@router.get(
+    "/v1/models",
+    summary="List the models",
+    responses=ok_response("the loaded models", links={"describe_model": {"model": "data/0/id"}}),
+)
 async def list_models(service: ServiceDep) -> ModelList:
     """The loaded models, the default one first."""
-    return ModelList(data=[card_of(served, service.settings.aliases) for served in service.requests.models.values()])
+    return ModelList(
+        data=[
+            card_of(served, service.settings.aliases) for served in service.requests.models.values()
+        ]
+    )
 
 
-@router.get("/v1/models/{model}", summary="Describe a model",
-            responses=ok_response("the model")
-            | error_responses(model_not_found("mnist-large", ["mnist-small"])))
+@router.get(
+    "/v1/models/{model}",
+    summary="Describe a model",
+    responses=ok_response("the model")
+    | error_responses(model_not_found("mnist-large", ["mnist-small"])),
+)
 async def describe_model(model: Name, service: ServiceDep) -> ModelCard:
     """One loaded model."""
     return card_of(service.find(model), service.settings.aliases)

@@ -14,35 +14,65 @@ from ..service import ServiceDep
 
 router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a separate port, if --metrics-port is set
-_TEXT = {"text/plain": {"schema": {"type": "string"}, "example":
-         "# HELP linpix_requests_running Requests of which an image has had a slot.\n"
-                        "# TYPE linpix_requests_running gauge\nlinpix_requests_running 1.0\n"}}
+_TEXT = {
+    "text/plain": {
+        "schema": {"type": "string"},
+        "example": (
+            "# HELP linpix_requests_running Requests of which an image has had a slot.\n"
+            "# TYPE linpix_requests_running gauge\nlinpix_requests_running 1.0\n"
+        ),
+    }
+}
 
 # what /v1/status takes from the metrics
-_STEP, _ROWS, _REJECTED, _WAITING = ("linpix_engine_step_seconds", "linpix_engine_step_batch_size_sum",
-                                     "linpix_requests_rejected_total", "linpix_images_waiting")
-_WATCHED = (f"{_STEP}_sum", f"{_STEP}_count", _ROWS, _REJECTED, _WAITING, "linpix_images_completed_total",
-            "linpix_pixels_generated_total", "linpix_requests_running", "linpix_requests_waiting",
-            "linpix_state_slots", "linpix_state_slots_used", "linpix_kernel_info")
+_STEP, _ROWS, _REJECTED, _WAITING = (
+    "linpix_engine_step_seconds",
+    "linpix_engine_step_batch_size_sum",
+    "linpix_requests_rejected_total",
+    "linpix_images_waiting",
+)
+_WATCHED = (
+    f"{_STEP}_sum",
+    f"{_STEP}_count",
+    _ROWS,
+    _REJECTED,
+    _WAITING,
+    "linpix_images_completed_total",
+    "linpix_pixels_generated_total",
+    "linpix_requests_running",
+    "linpix_requests_waiting",
+    "linpix_state_slots",
+    "linpix_state_slots_used",
+    "linpix_kernel_info",
+)
 
 
 # --- answers; the examples are of the shipped `mnist-small` ---
 
+
 class ModelStatus(BaseModel):
-    """Counters grow from the start of the process: a rate is the difference of two answers over their `uptime`s."""
+    """Counters grow from the start of the process: a rate is the difference of two answers over
+    their `uptime`s.
+    """
 
     id: Name
-    backend: str = Field(description="kind of decoding: linear or stateful-softmax", examples=["linear"])
+    backend: str = Field(
+        description="kind of decoding: linear or stateful-softmax", examples=["linear"]
+    )
     engine: Engine
     precision: Precision
     device: Device
     slots: Slots
     slots_used: int = Field(description="number of slots that hold an image", examples=[2])
-    images_waiting: int = Field(description="number of admitted images that have no slot yet", examples=[0])
+    images_waiting: int = Field(
+        description="number of admitted images that have no slot yet", examples=[0]
+    )
     images_completed: int = Field(description="number of finished images", examples=[4])
     pixels_generated: int = Field(description="number of decoded sub-pixels", examples=[2744])
     quanta: int = Field(description="number of engine calls, each of several steps", examples=[345])
-    step_seconds_sum: float = Field(description="sum, over all quanta, of the mean seconds per step", examples=[0.35])
+    step_seconds_sum: float = Field(
+        description="sum, over all quanta, of the mean seconds per step", examples=[0.35]
+    )
 
 
 class Limits(BaseModel):
@@ -55,74 +85,138 @@ class Limits(BaseModel):
 class Status(BaseModel):
     """The values of /metrics that a page shows and updates, and the limits of requests."""
 
-    status: Literal["ready", "starting", "draining", "gone"] = Field(description="whether requests are accepted; gone: "
-                                                                     "the process is about to end")
+    status: Literal["ready", "starting", "draining", "gone"] = Field(
+        description="whether requests are accepted; gone: the process is about to end"
+    )
     version: str = Field(description="version of LinPix", examples=["0.1.0"])
     torch: str = Field(description="version of torch", examples=["2.13.0"])
-    kernel: str = Field(description="instruction set of the compiled kernels, cuda, or eager", examples=["avx512bf16"])
+    kernel: str = Field(
+        description="instruction set of the compiled kernels, cuda, or eager",
+        examples=["avx512bf16"],
+    )
     uptime: float = Field(description="seconds since the start", examples=[22.15])
-    requests_running: int = Field(description="requests of which an image has had a slot", examples=[1])
-    requests_waiting: int = Field(description="requests of which no image has had a slot yet", examples=[0])
-    requests_rejected: dict[str, int] = Field(description="refused requests, by "
-                                                          "reason", examples=[{"queue_full": 0, "invalid": 2}])
-    rows_sum: int = Field(description="sum, over all quanta, of the number of images", examples=[690])
+    requests_running: int = Field(
+        description="requests of which an image has had a slot", examples=[1]
+    )
+    requests_waiting: int = Field(
+        description="requests of which no image has had a slot yet", examples=[0]
+    )
+    requests_rejected: dict[str, int] = Field(
+        description="refused requests, by reason", examples=[{"queue_full": 0, "invalid": 2}]
+    )
+    rows_sum: int = Field(
+        description="sum, over all quanta, of the number of images", examples=[690]
+    )
     models: list[ModelStatus] = Field(description="one entry per model, the default one first")
-    comparison: LatestComparison | None = Field(description="the latest comparison; null if there was none")
+    comparison: LatestComparison | None = Field(
+        description="the latest comparison; null if there was none"
+    )
     limits: Limits = Field(description="limits of requests")
 
 
 # --- routes ---
 
-@probes.get("/metrics", summary="Metrics for Prometheus", response_class=Response,
-            responses=ok_response("all metrics", content=_TEXT))
+
+@probes.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=Response,
+    responses=ok_response("all metrics", content=_TEXT),
+)
 async def show_metrics(service: ServiceDep) -> Response:
     """Prometheus text."""
-    return Response(service.requests.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(
+        service.requests.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
 
 
-@router.get("/v1/status", summary="State of the service", tags=["operations"],
-            responses=ok_response("counters, queue, slots and limits"))
+@router.get(
+    "/v1/status",
+    summary="State of the service",
+    tags=["operations"],
+    responses=ok_response("counters, queue, slots and limits"),
+)
 async def show_status(service: ServiceDep) -> Status:
     """Counters, queue, slots and the kernel in use, as in /metrics, and the limits of requests."""
     requests, settings = service.requests, service.settings
     latest = service.comparisons and service.comparisons.latest()
     values = requests.metrics.values(*_WATCHED)
-    version, torch, kernel = next(labels for name, *labels in values if name == "linpix_kernel_info")
+    version, torch, kernel = next(
+        labels for name, *labels in values if name == "linpix_kernel_info"
+    )
     return Status(
-        status=("gone" if requests.gone else "draining" if requests.draining else
-                "ready" if requests.ready else "starting"),
-        version=version, torch=torch, kernel=kernel, uptime=time.monotonic() - requests.began,
+        status=(
+            "gone"
+            if requests.gone
+            else "draining"
+            if requests.draining
+            else "ready"
+            if requests.ready
+            else "starting"
+        ),
+        version=version,
+        torch=torch,
+        kernel=kernel,
+        uptime=time.monotonic() - requests.began,
         requests_running=int(values["linpix_requests_running",]),
         requests_waiting=int(values["linpix_requests_waiting",]),
-        requests_rejected={labels[0]: int(x) for (name, *labels), x in values.items() if name == _REJECTED},
-        rows_sum=int(values[_ROWS,]), models=[_status_of(served, values) for served in requests.models.values()],
-        comparison=latest and LatestComparison(id=latest.id, model=latest.model, status=latest.status),
-        limits=Limits(max_n=service.max_images(*requests.models.values()), max_queue=settings.max_queue,
-                      max_upload=settings.max_upload, compare_budget=settings.compare_budget))
+        requests_rejected={
+            labels[0]: int(x) for (name, *labels), x in values.items() if name == _REJECTED
+        },
+        rows_sum=int(values[_ROWS,]),
+        models=[_status_of(served, values) for served in requests.models.values()],
+        comparison=latest
+        and LatestComparison(id=latest.id, model=latest.model, status=latest.status),
+        limits=Limits(
+            max_n=service.max_images(*requests.models.values()),
+            max_queue=settings.max_queue,
+            max_upload=settings.max_upload,
+            compare_budget=settings.compare_budget,
+        ),
+    )
 
 
 def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> ModelStatus:
     name, backend, facts = served.name, served.backend, served.facts
     return ModelStatus(
-        id=name, backend=backend, engine=facts["engine"], precision=facts["precision"], device=facts["device"],
-        slots=served.slots, slots_used=int(values.get(("linpix_state_slots_used", name), 0)),  # replicas have their own
-        images_waiting=int(sum(x for (metric, *labels), x in values.items() if metric == _WAITING
-                               and labels[0] == name)),
+        id=name,
+        backend=backend,
+        engine=facts["engine"],
+        precision=facts["precision"],
+        device=facts["device"],
+        # replicas have their own
+        slots=served.slots,
+        slots_used=int(values.get(("linpix_state_slots_used", name), 0)),
+        images_waiting=int(
+            sum(
+                x
+                for (metric, *labels), x in values.items()
+                if metric == _WAITING and labels[0] == name
+            )
+        ),
         images_completed=int(values["linpix_images_completed_total", name, backend, "completed"]),
         pixels_generated=int(values["linpix_pixels_generated_total", name, backend]),
-        quanta=int(values[f"{_STEP}_count", name, backend]), step_seconds_sum=values[f"{_STEP}_sum", name, backend])
+        quanta=int(values[f"{_STEP}_count", name, backend]),
+        step_seconds_sum=values[f"{_STEP}_sum", name, backend],
+    )
 
 
-@probes.get("/healthz", summary="Whether the process is alive",
-            responses=ok_response("the process is alive", example={"status": "alive"}))
+@probes.get(
+    "/healthz",
+    summary="Whether the process is alive",
+    responses=ok_response("the process is alive", example={"status": "alive"}),
+)
 async def check_alive() -> dict[str, str]:
     """The process is alive."""
     return {"status": "alive"}
 
 
-@probes.get("/readyz", summary="Whether requests are accepted",
-            responses=ok_response("requests are accepted", example={"status": "ready"})
-            | error_responses(*LEAVING, starting()))
+@probes.get(
+    "/readyz",
+    summary="Whether requests are accepted",
+    responses=ok_response("requests are accepted", example={"status": "ready"})
+    | error_responses(*LEAVING, starting()),
+)
 async def check_ready(service: ServiceDep) -> dict[str, str]:
     """The weights are loaded, the engine runs, and the service is not draining."""
     service.requests.check_open()

@@ -12,18 +12,23 @@ from starlette.types import Scope
 from ..middleware.stack import POLICY
 
 STATIC = Path(__file__).parents[2] / "static"
-# no-cache, since a page and its modules must be of one release; no ranges, since the files are small, clients need no
-# parts of them, and a bad range would be an error
+# no-cache, since a page and its modules must be of one release; no ranges, since the files are
+# small, clients need no parts of them, and a bad range would be an error
 REVALIDATE = {"cache-control": "no-cache", "accept-ranges": "none"}
 
-COMPRESSED = Middleware(GZipMiddleware, compresslevel=6)  # a third of the bytes, for some milliseconds a visit
+# a third of the bytes, for some milliseconds a visit
+COMPRESSED = Middleware(GZipMiddleware, compresslevel=6)
 
 
 class Static(StaticFiles):
-    """The page's files. Browsers ask for them anew each time; a file whose ETag is unchanged is not sent again."""
+    """The page's files. Browsers ask for them anew each time; a file whose ETag is unchanged is not
+    sent again.
+    """
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        scope["headers"] = [(name, value) for name, value in scope["headers"] if name not in (b"range", b"if-range")]
+        scope["headers"] = [
+            (name, value) for name, value in scope["headers"] if name not in (b"range", b"if-range")
+        ]
         response = await super().get_response(path, scope)
         response.headers.update(REVALIDATE)
         return response
@@ -38,11 +43,16 @@ async def page(request: Request) -> Response:
 
 async def docs(request: Request) -> Response:
     response = await FILES.get_response("docs.html", request.scope)
-    styled = POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")  # Swagger UI has style attributes
+    # Swagger UI has style attributes
+    styled = POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
     response.headers["content-security-policy"] = styled
     return response
 
 
-# Starlette's routes, since they can have their own middleware: answers of the API are not compressed
-routes = [Route("/", page, middleware=[COMPRESSED]), Route("/docs", docs, middleware=[COMPRESSED]),
-          Mount("/static", FILES, name="static", middleware=[COMPRESSED])]
+# Starlette's routes, since they can have their own middleware: answers of the API are not
+# compressed
+routes = [
+    Route("/", page, middleware=[COMPRESSED]),
+    Route("/docs", docs, middleware=[COMPRESSED]),
+    Mount("/static", FILES, name="static", middleware=[COMPRESSED]),
+]

@@ -34,6 +34,7 @@ def frames_of(content: bytes, mode: str) -> list[tuple[np.ndarray, int]]:
 
 # --- the grid ---
 
+
 def test_a_grid_shows_finished_rows_and_what_was_known_and_else_grey():
     images, known = noise(3, TINY), np.zeros(64, np.bool_)
     known[-3:] = True
@@ -41,8 +42,8 @@ def test_a_grid_shows_finished_rows_and_what_was_known_and_else_grey():
     assert sheet.shape == (10, 28)
     for index, rows in enumerate((0, 2, 8)):
         expected = images[index].copy()
-        expected[rows * 8:61] = UNDRAWN
-        assert np.array_equal(sheet[1:9, 1 + 9 * index:9 + 9 * index].reshape(-1), expected)
+        expected[rows * 8 : 61] = UNDRAWN
+        assert np.array_equal(sheet[1:9, 1 + 9 * index : 9 + 9 * index].reshape(-1), expected)
 
 
 @pytest.mark.parametrize(("count", "batch"), [(1, 1), (5, 2), (40, 8), (3, 3)])
@@ -60,17 +61,26 @@ def test_frames_do_not_depend_on_the_length_of_quanta(count, batch):
     assert all(np.array_equal(film, films[0]) for film in films)
     assert (films[0][0] == 4).all() and (films[0][-1] == 28).all()
     assert len(films[0]) == min(MAX_FRAMES, 24 * -(-count // batch) + 1)
-    assert (np.diff(films[0], axis=0) >= 0).all() and np.diff(films[0], axis=0).sum(axis=1).min() > 0
+    assert (np.diff(films[0], axis=0) >= 0).all() and np.diff(films[0], axis=0).sum(
+        axis=1
+    ).min() > 0
 
 
 def test_an_image_that_is_drawn_again_loses_no_row_and_adds_no_frame():
     film = Film(2, 0, 8, frames=60)
-    for progress in ([(0, 4), (1, 8)], [(0, 5), (1, 0)], [(0, 6), (1, 5)], [(0, 2), (1, 8)], [(0, 8), (1, 8)]):
+    for progress in (
+        [(0, 4), (1, 8)],
+        [(0, 5), (1, 0)],
+        [(0, 6), (1, 5)],
+        [(0, 2), (1, 8)],
+        [(0, 8), (1, 8)],
+    ):
         film.advance(progress)
     assert [moment.tolist() for moment in film.moments] == [[0, 0], [4, 8], [5, 8], [6, 8], [8, 8]]
 
 
 # --- the animation ---
+
 
 def stages(images, config) -> list[np.ndarray]:
     film = Film(len(images), 0, config.height)
@@ -79,8 +89,11 @@ def stages(images, config) -> list[np.ndarray]:
     return [animation.grid(images, config, rows=rows) for rows in film.moments]
 
 
-@pytest.mark.parametrize(("kind", "config"), [("GIF", TINY), ("GIF", DIGITS), ("WEBP", DIGITS), ("WEBP", COLOURS)],
-                         ids=["gif-tiny", "gif-grey", "webp-grey", "webp-colour"])
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("GIF", TINY), ("GIF", DIGITS), ("WEBP", DIGITS), ("WEBP", COLOURS)],
+    ids=["gif-tiny", "gif-grey", "webp-grey", "webp-colour"],
+)
 def test_an_animation_read_back_is_the_frames_enlarged(kind, config):
     frames = stages(noise(4, config), config)
     content = animation.animate(frames, kind, 3)
@@ -103,11 +116,13 @@ def test_colours_of_a_gif_are_near_and_stay_what_they_are_while_the_rest_is_draw
     for rows, shown in enumerate(read):
         top = 2 * (rows + 1)
         assert np.array_equal(shown[:top], read[-1][:top])
-        assert np.abs(shown[top:2 * 33, 2:-2] - UNDRAWN).max(initial=0) < 8
+        assert np.abs(shown[top : 2 * 33, 2:-2] - UNDRAWN).max(initial=0) < 8
 
 
-@pytest.mark.parametrize(("count", "config"), [(1, DIGITS), (4, DIGITS), (10, DIGITS), (64, DIGITS), (1, COLOURS),
-                                               (16, COLOURS), (3, TINY)])
+@pytest.mark.parametrize(
+    ("count", "config"),
+    [(1, DIGITS), (4, DIGITS), (10, DIGITS), (64, DIGITS), (1, COLOURS), (16, COLOURS), (3, TINY)],
+)
 def test_an_animation_is_enlarged_to_a_width_that_one_sees(count, config):
     factor = animation.enlargement(count, config, None)
     assert 280 < animation.sheet_size(count, config)[0] * factor <= 560
@@ -117,5 +132,7 @@ def test_an_animation_is_enlarged_to_a_width_that_one_sees(count, config):
 @pytest.mark.parametrize(("count", "factor"), [(20_000, None), (5, 64), (64, 64)])
 def test_an_animation_of_too_many_pixels_is_refused_with_the_cure(count, factor):
     assert animation.enlargement(1, DIGITS, 64) == 64
-    with pytest.raises(ValueError, match="draw fewer images" + ", or give a smaller --scale" * bool(factor)):
+    with pytest.raises(
+        ValueError, match="draw fewer images" + ", or give a smaller --scale" * bool(factor)
+    ):
         animation.enlargement(count, DIGITS, factor)

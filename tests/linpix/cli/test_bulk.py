@@ -1,4 +1,6 @@
-"""sample --shards: the contents of shards; an interrupted command ends with the same shards as an uninterrupted one."""
+"""sample --shards: the contents of shards; an interrupted command ends with the same shards as an
+uninterrupted one.
+"""
 
 import dataclasses
 import fcntl
@@ -36,14 +38,22 @@ def refusal(*arguments) -> str:
 
 @pytest.fixture(scope="module")
 def skipping(tmp_path_factory) -> Path:
-    """A checkpoint that draws the class first, and whose images end at different times: background skips the layers."""
+    """A checkpoint that draws the class first, and whose images end at different times: background
+    skips the layers.
+    """
     config = dataclasses.replace(CONDITIONAL, following=((0, 1, 0), (1, 0, 0), (1, 1, 0)))
-    return saved(tmp_path_factory.mktemp("checkpoints") / "skipping", config, class_names=list("abcdefghij"))
+    return saved(
+        tmp_path_factory.mktemp("checkpoints") / "skipping", config, class_names=list("abcdefghij")
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below folder, by its path there."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def test_shards_hold_the_images_that_sample_draws_each_once_with_what_they_are(tiny, tmp_path):
@@ -57,12 +67,16 @@ def test_shards_hold_the_images_that_sample_draws_each_once_with_what_they_are(t
         with tarfile.open(file) as tar:
             members = tar.getmembers()
             assert len(members) == 2 * count
-            assert {(member.mtime, member.uid, member.gid, member.uname, member.gname, member.mode)
-                    for member in members} == {(0, 0, 0, "", "", 0o644)}
+            assert {
+                (member.mtime, member.uid, member.gid, member.uname, member.gname, member.mode)
+                for member in members
+            } == {(0, 0, 0, "", "", 0o644)}
             found |= {member.name: tar.extractfile(member).read() for member in members}
     assert list(found) == [f"{index:09}.{kind}" for index in range(11) for kind in ("png", "json")]
     for index in range(11):
-        assert found[f"{index:09}.png"] == (tmp_path / f"one/{index:05}-{7 + index}.png").read_bytes()
+        assert (
+            found[f"{index:09}.png"] == (tmp_path / f"one/{index:05}-{7 + index}.png").read_bytes()
+        )
         facts = json.loads(found[f"{index:09}.json"])
         assert (facts["seed"], facts["label"], facts["class"]) == (7 + index, 3, "3")
         assert (facts["model"], facts["digest"]) == ("tiny", told["checkpoint"])
@@ -79,43 +93,104 @@ def test_webdataset_reads_the_samples_of_all_shards(tiny, tmp_path):
 def test_folders_have_the_files_of_the_tars(tiny, tmp_path):
     asked = ("--model", tiny, "--count", 5, "--seed", 1, "--scale", 2, "--shards", 2, "--out")
     tars = sampled(*asked, tmp_path / "tar")["files"]
-    for tar, folder in zip(tars, sampled(*asked, tmp_path / "png", "--shard-format", "png")["files"], strict=True):
+    for tar, folder in zip(
+        tars, sampled(*asked, tmp_path / "png", "--shard-format", "png")["files"], strict=True
+    ):
         with tarfile.open(tar) as opened:
-            assert {name: opened.extractfile(name).read() for name in opened.getnames()} == contents(Path(folder))
+            assert {
+                name: opened.extractfile(name).read() for name in opened.getnames()
+            } == contents(Path(folder))
 
 
-@pytest.mark.parametrize(("engine", "shard_format"), [
-    pytest.param("compiled", "tar", marks=KERNELS), ("eager", "png")])
+@pytest.mark.parametrize(
+    ("engine", "shard_format"), [pytest.param("compiled", "tar", marks=KERNELS), ("eager", "png")]
+)
 @pytest.mark.slow
-def test_a_killed_command_goes_on_to_the_bytes_of_an_unbroken_one(tiny, tmp_path, engine, shard_format):
+def test_a_killed_command_goes_on_to_the_bytes_of_an_unbroken_one(
+    tiny, tmp_path, engine, shard_format
+):
     count, shards = (4000, 40) if engine == "compiled" else (400, 20)
-    command = [sys.executable, "-m", "linpix", "sample", "--model", str(tiny), "--count", str(count), "--shards",
-               str(shards), "--seed", "1", "--engine", engine, "--batch", "16", "--shard-format", shard_format,
-               "--json", "--out"]
-    process = subprocess.Popen([*command, tmp_path / "killed"], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "linpix",
+        "sample",
+        "--model",
+        str(tiny),
+        "--count",
+        str(count),
+        "--shards",
+        str(shards),
+        "--seed",
+        "1",
+        "--engine",
+        engine,
+        "--batch",
+        "16",
+        "--shard-format",
+        shard_format,
+        "--json",
+        "--out",
+    ]
+    process = subprocess.Popen(
+        [*command, tmp_path / "killed"], env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     end = time.monotonic() + 60
-    while len(list((tmp_path / "killed").glob("shard-*"))) < 3 and process.poll() is None and time.monotonic() < end:
+    while (
+        len(list((tmp_path / "killed").glob("shard-*"))) < 3
+        and process.poll() is None
+        and time.monotonic() < end
+    ):
         time.sleep(0.001)
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
-    whole = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("shard-*")
-             if path.suffix != ".new"}
+    whole = {
+        path: path.stat().st_mtime_ns
+        for path in (tmp_path / "killed").glob("shard-*")
+        if path.suffix != ".new"
+    }
     assert 2 <= len(whole) < shards
     for folder in ("killed", "unbroken"):
-        ended = subprocess.run([*command, tmp_path / folder], env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
-                               capture_output=True, check=False, timeout=300)
+        ended = subprocess.run(
+            [*command, tmp_path / folder],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            text=True,
+            capture_output=True,
+            check=False,
+            timeout=300,
+        )
         assert ended.returncode == 0, ended.stderr
-        assert 0 < json.loads(ended.stdout)["drawn"] <= (count if folder == "unbroken" else count - 1)
-        assert all(path.stat().st_mtime_ns == written for path, written in whole.items()), "whole shards stay"
+        assert (
+            0 < json.loads(ended.stdout)["drawn"] <= (count if folder == "unbroken" else count - 1)
+        )
+        assert all(path.stat().st_mtime_ns == written for path, written in whole.items()), (
+            "whole shards stay"
+        )
     killed, unbroken = contents(tmp_path / "killed"), contents(tmp_path / "unbroken")
     assert len(unbroken) == 1 + (shards if shard_format == "tar" else 2 * count)
     assert killed == unbroken
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_shards_drawn_later_are_the_same_where_images_end_at_different_times(skipping, tmp_path, engine):
-    asked = ("--model", skipping, "--count", 60, "--seed", 1, "--batch", 7, "--shards", 6, "--engine", engine, "--out",
-             tmp_path)
+def test_shards_drawn_later_are_the_same_where_images_end_at_different_times(
+    skipping, tmp_path, engine
+):
+    asked = (
+        "--model",
+        skipping,
+        "--count",
+        60,
+        "--seed",
+        1,
+        "--batch",
+        7,
+        "--shards",
+        6,
+        "--engine",
+        engine,
+        "--out",
+        tmp_path,
+    )
     sampled(*asked)
     before = contents(tmp_path)
     for shard in (1, 4, 5):
@@ -140,15 +215,33 @@ def test_the_first_call_draws_the_seed_and_a_complete_folder_stays_as_it_is(tiny
 
 
 def test_other_settings_are_refused_by_name_and_change_nothing(tiny, skipping, tmp_path):
-    asked = ("--model", tiny, "--count", 6, "--shards", 3, "--seed", 1, "--engine", "eager", "--out", tmp_path)
+    asked = (
+        "--model",
+        tiny,
+        "--count",
+        6,
+        "--shards",
+        3,
+        "--seed",
+        1,
+        "--engine",
+        "eager",
+        "--out",
+        tmp_path,
+    )
     sampled(*asked)
     before = contents(tmp_path)
-    for flags, words in ((("--seed", 2), "seed 1, now 2"), (("--count", 7), "count 6, now 7"),
-                         (("--shards", 2), "shards 3, now 2"), (("--temperature", 0.5), "temperature 1.0, now 0.5"),
-                         (("--label", 3), "label None, now 3"), (("--scale", 2), "scale 1, now 2"),
-                         (("--shard-format", "png"), "shard_format 'tar', now 'png'"),
-                         (("--batch", 2), "batch 6, now 2"),
-                         (("--model", skipping), "model 'tiny', now 'skipping'; checkpoint ")):
+    for flags, words in (
+        (("--seed", 2), "seed 1, now 2"),
+        (("--count", 7), "count 6, now 7"),
+        (("--shards", 2), "shards 3, now 2"),
+        (("--temperature", 0.5), "temperature 1.0, now 0.5"),
+        (("--label", 3), "label None, now 3"),
+        (("--scale", 2), "scale 1, now 2"),
+        (("--shard-format", "png"), "shard_format 'tar', now 'png'"),
+        (("--batch", 2), "batch 6, now 2"),
+        (("--model", skipping), "model 'tiny', now 'skipping'; checkpoint "),
+    ):
         said = refusal(*asked, *flags)
         assert words in said and "use the settings of the first call" in said
     versions = json.loads(before["linpix.json"]) | {"pillow": "1.0"}
@@ -158,7 +251,9 @@ def test_other_settings_are_refused_by_name_and_change_nothing(tiny, skipping, t
     assert "linpix.json is damaged; restore it" in refusal(*asked)
     (tmp_path / "linpix.json").unlink()
     assert "has shards, but the file linpix.json that describes them is missing" in refusal(*asked)
-    assert contents(tmp_path) == {name: raw for name, raw in before.items() if name != "linpix.json"}
+    assert contents(tmp_path) == {
+        name: raw for name, raw in before.items() if name != "linpix.json"
+    }
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -183,19 +278,29 @@ def test_two_commands_at_once_in_one_folder_are_refused(tiny, tmp_path):
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
-        assert ("another process is drawing into this folder"
-                in refusal("--model", tiny, "--shards", 1, "--out", tmp_path))
+        assert "another process is drawing into this folder" in refusal(
+            "--model", tiny, "--shards", 1, "--out", tmp_path
+        )
     finally:
         os.close(descriptor)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("flags", "words"), [
-    (("--shards", "3", "--count", "2", "--out", "OUT"), "--shards 3: each shard needs at least one image"),
-    (("--shards", "3", "--count", "4", "--out", "OUT.png"), "give a folder as --out"),
-    (("--shards", "1", "--candidates", "4", "--out", "OUT"), "leave out --candidates"),
-    (("--shards", "1", "--preview", "always", "--out", "OUT"), "--preview always"),
-    (("--shard-format", "png", "--out", "OUT"), "--shard-format png needs --shards")])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            ("--shards", "3", "--count", "2", "--out", "OUT"),
+            "--shards 3: each shard needs at least one image",
+        ),
+        (("--shards", "3", "--count", "4", "--out", "OUT.png"), "give a folder as --out"),
+        (("--shards", "1", "--candidates", "4", "--out", "OUT"), "leave out --candidates"),
+        (("--shards", "1", "--preview", "always", "--out", "OUT"), "--preview always"),
+        (("--shard-format", "png", "--out", "OUT"), "--shard-format png needs --shards"),
+    ],
+)
 def test_what_shards_cannot_be_is_refused_before_the_model_is_read(tmp_path, flags, words):
-    assert words in refusal("--model", "missing", *(word.replace("OUT", f"{tmp_path}/out") for word in flags))
+    assert words in refusal(
+        "--model", "missing", *(word.replace("OUT", f"{tmp_path}/out") for word in flags)
+    )
     assert not list(tmp_path.iterdir())

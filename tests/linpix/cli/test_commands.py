@@ -1,4 +1,6 @@
-"""sample and complete: what they write and show, read back. The other commands are in tests/linpix/test_main.py."""
+"""sample and complete: what they write and show, read back. The other commands are in
+tests/linpix/test_main.py.
+"""
 
 import dataclasses
 import fcntl
@@ -33,6 +35,7 @@ from tests.nets import saved
 
 # --- animations ---
 
+
 @pytest.mark.parametrize("suffix", [".gif", ".webp", ".GIF"])
 def test_sample_animates_a_grid_that_ends_as_the_png(tiny, tmp_path, suffix):
     arguments = ("sample", "--model", tiny, "--count", 3, "--seed", 7, "--json", "--out")
@@ -44,19 +47,35 @@ def test_sample_animates_a_grid_that_ends_as_the_png(tiny, tmp_path, suffix):
     png = pixels(tmp_path / "out.png")
     assert np.array_equal(frames[-1][0], enlarged(png, 20))  # 28 pixels wide, up to 560
     for rows, (shown, _) in enumerate(frames):
-        drawn = enlarged(png, 20)[20:20 + 20 * rows]
-        assert np.array_equal(shown[20:20 + 20 * rows], drawn)
-        assert (shown[20 + 20 * rows:180, 20:180] == UNDRAWN).all()
+        drawn = enlarged(png, 20)[20 : 20 + 20 * rows]
+        assert np.array_equal(shown[20 : 20 + 20 * rows], drawn)
+        assert (shown[20 + 20 * rows : 180, 20:180] == UNDRAWN).all()
     assert printed["files"] == [str(tmp_path / f"out{suffix}")]
 
 
 def test_complete_animates_from_what_is_known(tiny, tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
-    told = json.loads(succeeds("complete", tmp_path / "picture.png", "--model", tiny, "--keep-rows", 3, "--seed", 1,
-                               "--json", "--out", tmp_path / "out.webp").stdout)
+    told = json.loads(
+        succeeds(
+            "complete",
+            tmp_path / "picture.png",
+            "--model",
+            tiny,
+            "--keep-rows",
+            3,
+            "--seed",
+            1,
+            "--json",
+            "--out",
+            tmp_path / "out.webp",
+        ).stdout
+    )
     assert (told["conditioning"], told["known"]) == ("prefix", 24)
-    frames = [shown[56::56, 56::56][:8, :8] for shown, _ in frames_of((tmp_path / "out.webp").read_bytes(), "L")]
+    frames = [
+        shown[56::56, 56::56][:8, :8]
+        for shown, _ in frames_of((tmp_path / "out.webp").read_bytes(), "L")
+    ]
     assert len(frames) == 6
     assert all(np.array_equal(frame[:3], picture[:3]) for frame in frames)
     for rows, frame in enumerate(frames, 3):
@@ -64,16 +83,37 @@ def test_complete_animates_from_what_is_known(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("out", ["out/", "out.png", "out.gif"])
-def test_complete_keeps_the_best_candidates_and_tells_how_sure_the_model_is(class_first, tmp_path, out):
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "picture.png")
+def test_complete_keeps_the_best_candidates_and_tells_how_sure_the_model_is(
+    class_first, tmp_path, out
+):
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)).save(
+        tmp_path / "picture.png"
+    )
     mask = np.full((8, 8, 2), 255, np.uint8)
     mask[2:4] = 0
     Image.fromarray(mask).save(tmp_path / "mask.png")
-    asked = ("complete", tmp_path / "picture.png", "--mask", tmp_path / "mask.png", "--model", class_first,
-             "--seed", 3)
+    asked = (
+        "complete",
+        tmp_path / "picture.png",
+        "--mask",
+        tmp_path / "mask.png",
+        "--model",
+        class_first,
+        "--seed",
+        3,
+    )
     succeeds(*asked, "--count", 8, "--out", f"{tmp_path}/all/")
-    told = json.loads(succeeds(*asked, "--count", 2, "--candidates", 8, "--json", "--out", f"{tmp_path}/{out}").stdout)
-    assert (told["images"], told["drawn"], told["candidates"], len(set(told["seeds"]))) == (2, 8, 8, 2)
+    told = json.loads(
+        succeeds(
+            *asked, "--count", 2, "--candidates", 8, "--json", "--out", f"{tmp_path}/{out}"
+        ).stdout
+    )
+    assert (told["images"], told["drawn"], told["candidates"], len(set(told["seeds"]))) == (
+        2,
+        8,
+        8,
+        2,
+    )
     assert told["images_per_second"] == pytest.approx(told["images"] / told["seconds"])
     assert len(told["confidences"]) == 2 and all(0 < sure <= 1 for sure in told["confidences"])
     expected = [pixels(tmp_path / f"all/{seed - 3:05}-{seed}.png") for seed in told["seeds"]]
@@ -85,34 +125,70 @@ def test_complete_keeps_the_best_candidates_and_tells_how_sure_the_model_is(clas
         with Image.open(tmp_path / out) as shown:
             shown.seek(getattr(shown, "n_frames", 1) - 1)
             sheet = np.asarray(shown.convert("L"))
-        sheet = sheet[::sheet.shape[0] // 10, ::sheet.shape[0] // 10]
+        sheet = sheet[:: sheet.shape[0] // 10, :: sheet.shape[0] // 10]
         found = [sheet[1:9, 1:9], sheet[1:9, 10:18]]
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 # --- images that are drawn again ---
 
+
 @pytest.mark.parametrize("command", ["sample", "complete"])
-def test_each_image_comes_with_its_attempts_and_the_models_confidence(class_first, tmp_path, command):
+def test_each_image_comes_with_its_attempts_and_the_models_confidence(
+    class_first, tmp_path, command
+):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
     given = () if command == "sample" else (tmp_path / "picture.png", "--keep-rows", 4)
-    asked = (command, *given, "--model", class_first, "--count", 3, "--seed", 7, "--label", 4, "--batch", 2,
-             "--precision", "fp32", "--json")
-    told, once = (json.loads(succeeds(*asked, *more, "--out", f"{tmp_path}/out{len(more)}/").stdout)
-                  for more in (("--attempts", 3), ()))
+    asked = (
+        command,
+        *given,
+        "--model",
+        class_first,
+        "--count",
+        3,
+        "--seed",
+        7,
+        "--label",
+        4,
+        "--batch",
+        2,
+        "--precision",
+        "fp32",
+        "--json",
+    )
+    told, once = (
+        json.loads(succeeds(*asked, *more, "--out", f"{tmp_path}/out{len(more)}/").stdout)
+        for more in (("--attempts", 3), ())
+    )
     assert told["attempts"] == [3, 3, 3] and told["images"] == told["drawn"] == 3
     net = checkpoint.load(class_first)
-    sure = [math.exp(class_log_probs_of(net, pixels(file).reshape(-1))[4]) for file in told["files"]]
+    sure = [
+        math.exp(class_log_probs_of(net, pixels(file).reshape(-1))[4]) for file in told["files"]
+    ]
     assert told["confidences"] == pytest.approx(sure, rel=1e-4)
     assert "attempts" not in once and "confidences" not in once
-    assert [pixels(file).tolist() for file in told["files"]] != [pixels(file).tolist() for file in once["files"]]
+    assert [pixels(file).tolist() for file in told["files"]] != [
+        pixels(file).tolist() for file in once["files"]
+    ]
 
 
 def test_a_checkpoint_says_how_many_attempts_are_made(class_first, thrice, tmp_path):
-    asked = ("sample", "--count", 2, "--seed", 7, "--json", "--out", tmp_path / "out.png", "--model")
-    own, said = (json.loads(succeeds(*asked, *more).stdout) for more in
-                 ((thrice,), (class_first, "--attempts", 3)))
+    asked = (
+        "sample",
+        "--count",
+        2,
+        "--seed",
+        7,
+        "--json",
+        "--out",
+        tmp_path / "out.png",
+        "--model",
+    )
+    own, said = (
+        json.loads(succeeds(*asked, *more).stdout)
+        for more in ((thrice,), (class_first, "--attempts", 3))
+    )
     assert own["attempts"] == [3, 3] and own["confidences"] == said["confidences"]
     for more in (("--attempts", 1), ("--temperature", 0)):
         assert "attempts" not in json.loads(succeeds(*asked, thrice, *more).stdout)
@@ -121,10 +197,16 @@ def test_a_checkpoint_says_how_many_attempts_are_made(class_first, thrice, tmp_p
 
 
 @pytest.mark.parametrize("known", [0, 20])
-def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total_and_the_film_with_all_rows(class_first, known):
+def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total_and_the_film_with_all_rows(
+    class_first, known
+):
     mask = np.arange(64) < known
-    job = Job(count=5, attempts=4, stream=True,
-              **({"canvas": np.zeros(64, np.uint8), "known": mask} if known else {}))
+    job = Job(
+        count=5,
+        attempts=4,
+        stream=True,
+        **({"canvas": np.zeros(64, np.uint8), "known": mask} if known else {}),
+    )
     read = checkpoint.read(class_first)
     with Progress(job, read.net.config, Stream(terminal=True), colours=0, frames=60) as progress:
         images, _ = produce(Engine(new_decoder(read, 2)), job, progress.done, progress.advanced)
@@ -137,14 +219,38 @@ def test_a_bar_of_images_that_are_drawn_again_ends_at_its_total_and_the_film_wit
 def test_scale_enlarges_pngs_too(tiny, tmp_path):
     for scale in (1, 5):
         for out in (f"{scale}.png", f"{scale}/"):
-            succeeds("sample", "--model", tiny, "--seed", 7, "--scale", scale, "--out", f"{tmp_path}/{out}")
+            succeeds(
+                "sample",
+                "--model",
+                tiny,
+                "--seed",
+                7,
+                "--scale",
+                scale,
+                "--out",
+                f"{tmp_path}/{out}",
+            )
     assert np.array_equal(pixels(tmp_path / "5.png"), enlarged(pixels(tmp_path / "1.png"), 5))
-    assert np.array_equal(pixels(tmp_path / "5/00000-7.png"), enlarged(pixels(tmp_path / "1/00000-7.png"), 5))
+    assert np.array_equal(
+        pixels(tmp_path / "5/00000-7.png"), enlarged(pixels(tmp_path / "1/00000-7.png"), 5)
+    )
 
 
-@pytest.mark.parametrize(("out", "words"), [
-    ("out.jpg", "the format .jpg is not supported; give NAME.png for a grid, NAME.gif or NAME.webp for an animation"),
-    ("out.mp4", "or a folder"), ("none/out.gif", "its folder does not exist"), ("folder.gif", "is a folder")])
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (
+            "out.jpg",
+            (
+                "the format .jpg is not supported; give NAME.png for a grid, NAME.gif or NAME.webp"
+                " for an animation"
+            ),
+        ),
+        ("out.mp4", "or a folder"),
+        ("none/out.gif", "its folder does not exist"),
+        ("folder.gif", "is a folder"),
+    ],
+)
 def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(tmp_path, out, words):
     (tmp_path / "folder.gif").mkdir()
     refused = inside("sample", "--model", "missing", "--out", tmp_path / out)
@@ -161,14 +267,31 @@ def test_too_large_an_animation_is_refused_before_anything_is_drawn(tiny, tmp_pa
 def test_a_folder_may_have_a_dot_in_its_name(tiny, tmp_path):
     succeeds("sample", "--model", tiny, "--out", tmp_path / "at-0.5")
     succeeds("sample", "--model", tiny, "--out", f"{tmp_path}/v1.jpg/")
-    assert len(list((tmp_path / "at-0.5").iterdir())) == len(list((tmp_path / "v1.jpg").iterdir())) == 1
+    assert (
+        len(list((tmp_path / "at-0.5").iterdir()))
+        == len(list((tmp_path / "v1.jpg").iterdir()))
+        == 1
+    )
 
 
 # --- the preview ---
 
+
 def test_a_preview_without_a_terminal_is_the_finished_grid_once(tiny, tmp_path):
-    ended = succeeds("sample", "--model", tiny, "--count", 3, "--seed", 7, "--preview", "always", "--json",
-                     "--out", tmp_path / "out.png")
+    ended = succeeds(
+        "sample",
+        "--model",
+        tiny,
+        "--count",
+        3,
+        "--seed",
+        7,
+        "--preview",
+        "always",
+        "--json",
+        "--out",
+        tmp_path / "out.png",
+    )
     assert json.loads(ended.stdout)["images"] == 3
     lines = ended.stderr.splitlines()
     assert len(lines) == 5
@@ -178,13 +301,21 @@ def test_a_preview_without_a_terminal_is_the_finished_grid_once(tiny, tmp_path):
 
 
 def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment):
-    """Run linpix on a pseudo-terminal; returns what it wrote there, and to standard output where that is a pipe."""
+    """Run linpix on a pseudo-terminal; returns what it wrote there, and to standard output where
+    that is a pipe.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")}
-    process = subprocess.Popen([sys.executable, "-m", "linpix", *map(str, arguments)], stdin=theirs,
-                               stdout=theirs if stdout_too else subprocess.PIPE, stderr=theirs,
-                               env=inherited | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"} | environment)
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "linpix", *map(str, arguments)],
+        stdin=theirs,
+        stdout=theirs if stdout_too else subprocess.PIPE,
+        stderr=theirs,
+        env=inherited | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"} | environment,
+    )
     os.close(theirs)
     written = b""
     while select.select([ours], [], [], 120)[0]:
@@ -201,17 +332,35 @@ def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment
     return written.decode(), printed
 
 
-@pytest.mark.parametrize(("columns", "across"), [
-    (100, 3), *(pytest.param(*given, marks=pytest.mark.slow) for given in [(80, 2), (40, 1)])])
-def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(slow, tmp_path, columns, across):
-    arguments = ("sample", "--checkpoints", slow, "--model", "slow", "--engine", "eager", "--count", 3, "--seed", 7)
-    written, _ = on_terminal(*arguments, "--out", tmp_path / "out", columns=columns, lines=40, COLORTERM="truecolor")
+@pytest.mark.parametrize(
+    ("columns", "across"),
+    [(100, 3), *(pytest.param(*given, marks=pytest.mark.slow) for given in [(80, 2), (40, 1)])],
+)
+def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(
+    slow, tmp_path, columns, across
+):
+    arguments = (
+        "sample",
+        "--checkpoints",
+        slow,
+        "--model",
+        "slow",
+        "--engine",
+        "eager",
+        "--count",
+        3,
+        "--seed",
+        7,
+    )
+    written, _ = on_terminal(
+        *arguments, "--out", tmp_path / "out", columns=columns, lines=40, COLORTERM="truecolor"
+    )
     screen = pyte.Screen(columns, 40)
     pyte.Stream(screen).feed(written)
     images = [pixels(path) for path in sorted((tmp_path / "out").iterdir())]
     shown = screen_pixels(screen, 29 // 2, 29 * across + 1)[1:]
     for index in range(across):
-        assert np.array_equal(shown[:27, 1 + 29 * index:29 + 29 * index], images[index][:27])
+        assert np.array_equal(shown[:27, 1 + 29 * index : 29 + 29 * index], images[index][:27])
     below = [line.strip() for line in screen.display if line.strip() and "▀" not in line]
     assert below[0].startswith("3/3 images: 100%|") and below[1].startswith("3 images in ")
     assert written.count("\x1b[") > 100 and "A\r" in written  # it was drawn over itself
@@ -219,11 +368,14 @@ def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(slow, tm
 
 @pytest.mark.slow
 def test_json_on_standard_output_is_alone_and_without_a_preview(tiny, tmp_path):
-    written, printed = on_terminal("sample", "--model", tiny, "--json", "--out", tmp_path / "out.png",
-                                   stdout_too=False)
+    written, printed = on_terminal(
+        "sample", "--model", tiny, "--json", "--out", tmp_path / "out.png", stdout_too=False
+    )
     assert json.loads(printed)["images"] == 1
     assert "▀" not in written
-    written, printed = on_terminal("sample", "--model", tiny, "--out", tmp_path / "out.png", stdout_too=False)
+    written, printed = on_terminal(
+        "sample", "--model", tiny, "--out", tmp_path / "out.png", stdout_too=False
+    )
     assert "▀" in written and "▀" not in printed
 
 
@@ -232,8 +384,21 @@ def test_complete_lays_a_photographed_digit_back(tmp_path):
     paper = np.full((200, 300), 220, np.uint8)
     paper[40:140, 180:195] = 30
     Image.fromarray(paper).save(tmp_path / "photo.png")
-    given = ["complete", tmp_path / "photo.png", "--model", tmp_path / "grey", "--keep-rows", 14, "--prepare", "mnist",
-             "--seed", 1, "--lay-back", "--json", "--out"]
+    given = [
+        "complete",
+        tmp_path / "photo.png",
+        "--model",
+        tmp_path / "grey",
+        "--keep-rows",
+        14,
+        "--prepare",
+        "mnist",
+        "--seed",
+        1,
+        "--lay-back",
+        "--json",
+        "--out",
+    ]
     told = json.loads(succeeds(*given, tmp_path / "laid").stdout)
     assert told["prepared"]["inverted"] and told["crop"][0] > 100
     laid = np.asarray(Image.open(tmp_path / "laid/00000-1.png"))
@@ -241,13 +406,30 @@ def test_complete_lays_a_photographed_digit_back(tmp_path):
 
 
 def test_what_the_api_warns_of_the_commands_say_too(tiny, tmp_path):
-    saved(tmp_path / "grey", dataclasses.replace(PRESETS["tiny"], height=28, width=28), data="mnist")
+    saved(
+        tmp_path / "grey", dataclasses.replace(PRESETS["tiny"], height=28, width=28), data="mnist"
+    )
     Image.new("L", (28, 28), 255).save(tmp_path / "white.png")
-    said = succeeds("complete", tmp_path / "white.png", "--model", tmp_path / "grey", "--keep-rows", 14, "--out",
-                    tmp_path / "out.png", "--temperature", 5).stderr
+    said = succeeds(
+        "complete",
+        tmp_path / "white.png",
+        "--model",
+        tmp_path / "grey",
+        "--keep-rows",
+        14,
+        "--out",
+        tmp_path / "out.png",
+        "--temperature",
+        5,
+    ).stderr
     assert "linpix complete: grey draws well at temperatures from 0.5 to 1.2, got 5" in said
     assert "edge is not black" in said and "use prepare=mnist" in said
-    assert "got 5" in succeeds("sample", "--model", tiny, "--count", 1, "--temperature", 5, "--out", tmp_path).stderr
+    assert (
+        "got 5"
+        in succeeds(
+            "sample", "--model", tiny, "--count", 1, "--temperature", 5, "--out", tmp_path
+        ).stderr
+    )
 
 
 def test_complete_and_score_warn_of_holes_outside_the_crop(tiny, tmp_path):

@@ -28,10 +28,18 @@ def test_the_command_makes_a_key_once_and_a_line_for_its_file(tmp_path):
     assert len({secret, second["key"], printed[0]}) == 3
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (["alice"], "has the same name as line 1"), (["a b"], "letters, digits"), (["../x"], "letters, digits"),
-    (["bob", "--rate", "often"], "such as 10/s")])
-def test_the_command_refuses_what_would_spoil_the_file_and_leaves_it_as_it_is(tmp_path, words, told):
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["alice"], "has the same name as line 1"),
+        (["a b"], "letters, digits"),
+        (["../x"], "letters, digits"),
+        (["bob", "--rate", "often"], "such as 10/s"),
+    ],
+)
+def test_the_command_refuses_what_would_spoil_the_file_and_leaves_it_as_it_is(
+    tmp_path, words, told
+):
     path = private(tmp_path / "keys", line("alice", "first"))
     refused = inside("key", *words, "--file", path)
     assert refused.returncode == 2

@@ -15,7 +15,9 @@ from tests.linpix.cli.test_animation import COLOURS, DIGITS, RNG, TINY, noise
 
 
 def read_half_blocks(lines) -> np.ndarray:
-    """The pixels (2 * lines, width, 3) that such lines show; -1 is the terminal's own background. 24 bits, or 256."""
+    """The pixels (2 * lines, width, 3) that such lines show; -1 is the terminal's own background.
+    24 bits, or 256.
+    """
     levels = [0, 95, 135, 175, 215, 255]
     rows = []
     for line in lines:
@@ -31,8 +33,11 @@ def read_half_blocks(lines) -> np.ndarray:
                     colour, length = numbers[2:5], 5
                 else:
                     index, length = numbers[2] - 16, 3
-                    colour = ([levels[index // 36], levels[index // 6 % 6], levels[index % 6]] if index < 216
-                              else [8 + 10 * (index - 216)] * 3)
+                    colour = (
+                        [levels[index // 36], levels[index // 6 % 6], levels[index % 6]]
+                        if index < 216
+                        else [8 + 10 * (index - 216)] * 3
+                    )
                 painted = [colour if half == 0 else painted[0] if painted else None, colour]
                 halves[half].extend([colour] * len(blocks))
                 numbers = numbers[length:]
@@ -45,8 +50,8 @@ def test_half_blocks_of_24_bits_read_back_are_the_pixels(shape):
     picture = RNG.integers(0, 256, shape, np.uint8)
     read = read_half_blocks(preview.half_blocks(picture, TRUE_COLOURS))
     expected = np.broadcast_to(picture.reshape(*shape[:2], -1), (*shape[:2], 3))
-    assert np.array_equal(read[:shape[0]], expected)
-    assert (read[shape[0]:] == -1).all() and len(read) == shape[0] + shape[0] % 2
+    assert np.array_equal(read[: shape[0]], expected)
+    assert (read[shape[0] :] == -1).all() and len(read) == shape[0] + shape[0] % 2
 
 
 def test_half_blocks_of_256_colours_are_the_nearest():
@@ -67,19 +72,26 @@ class Stream(io.TextIOWrapper):
         return self.terminal
 
 
-@pytest.mark.parametrize(("wanted", "terminal", "environment", "colours"), [
-    ("auto", True, {"TERM": "xterm-256color"}, 256),
-    ("auto", True, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}, TRUE_COLOURS),
-    ("auto", True, {"TERM": "xterm", "COLORTERM": "24bit"}, TRUE_COLOURS),
-    ("auto", False, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}, 0),
-    ("auto", True, {"TERM": "dumb"}, 0),
-    ("auto", True, {}, 0),
-    ("auto", True, {"TERM": "xterm", "NO_COLOR": "1"}, 0),
-    ("auto", True, {"TERM": "xterm", "NO_COLOR": ""}, 256),  # as no-color.org has it: set and not empty
-    ("always", False, {"TERM": "dumb", "NO_COLOR": "1"}, 256),
-    ("always", False, {"COLORTERM": "truecolor"}, TRUE_COLOURS),
-    ("never", True, {"TERM": "xterm-256color"}, 0)])
-def test_a_preview_is_for_terminals_that_can_unless_one_says(wanted, terminal, environment, colours):
+@pytest.mark.parametrize(
+    ("wanted", "terminal", "environment", "colours"),
+    [
+        ("auto", True, {"TERM": "xterm-256color"}, 256),
+        ("auto", True, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}, TRUE_COLOURS),
+        ("auto", True, {"TERM": "xterm", "COLORTERM": "24bit"}, TRUE_COLOURS),
+        ("auto", False, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}, 0),
+        ("auto", True, {"TERM": "dumb"}, 0),
+        ("auto", True, {}, 0),
+        ("auto", True, {"TERM": "xterm", "NO_COLOR": "1"}, 0),
+        # as no-color.org has it: set and not empty
+        ("auto", True, {"TERM": "xterm", "NO_COLOR": ""}, 256),
+        ("always", False, {"TERM": "dumb", "NO_COLOR": "1"}, 256),
+        ("always", False, {"COLORTERM": "truecolor"}, TRUE_COLOURS),
+        ("never", True, {"TERM": "xterm-256color"}, 0),
+    ],
+)
+def test_a_preview_is_for_terminals_that_can_unless_one_says(
+    wanted, terminal, environment, colours
+):
     assert preview.colours_of(Stream(terminal), wanted, environment) == colours
 
 
@@ -104,11 +116,18 @@ def test_a_preview_fits_whatever_terminal(size, count, config, monkeypatch):
 
 
 def screen_pixels(screen, lines: int, width: int) -> np.ndarray:
-    """(2 * lines, width) greys of the half blocks in the upper left corner of an emulated terminal."""
+    """(2 * lines, width) greys of the half blocks in the upper left corner of an emulated
+    terminal.
+    """
     cells = [[screen.buffer[y][x] for x in range(width)] for y in range(lines)]
     assert {cell.data for row in cells for cell in row} == {"▀"}
-    return np.array([[int(cell.fg[:2] if half == "fg" else cell.bg[:2], 16) for cell in row]
-                     for row in cells for half in ("fg", "bg")])
+    return np.array(
+        [
+            [int(cell.fg[:2] if half == "fg" else cell.bg[:2], 16) for cell in row]
+            for row in cells
+            for half in ("fg", "bg")
+        ]
+    )
 
 
 def test_a_preview_is_drawn_over_itself_and_leaves_what_is_around_it(monkeypatch):
@@ -118,8 +137,14 @@ def test_a_preview_is_drawn_over_itself_and_leaves_what_is_around_it(monkeypatch
     stream.write("before\n")
     with Progress(job, TINY, stream, colours=TRUE_COLOURS, frames=1) as progress:
         for images in (first, second):
-            progress.advanced(Report(rows=[(image, range(1, 9), canvas) for image, canvas
-                                           in zip(images_of(job, "all"), images, strict=True)]))
+            progress.advanced(
+                Report(
+                    rows=[
+                        (image, range(1, 9), canvas)
+                        for image, canvas in zip(images_of(job, "all"), images, strict=True)
+                    ]
+                )
+            )
     stream.write("after")
     stream.flush()
     pyte.Stream(screen).feed(stream.buffer.getvalue().decode().replace("\n", "\r\n"))

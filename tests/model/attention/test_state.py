@@ -30,11 +30,18 @@ def memory(state: RecurrentState | KeyValueState) -> list[Tensor]:
     return [state.S, state.z] if isinstance(state, RecurrentState) else [state.keys, state.values]
 
 
-def decode(net: Transformer, canvas: Tensor, state, slots: Tensor, begin: int = 0, end: int = 64) -> Tensor:
+def decode(
+    net: Transformer, canvas: Tensor, state, slots: Tensor, begin: int = 0, end: int = 64
+) -> Tensor:
     """The parameters at begin .. end - 1, step by step: (B, end - begin, 3 * K)."""
     start = torch.full((len(canvas),), START)
-    return torch.stack([net.step(canvas, torch.full((len(canvas),), t), start, state, slots)
-                        for t in range(begin, end)], 1)
+    return torch.stack(
+        [
+            net.step(canvas, torch.full((len(canvas),), t), start, state, slots)
+            for t in range(begin, end)
+        ],
+        1,
+    )
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
@@ -51,7 +58,8 @@ def test_a_taken_slot_starts_empty_whatever_it_held(attention):
     state = attention_for(net.config).new_state(SLOTS)
     decode(net, noise(1).flip(1), state, slots)
     used = decode(net, noise(1), state, slots)
-    assert attention == "softmax" or not torch.equal(used, fresh)  # keys and values are overwritten anyhow
+    # keys and values are overwritten anyhow
+    assert attention == "softmax" or not torch.equal(used, fresh)
     state.fill_with_nan(4)
     state.clear(4)
     assert torch.equal(decode(net, noise(1), state, slots), fresh)
@@ -60,10 +68,13 @@ def test_a_taken_slot_starts_empty_whatever_it_held(attention):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_poison_in_the_padding_slot_stays_with_padding_rows(attention):
     net, canvas = net_of(attention), noise(3)
-    clean = decode(net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([5, PADDING_SLOT, 2]))
+    clean = decode(
+        net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([5, PADDING_SLOT, 2])
+    )
     state = attention_for(net.config).new_state(SLOTS)
     state.fill_with_nan(PADDING_SLOT)
-    # softmax overwrites the tokens of padding rows as it goes, so only linear rows must show the poison
+    # softmax overwrites the tokens of padding rows as it goes, so only linear rows must show the
+    # poison
     poisoned = decode(net, canvas, state, torch.tensor([5, PADDING_SLOT, 2]))
     assert torch.equal(poisoned[[0, 2]], clean[[0, 2]])
     assert attention == "softmax" or bool(poisoned[1].isnan().all())
@@ -89,7 +100,9 @@ def test_step_and_prefill_leave_other_slots_untouched_bitwise(attention):
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_it_does_not_matter_in_which_slots_images_are_nor_what_is_in_free_ones(attention):
     net, canvas = net_of(attention), noise(3)
-    in_order = decode(net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([1, 2, 3]))
+    in_order = decode(
+        net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([1, 2, 3])
+    )
     state = attention_for(net.config).new_state(SLOTS)
     for slot in (0, 2, 3, 5):
         state.fill_with_nan(slot)
@@ -102,10 +115,13 @@ def test_a_step_in_place_is_that_of_slots_apart(attention, positions):
     net, canvas = net_of(attention), noise(3)
     parameters = []
     for slots in (torch.tensor([2, 3, 4]), torch.tensor([6, 1, 4])):
-        state = (RecurrentState(net.config, SLOTS, operator=False) if attention == "linear"
-                 else net.attention.new_state(SLOTS))
+        state = (
+            RecurrentState(net.config, SLOTS, operator=False)
+            if attention == "linear"
+            else net.attention.new_state(SLOTS)
+        )
         for row, t in enumerate(positions):
-            decode(net, canvas[row:row + 1], state, slots[row:row + 1], 0, t)
+            decode(net, canvas[row : row + 1], state, slots[row : row + 1], 0, t)
         stepped = net.step(canvas, torch.tensor(positions), torch.full((3,), START), state, slots)
         parameters.append((stepped, *(x[slots] for x in memory(state))))
     torch.testing.assert_close(*parameters)

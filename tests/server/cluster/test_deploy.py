@@ -1,4 +1,6 @@
-"""deploy/ray.yaml, deploy/kubernetes.yaml and kustomizations of it, against their schemas and LinPix's settings."""
+"""deploy/ray.yaml, deploy/kubernetes.yaml and kustomizations of it, against their schemas and
+LinPix's settings.
+"""
 
 import importlib
 import re
@@ -13,7 +15,10 @@ from linpix.server.origins import Origins
 from linpix.server.settings import Settings
 from tests.server.conftest import ROOT
 
-OBJECTS = {found["kind"]: found for found in yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text())}
+OBJECTS = {
+    found["kind"]: found
+    for found in yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text())
+}
 POD = OBJECTS["Deployment"]["spec"]["template"]["spec"]
 [CONTAINER] = POD["containers"]
 
@@ -25,7 +30,8 @@ def environment(container: dict, namespace: str) -> dict[str, str]:
         if "valueFrom" in variable:
             assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
         value = variable.get("value", namespace)
-        found[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], value)  # only earlier ones
+        # only earlier ones
+        found[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], value)
     return {name: value for name, value in found.items() if name.startswith("LINPIX_")}
 
 
@@ -51,11 +57,21 @@ def test_the_objects_belong_together():
 
 
 def test_a_pod_has_the_settings_probes_and_time_that_the_server_needs():
-    settings = Settings(**{name.removeprefix("LINPIX_").lower(): value for name, value in ENVIRONMENT.items()})
-    assert {name.removeprefix("LINPIX_").lower() for name in ENVIRONMENT} <= set(Settings.model_fields)
-    sleep, pause = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]  # Debian's, which the image has
-    assert sleep == "sleep" and POD["terminationGracePeriodSeconds"] >= int(pause) + settings.drain_timeout + 10
-    assert {CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness")} == {"/readyz"}
+    settings = Settings(
+        **{name.removeprefix("LINPIX_").lower(): value for name, value in ENVIRONMENT.items()}
+    )
+    assert {name.removeprefix("LINPIX_").lower() for name in ENVIRONMENT} <= set(
+        Settings.model_fields
+    )
+    # Debian's, which the image has
+    sleep, pause = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
+    assert (
+        sleep == "sleep"
+        and POD["terminationGracePeriodSeconds"] >= int(pause) + settings.drain_timeout + 10
+    )
+    assert {
+        CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness")
+    } == {"/readyz"}
     assert CONTAINER["livenessProbe"]["httpGet"]["path"] == "/healthz"
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert f"USER {POD['securityContext']['runAsUser']}:" in dockerfile
@@ -65,7 +81,13 @@ def test_a_pod_has_the_settings_probes_and_time_that_the_server_needs():
 
 def test_a_pod_answers_to_every_name_of_its_service_in_its_own_namespace():
     origins = Origins("0.0.0.0", environment(CONTAINER, "pictures")["LINPIX_ALLOWED_HOSTS"])
-    for name in ("linpix", "linpix.pictures", "linpix.pictures.svc", "linpix.pictures.svc.cluster.local", "10.1.2.3"):
+    for name in (
+        "linpix",
+        "linpix.pictures",
+        "linpix.pictures.svc",
+        "linpix.pictures.svc.cluster.local",
+        "10.1.2.3",
+    ):
         assert origins.refusal("GET", "/", {"host": f"{name}:80"}) is None
     for name in ("linpix.default", "other.pictures", "linpix.example"):
         assert origins.refusal("GET", "/", {"host": name})
@@ -74,7 +96,9 @@ def test_a_pod_answers_to_every_name_of_its_service_in_its_own_namespace():
 def kustomized(folder: str) -> dict[str, dict]:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl, which has kustomize, is not installed")
-    made = subprocess.run(["kubectl", "kustomize", str(ROOT / folder)], capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        ["kubectl", "kustomize", str(ROOT / folder)], capture_output=True, text=True, check=False
+    )
     assert made.returncode == 0 and not made.stderr, made.stderr
     return {found["kind"]: found for found in yaml.safe_load_all(made.stdout)}
 
@@ -92,12 +116,24 @@ def test_the_example_of_a_kustomization_has_an_image_a_namespace_and_keys():
     pod = objects["Deployment"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert container["image"] == "registry.example.com/linpix:cpu"
-    settings = Settings(**{name.removeprefix("LINPIX_").lower(): value for name, value
-                           in environment(container, "pictures").items()})
-    [mounted] = [mount for mount in container["volumeMounts"] if str(settings.api_keys).startswith(mount["mountPath"])]
+    settings = Settings(
+        **{
+            name.removeprefix("LINPIX_").lower(): value
+            for name, value in environment(container, "pictures").items()
+        }
+    )
+    [mounted] = [
+        mount
+        for mount in container["volumeMounts"]
+        if str(settings.api_keys).startswith(mount["mountPath"])
+    ]
     [volume] = [volume for volume in pod["volumes"] if volume["name"] == mounted["name"]]
-    assert volume["secret"] == {"secretName": "linpix-keys", "defaultMode": 0o440}  # which a file of keys may have
-    assert "linpix-keys" in (ROOT / "examples/kubernetes/kustomization.yaml").read_text().split("apiVersion")[0]
+    # which a file of keys may have
+    assert volume["secret"] == {"secretName": "linpix-keys", "defaultMode": 0o440}
+    assert (
+        "linpix-keys"
+        in (ROOT / "examples/kubernetes/kustomization.yaml").read_text().split("apiVersion")[0]
+    )
 
 
 def test_it_scales_by_a_metric_that_there_is():
@@ -106,7 +142,9 @@ def test_it_scales_by_a_metric_that_there_is():
 
 
 def test_ray_serve_takes_its_file_and_builds_what_it_names():
-    schema = pytest.importorskip("ray.serve.schema", reason="the extra is not installed: pip install '.[ray]'")
+    schema = pytest.importorskip(
+        "ray.serve.schema", reason="the extra is not installed: pip install '.[ray]'"
+    )
     config = yaml.safe_load((ROOT / "deploy/ray.yaml").read_text())
     schema.ServeDeploySchema(**config)
     assert config["proxy_location"] == "Disabled", "fronts listen themselves"
@@ -118,12 +156,18 @@ def test_ray_serve_takes_its_file_and_builds_what_it_names():
     deployments = {deployment["name"]: deployment for deployment in found["deployments"]}
     assert set(deployments) == {"Engine", "Front"}
     for deployment in found["deployments"]:
-        assert "ray_actor_options" not in deployment, "they would replace the app's, environment included"
+        assert "ray_actor_options" not in deployment, (
+            "they would replace the app's, environment included"
+        )
     _, engines = built._bound_deployment.init_args
     options = engines._bound_deployment.ray_actor_options
     assert options["num_cpus"] == found["args"]["replica_threads"]
-    assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(found["args"]["replica_threads"])
+    assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(
+        found["args"]["replica_threads"]
+    )
     scaling = deployments["Engine"]["autoscaling_config"]
-    assert scaling["look_back_period_s"] > scaling["metrics_interval_s"], "else it decides by old numbers"
+    assert scaling["look_back_period_s"] > scaling["metrics_interval_s"], (
+        "else it decides by old numbers"
+    )
     module, name = scaling["policy"]["policy_function"].split(":")
     assert callable(getattr(importlib.import_module(module), name))

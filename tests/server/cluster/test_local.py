@@ -1,4 +1,6 @@
-"""A real Ray cluster on this machine: two fronts and two replicas under load, some of which are killed."""
+"""A real Ray cluster on this machine: two fronts and two replicas under load, some of which are
+killed.
+"""
 
 import asyncio
 import contextlib
@@ -40,13 +42,19 @@ FLAGS = ("--replicas", "2", "--fronts", "2", "--replica-threads", "1", "--drain-
 
 
 def processes(driver: int) -> dict[int, str]:
-    """The command lines of the processes that a driver began, and those that these began, by process id."""
+    """The command lines of the processes that a driver began, and those that these began, by
+    process id.
+    """
     parents, commands = {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                parents[int(folder.name)] = int(
+                    (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                )
+                commands[int(folder.name)] = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                )
             except OSError:
                 continue  # it has ended
     family = {driver}
@@ -62,10 +70,13 @@ class Cluster(SimpleNamespace):
     targets: Path
 
     def scraped(self) -> dict[str, str]:
-        """What each process measures, by its label `replica`: as Prometheus finds and scrapes them."""
+        """What each process measures, by its label `replica`: as Prometheus finds and scrapes
+        them.
+        """
         found = {}
         for file in self.targets.glob("*.json"):
-            with contextlib.suppress(httpx.TransportError, FileNotFoundError):  # of a process that was killed
+            # of a process that was killed
+            with contextlib.suppress(httpx.TransportError, FileNotFoundError):
                 [target] = json.loads(file.read_text())
                 # reading certificates would take longest
                 answer = httpx.get(f"http://{target['targets'][0]}/metrics", verify=False)
@@ -74,20 +85,36 @@ class Cluster(SimpleNamespace):
 
     def pids(self, deployment: str) -> list[int]:
         title = re.compile(rf"ray::ServeReplica:\w+:{deployment}")
-        return [pid for pid, command in processes(self.server.process.pid).items() if title.match(command)]
+        return [
+            pid
+            for pid, command in processes(self.server.process.pid).items()
+            if title.match(command)
+        ]
 
     def whole(self) -> bool:
         return Counter(name.split("-")[0] for name in self.scraped()) == {"engine": 2, "front": 2}
 
     def asks(self, count: int) -> list[Ask]:
         """Samples and completions, in one piece and streamed."""
-        return [Ask(seed=at % SEEDS, stream=at % 3 == 0, n=1 + at % 2, picture=self.picture if at % 5 == 0 else None)
-                for at in range(count)]
+        return [
+            Ask(
+                seed=at % SEEDS,
+                stream=at % 3 == 0,
+                n=1 + at % 2,
+                picture=self.picture if at % 5 == 0 else None,
+            )
+            for at in range(count)
+        ]
 
     def samples(self, name: str) -> list[tuple[str, Sample]]:
         """A metric of all processes, each with the process."""
-        return [(replica, sample) for replica, text in self.scraped().items()
-                for family in text_string_to_metric_families(text) for sample in family.samples if sample.name == name]
+        return [
+            (replica, sample)
+            for replica, text in self.scraped().items()
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name
+        ]
 
     def total(self, name: str) -> float:
         """The sum of a metric over all processes."""
@@ -95,8 +122,11 @@ class Cluster(SimpleNamespace):
 
     def of_engines(self, name: str, **labels: str) -> list[float]:
         """A metric of each replica, where it has these labels."""
-        return [sample.value for replica, sample in self.samples(name)
-                if replica.startswith("engine") and labels.items() <= sample.labels.items()]
+        return [
+            sample.value
+            for replica, sample in self.samples(name)
+            if replica.startswith("engine") and labels.items() <= sample.labels.items()
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +139,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
         card = httpx.get(server.url + "/v1/models").json()["data"][0]
         drawn = np.random.default_rng(0).integers(0, 255, (28, 28), dtype=np.uint8)
-        yield Cluster(server=server, oracle=Oracle(folder, card), picture=Picture(encode(drawn), keep_rows=14),
-                      targets=targets)
+        yield Cluster(
+            server=server,
+            oracle=Oracle(folder, card),
+            picture=Picture(encode(drawn), keep_rows=14),
+            targets=targets,
+        )
     finally:
         server.stop()
 
 
-async def load(cluster: Cluster, asks: list[Ask], events: dict[int, tuple[str, int]]) -> list[Record]:
-    """Ask them all, CLIENTS at a time. events: (deployment, which) to kill once so many are answered."""
+async def load(
+    cluster: Cluster, asks: list[Ask], events: dict[int, tuple[str, int]]
+) -> list[Record]:
+    """Ask them all, CLIENTS at a time. events: (deployment, which) to kill once so many are
+    answered.
+    """
     waiting, answered = list(reversed(asks)), []
     address = urlsplit(cluster.server.url)
 
@@ -126,7 +164,8 @@ async def load(cluster: Cluster, asks: list[Ask], events: dict[int, tuple[str, i
             answered.append(record := await connection.ask(waiting.pop()))
             if (event := events.pop(len(answered), None)) is not None:
                 os.kill(cluster.pids(event[0])[event[1]], signal.SIGKILL)
-            if record.outcome == "lost":  # what was killed takes connections until its last socket is closed
+            # what was killed takes connections until its last socket is closed
+            if record.outcome == "lost":
                 await asyncio.sleep(0.1)
         connection.close()
 
@@ -142,9 +181,14 @@ def every_image_is_that_of_the_plain_server(cluster: Cluster) -> None:
 
 
 def replicas_share_the_requests_in_progress(cluster: Cluster) -> None:
-    """Not the images that they have drawn: another program may take one's core, and then it rightly draws fewer."""
+    """Not the images that they have drawn: another program may take one's core, and then it rightly
+    draws fewer.
+    """
+
     async def least() -> float:
-        at_work = asyncio.ensure_future(load(cluster, [Ask(seed=seed, n=4) for seed in range(2 * CLIENTS)], {}))
+        at_work = asyncio.ensure_future(
+            load(cluster, [Ask(seed=seed, n=4) for seed in range(2 * CLIENTS)], {})
+        )
         seen = [0.0]
         while not at_work.done():
             running = await asyncio.to_thread(cluster.of_engines, "linpix_requests_running")
@@ -152,12 +196,15 @@ def replicas_share_the_requests_in_progress(cluster: Cluster) -> None:
         assert Counter(record.outcome for record in await at_work) == {"completed": 2 * CLIENTS}
         return max(seen)
 
-    assert eventually(lambda: asyncio.run(least()) >= CLIENTS / 4, 60)  # a busy machine looks seldom
+    # a busy machine looks seldom
+    assert eventually(lambda: asyncio.run(least()) >= CLIENTS / 4, 60)
 
 
 def errors_are_those_of_one_service(cluster: Cluster) -> None:
     url = cluster.server.url
-    assert httpx.post(url + "/v1/images/generations", json={"n": 1000}).json()["error"]["param"] == "n"
+    assert (
+        httpx.post(url + "/v1/images/generations", json={"n": 1000}).json()["error"]["param"] == "n"
+    )
     late = httpx.post(url + "/v1/images/generations", json={"n": 16, "timeout": 0.001})
     assert late.status_code == 504, late.text
 
@@ -167,9 +214,14 @@ def a_client_that_leaves_frees_its_slots(cluster: Cluster) -> None:
         return sum(cluster.of_engines("linpix_images_completed_total", outcome="cancelled"))
 
     before = cancelled()
-    for patience_s in (0.05, 0.05, 0.1, 0.1, 0.2, 0.2):  # a busy front may not have asked a replica yet
+    # a busy front may not have asked a replica yet
+    for patience_s in (0.05, 0.05, 0.1, 0.1, 0.2, 0.2):
         with contextlib.suppress(httpx.ReadTimeout):
-            httpx.post(cluster.server.url + "/v1/images/generations", json={"n": 16, "seed": 1}, timeout=patience_s)
+            httpx.post(
+                cluster.server.url + "/v1/images/generations",
+                json={"n": 16, "seed": 1},
+                timeout=patience_s,
+            )
         if eventually(lambda: cancelled() > before, 3):
             break
     assert cancelled() > before
@@ -185,7 +237,9 @@ def a_real_prometheus_finds_every_process(cluster: Cluster, folder: Path) -> Non
 
         assert eventually(lambda: len(asked("linpix_requests_running")) == 4, 20)
         total = "linpix_requests_total"
-        assert eventually(lambda: float(asked(f"sum({total})")[0]["value"][1]) == cluster.total(total) >= 30, 20)
+        assert eventually(
+            lambda: float(asked(f"sum({total})")[0]["value"][1]) == cluster.total(total) >= 30, 20
+        )
         for name, query in ASKED.items():
             asked(query)  # of several replicas, a match that takes one for many is an error
             assert name not in ALERTS or not asked(query), f"{name} fires"
@@ -197,9 +251,12 @@ def what_is_killed_is_replaced_and_every_request_is_answered(cluster: Cluster) -
     assert not events and len(records) == REQUESTS
     assert not [record for record in records if cluster.oracle.wrong(record)]
     ends = Counter(record.outcome for record in records)
-    assert ends["completed"] >= REQUESTS - 2 * CLIENTS, "two were killed, and no other request ends by that"
+    assert ends["completed"] >= REQUESTS - 2 * CLIENTS, (
+        "two were killed, and no other request ends by that"
+    )
     for record in records:
-        if record.outcome == "failed":  # a stream of which something had been sent says that it ends
+        # a stream of which something had been sent says that it ends
+        if record.outcome == "failed":
             assert record.code == "engine_gone" and record.ask.stream
         elif record.outcome != "completed":  # a dead front can say nothing: its connections end
             assert record.outcome == "lost" and record.broken
@@ -209,15 +266,20 @@ def what_is_killed_is_replaced_and_every_request_is_answered(cluster: Cluster) -
 
 def weights_of(pid: int) -> set[str]:
     """Files of shared weights that a process has in its memory."""
-    return {line.split(maxsplit=5)[5] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
-            if f"/{PREFIX}" in line}
+    return {
+        line.split(maxsplit=5)[5]
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+        if f"/{PREFIX}" in line
+    }
 
 
 def replicas_have_their_weights_in_common(cluster: Cluster) -> set[str]:
     def files() -> list[set[str]]:
         return [weights_of(pid) for pid in cluster.pids("Engine")]
 
-    assert eventually(lambda: len(found := files()) == 2 and all(found), 60), "a replica begins, and has its weights"
+    assert eventually(lambda: len(found := files()) == 2 and all(found), 60), (
+        "a replica begins, and has its weights"
+    )
     one, other = files()
     assert one == other and len(one) == 1 and all(Path(file).exists() for file in one)
     return one
@@ -254,14 +316,17 @@ def it_drains_and_leaves_nothing_behind(cluster: Cluster) -> None:
 
 
 def no_process_comes_after_other_programs(cluster: Cluster) -> None:
-    """Ray's own workers have a niceness of 15, with which they get 3 % of a core that another program wants."""
+    """Ray's own workers have a niceness of 15, with which they get 3 % of a core that another
+    program wants.
+    """
     own = os.getpriority(os.PRIO_PROCESS, cluster.server.process.pid)
     for deployment in ("Engine", "Front"):
         assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in cluster.pids(deployment)} == {own}
 
 
 def test_two_fronts_and_two_replicas_serve_as_one_while_some_are_killed(cluster, tmp_path):
-    # one test, since to start a cluster takes longer than all of this, and pytest-xdist may divide several
+    # one test, since to start a cluster takes longer than all of this, and pytest-xdist may divide
+    # several
     no_process_comes_after_other_programs(cluster)
     replicas_have_their_weights_in_common(cluster)
     every_image_is_that_of_the_plain_server(cluster)
@@ -275,13 +340,29 @@ def test_two_fronts_and_two_replicas_serve_as_one_while_some_are_killed(cluster,
 
 
 def test_a_second_signal_ends_everything_at_once(tmp_path):
-    checkpoint.save(tmp_path / "large", Transformer(PRESETS["cifar10"]), {"data": "random weights"}, "# large\n")
-    server = Process(tmp_path, "--replicas", "1", "--fronts", "1", "--replica-threads", "1", "--drain-timeout", "300",
-                     "--metrics-targets", str(tmp_path / "targets"),
-                     before=("env", "http_proxy=http://127.0.0.1:9"))  # which is for others: nothing listens there
+    checkpoint.save(
+        tmp_path / "large", Transformer(PRESETS["cifar10"]), {"data": "random weights"}, "# large\n"
+    )
+    server = Process(
+        tmp_path,
+        "--replicas",
+        "1",
+        "--fronts",
+        "1",
+        "--replica-threads",
+        "1",
+        "--drain-timeout",
+        "300",
+        "--metrics-targets",
+        str(tmp_path / "targets"),
+        # which is for others: nothing listens there
+        before=("env", "http_proxy=http://127.0.0.1:9"),
+    )
     family, began = processes(server.process.pid), time.monotonic()
     with ThreadPoolExecutor(1) as others:  # some minutes of work
-        asked = others.submit(httpx.post, server.url + "/v1/images/generations", json={"n": 16}, timeout=60)
+        asked = others.submit(
+            httpx.post, server.url + "/v1/images/generations", json={"n": 16}, timeout=60
+        )
         cluster = Cluster(targets=tmp_path / "targets")
         assert eventually(lambda: cluster.total("linpix_state_slots_used") == 16, 30)
         server.process.send_signal(signal.SIGHUP)

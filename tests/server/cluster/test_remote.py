@@ -30,7 +30,8 @@ from tests.server.test_listening import free_port
 from tests.server.web.routes.test_images import encode
 
 PICTURE = encode(np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8))
-LARGE = encode(np.random.default_rng(0).integers(0, 255, (500, 500), dtype=np.uint8))  # room is kept while it is read
+# room is kept while it is read
+LARGE = encode(np.random.default_rng(0).integers(0, 255, (500, 500), dtype=np.uint8))
 VOLATILE = {"created", "created_at"}
 
 
@@ -39,7 +40,8 @@ class Near:
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
-        self.lost_after: list[int] = []  # events of the next calls, after which their replica is lost
+        # events of the next calls, after which their replica is lost
+        self.lost_after: list[int] = []
         self.calls: list[Call] = []
         self.there = True
         self.events = 0  # that the front has taken
@@ -67,10 +69,15 @@ class Front:
     def __init__(self, settings: Settings) -> None:
         self.near = Near(Replica(settings))
         _, kernel, described = self.near.replica.description
-        self.requests = Remote(models_of(described, settings), Metrics(BACKENDS, kernel),
-                               self.near.run)
-        app = application(Service(settings, self.requests, None, None, Bodies(settings, self.requests)))
-        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30)
+        self.requests = Remote(
+            models_of(described, settings), Metrics(BACKENDS, kernel), self.near.run
+        )
+        app = application(
+            Service(settings, self.requests, None, None, Bodies(settings, self.requests))
+        )
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30
+        )
 
     @property
     def busy(self) -> bool:
@@ -89,34 +96,59 @@ async def fronted(tiny: Path, **flags: Any) -> AsyncIterator[Front]:
 
 
 def facts(answer: httpx.Response) -> Any:
-    return answer.status_code, {name: value for name, value in answer.json().items() if name not in VOLATILE}
+    return answer.status_code, {
+        name: value for name, value in answer.json().items() if name not in VOLATILE
+    }
 
 
 def events(text: str) -> list[dict]:
-    return [{name: value for name, value in json.loads(line.removeprefix("data: ")).items() if name not in VOLATILE}
-            for line in text.splitlines() if line.startswith("data: ")]
+    return [
+        {
+            name: value
+            for name, value in json.loads(line.removeprefix("data: ")).items()
+            if name not in VOLATILE
+        }
+        for line in text.splitlines()
+        if line.startswith("data: ")
+    ]
 
 
-JSON = [{"seed": 3, "n": 3}, {"seed": 3, "label": 4, "temperature": 0.5, "size": "16x16"}, {"n": 99},
-        {"model": "none"}, {"seed": 1, "timeout": 1e-9}]
-FORMS = [{"keep_rows": 4, "seed": 5}, {"keep_rows": 4, "seed": 5, "n": 2}, {"keep_rows": 2, "candidates": 4},
-         {"keep_rows": 9}]
+JSON = [
+    {"seed": 3, "n": 3},
+    {"seed": 3, "label": 4, "temperature": 0.5, "size": "16x16"},
+    {"n": 99},
+    {"model": "none"},
+    {"seed": 1, "timeout": 1e-9},
+]
+FORMS = [
+    {"keep_rows": 4, "seed": 5},
+    {"keep_rows": 4, "seed": 5, "n": 2},
+    {"keep_rows": 2, "candidates": 4},
+    {"keep_rows": 9},
+]
 
 
 async def test_answers_and_errors_are_those_of_the_plain_server(tiny):
-    with TestClient(create_app(Settings(checkpoints=tiny.parent)), base_url="http://localhost") as plain:
+    with TestClient(
+        create_app(Settings(checkpoints=tiny.parent)), base_url="http://localhost"
+    ) as plain:
         async with fronted(tiny) as front:
             client = front.client
             for body in JSON:
-                assert facts(await client.post("/v1/images/generations", json=body)) \
-                    == facts(plain.post("/v1/images/generations", json=body)), body
+                assert facts(await client.post("/v1/images/generations", json=body)) == facts(
+                    plain.post("/v1/images/generations", json=body)
+                ), body
                 streamed = body | {"stream": True}
-                assert events((await client.post("/v1/images/generations", json=streamed)).text) \
-                    == events(plain.post("/v1/images/generations", json=streamed).text), body
+                assert events(
+                    (await client.post("/v1/images/generations", json=streamed)).text
+                ) == events(plain.post("/v1/images/generations", json=streamed).text), body
             for route in ("edits", "likelihoods"):
                 for form in FORMS:
                     ask = {"url": f"/v1/images/{route}", "data": form, "files": {"image": PICTURE}}
-                    assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, form)
+                    assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (
+                        route,
+                        form,
+                    )
                 ask["files"] = {"image": LARGE}
                 assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, "large")
             assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
@@ -131,8 +163,13 @@ def namesake(thrice: Path, tmp_path: Path) -> Path:
 
 async def test_images_that_are_drawn_again_are_those_of_the_plain_server(namesake):
     settings = Settings(checkpoints=namesake.parent)
-    bodies = [{"seed": 3, "n": 3}, {"seed": 3, "label": 4, "attempts": 5}, {"seed": 3, "attempts": 1},
-              {"seed": 3, "candidates": 4}, {"seed": 3, "attempts": 2, "candidates": 4}]
+    bodies = [
+        {"seed": 3, "n": 3},
+        {"seed": 3, "label": 4, "attempts": 5},
+        {"seed": 3, "attempts": 1},
+        {"seed": 3, "candidates": 4},
+        {"seed": 3, "attempts": 2, "candidates": 4},
+    ]
     called = []
     with TestClient(create_app(settings), base_url="http://localhost") as plain:
         async with fronted(namesake) as front:
@@ -141,9 +178,14 @@ async def test_images_that_are_drawn_again_are_those_of_the_plain_server(namesak
                 answer = await client.post("/v1/images/generations", json=body)
                 assert facts(answer) == facts(plain.post("/v1/images/generations", json=body)), body
                 streamed = body | {"stream": True}
-                assert events((await client.post("/v1/images/generations", json=streamed)).text) \
-                    == events(plain.post("/v1/images/generations", json=streamed).text), body
-                form = {"url": "/v1/images/edits", "data": {"keep_rows": 4} | body, "files": {"image": PICTURE}}
+                assert events(
+                    (await client.post("/v1/images/generations", json=streamed)).text
+                ) == events(plain.post("/v1/images/generations", json=streamed).text), body
+                form = {
+                    "url": "/v1/images/edits",
+                    "data": {"keep_rows": 4} | body,
+                    "files": {"image": PICTURE},
+                }
                 assert facts(await client.post(**form)) == facts(plain.post(**form)), body
             called.extend(call.job.attempts for call in front.near.calls)
             assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
@@ -156,7 +198,9 @@ async def test_a_request_whose_replica_dies_runs_again_and_has_the_same_image(ti
         for body in ({"seed": 7, "n": 2}, {"seed": 7, "stream": True}):
             whole = await client.post("/v1/images/generations", json=body)
             near.lost_after = [0]  # admitted, and nothing sent
-            assert events(whole.text) == events((await client.post("/v1/images/generations", json=body)).text)
+            assert events(whole.text) == events(
+                (await client.post("/v1/images/generations", json=body)).text
+            )
         near.lost_after = [0, 0]
         answer = await client.post("/v1/images/generations", json={"seed": 7})
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_gone"
@@ -170,7 +214,10 @@ async def test_a_replica_with_other_weights_draws_nothing(tiny, namesake):
         try:
             for body in ({"seed": 7}, {"seed": 7, "stream": True}):
                 answer = await client.post("/v1/images/generations", json=body)
-                assert answer.status_code == 503 and "weights or precisions" in answer.json()["error"]["message"]
+                assert (
+                    answer.status_code == 503
+                    and "weights or precisions" in answer.json()["error"]["message"]
+                )
                 assert answer.headers["retry-after"]
             counted = near.replica.requests.metrics.values("linpix_requests_total")
             assert counted["linpix_requests_total", "generations", "failed"] == 2 * RUNS
@@ -202,14 +249,21 @@ async def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, n
             await front_server(settings, describe, near.run, patience_s=0.05)
 
 
-async def test_a_front_that_is_replaced_leaves_its_port_to_the_others_and_finishes_what_it_has_begun(tiny):
-    async with fronted(tiny, port=free_port(), faults="slow:every=1:ms=25", client_images=0) as front:
+async def test_a_replaced_front_leaves_its_port_to_the_others_and_finishes_its_requests(
+    tiny,
+):
+    async with fronted(
+        tiny, port=free_port(), faults="slow:every=1:ms=25", client_images=0
+    ) as front:
         described = front.near.replica.description
 
         async def describe() -> Any:
             return described
 
-        servers = [await front_server(described[0], describe, front.near.run, patience_s=1) for _ in range(2)]
+        servers = [
+            await front_server(described[0], describe, front.near.run, patience_s=1)
+            for _ in range(2)
+        ]
         serving = [asyncio.ensure_future(server.serve_shared()) for server in servers]
         url = f"http://127.0.0.1:{described[0].port}"
 
@@ -250,8 +304,14 @@ async def test_each_process_says_where_its_metrics_are(tiny, tmp_path):
 async def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
     async with fronted(tiny) as front:
         front.near.lost_after = [3]
-        sent = events((await front.client.post("/v1/images/generations", json={"seed": 7, "stream": True})).text)
-        assert [event.get("type") for event in sent] == ["image_generation.partial_image"] * 3 + [None]
+        sent = events(
+            (
+                await front.client.post("/v1/images/generations", json={"seed": 7, "stream": True})
+            ).text
+        )
+        assert [event.get("type") for event in sent] == ["image_generation.partial_image"] * 3 + [
+            None
+        ]
         assert sent[-1]["error"]["code"] == "engine_gone"
         assert len(front.near.calls) == 1
         values = front.requests.metrics.values("linpix_requests_total")
@@ -260,14 +320,26 @@ async def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
 
 async def test_a_stream_that_a_draining_replica_ends_is_counted_once(tiny):
     async with fronted(tiny, faults="slow:every=1:ms=20") as front:
-        asked = asyncio.ensure_future(front.client.post("/v1/images/generations", json={"n": 2, "stream": True}))
+        asked = asyncio.ensure_future(
+            front.client.post("/v1/images/generations", json={"n": 2, "stream": True})
+        )
         requests = front.near.replica.requests
         while not front.near.events:
             await asyncio.sleep(0.01)
         requests.fail_all(draining())
-        assert events((await asked).text)[-1]["error"]["code"] == "draining" and len(front.near.calls) == 1
-        assert sum(each.metrics.values("linpix_requests_total")["linpix_requests_total", "generations", "failed"]
-                   for each in (front.requests, requests)) == 1
+        assert (
+            events((await asked).text)[-1]["error"]["code"] == "draining"
+            and len(front.near.calls) == 1
+        )
+        assert (
+            sum(
+                each.metrics.values("linpix_requests_total")[
+                    "linpix_requests_total", "generations", "failed"
+                ]
+                for each in (front.requests, requests)
+            )
+            == 1
+        )
 
 
 async def test_without_a_replica_requests_wait_until_their_deadline(tiny):
@@ -277,8 +349,12 @@ async def test_without_a_replica_requests_wait_until_their_deadline(tiny):
         for body in ({"timeout": 0.2}, {"timeout": 0.2, "stream": True}):
             late = await client.post("/v1/images/generations", json=body)
             assert late.status_code == 504 and late.json()["error"]["code"] == "deadline_passed"
-        values = front.requests.metrics.values("linpix_requests_total", "linpix_deadlines_passed_total")
-        assert values["linpix_requests_total", "generations", "failed"] == 2, "no replica has counted them"
+        values = front.requests.metrics.values(
+            "linpix_requests_total", "linpix_deadlines_passed_total"
+        )
+        assert values["linpix_requests_total", "generations", "failed"] == 2, (
+            "no replica has counted them"
+        )
         assert values["linpix_deadlines_passed_total", "waiting"] == 2
         waiting = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
         await asyncio.sleep(0.1)
@@ -286,17 +362,30 @@ async def test_without_a_replica_requests_wait_until_their_deadline(tiny):
         near.there = True
         assert (await waiting).status_code == 200
         front.requests.draining = True
-        assert (await client.post("/v1/images/generations", json={})).json()["error"]["code"] == "draining"
+        assert (await client.post("/v1/images/generations", json={})).json()["error"][
+            "code"
+        ] == "draining"
 
 
 async def test_a_client_that_leaves_a_stream_that_no_replica_has_admitted_holds_nothing(tiny):
     async with fronted(tiny) as front:
         front.near.there = False
         body = json.dumps({"stream": True, "n": 4, "timeout": 30}).encode()
-        scope = {"type": "http", "method": "POST", "path": "/v1/images/generations", "scheme": "http",
-                 "query_string": b"", "http_version": "1.1", "server": ("localhost", 80), "client": ("::1", 1),
-                 "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
-                             (b"content-length", str(len(body)).encode())]}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/images/generations",
+            "scheme": "http",
+            "query_string": b"",
+            "http_version": "1.1",
+            "server": ("localhost", 80),
+            "client": ("::1", 1),
+            "headers": [
+                (b"host", b"localhost"),
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+            ],
+        }
         left, sent, messages = asyncio.Event(), [], [{"type": "http.request", "body": body}]
 
         async def receive() -> dict:
@@ -316,29 +405,49 @@ async def test_a_client_that_leaves_a_stream_that_no_replica_has_admitted_holds_
         assert sent[0]["status"] == 499
 
 
-async def test_a_large_upload_that_finds_the_queue_of_its_replica_full_is_refused_as_by_the_plain_server(tiny):
+async def test_a_full_replica_refuses_a_large_upload_as_the_plain_server_does(
+    tiny,
+):
     async with fronted(tiny, faults="slow:every=1:ms=500", slots=1, max_queue=0) as front:
         client, requests = front.client, front.near.replica.requests
         running = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
         while not front.busy:
             await asyncio.sleep(0.01)
         for route, more in (("edits", {}), ("edits", {"stream": "true"}), ("likelihoods", {})):
-            answer = await client.post(f"/v1/images/{route}", data={"keep_rows": 4} | more, files={"image": LARGE})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full"), (route, more)
+            answer = await client.post(
+                f"/v1/images/{route}", data={"keep_rows": 4} | more, files={"image": LARGE}
+            )
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full"), (
+                route,
+                more,
+            )
             assert int(answer.headers["retry-after"]) >= 1
-        assert len(front.requests.in_progress) == len(requests.in_progress) == 1, "only the image that is drawn"
+        assert len(front.requests.in_progress) == len(requests.in_progress) == 1, (
+            "only the image that is drawn"
+        )
         assert len(front.near.calls) == 4, "each was asked of one replica, once"
         for each, times in ((front.requests.metrics, 0), (requests.metrics, 3)):
-            assert each.values("linpix_requests_rejected_total").get(
-                ("linpix_requests_rejected_total", "queue_full"), 0) == times
-            assert each.values("linpix_request_bodies_reading")["linpix_request_bodies_reading",] == 0
+            assert (
+                each.values("linpix_requests_rejected_total").get(
+                    ("linpix_requests_rejected_total", "queue_full"), 0
+                )
+                == times
+            )
+            assert (
+                each.values("linpix_request_bodies_reading")["linpix_request_bodies_reading",] == 0
+            )
         running.cancel()
         await asyncio.wait([running])
 
 
 async def test_comparisons_are_refused_with_what_to_do(tiny):
     async with fronted(tiny) as front:
-        for answer in (await front.client.post("/v1/compare", json={"budget": 1, "batch": [1]}),
-                       await front.client.get("/v1/compare/cmp-1")):
-            assert answer.status_code == 404 and "without --replicas" in answer.json()["error"]["message"]
+        for answer in (
+            await front.client.post("/v1/compare", json={"budget": 1, "batch": [1]}),
+            await front.client.get("/v1/compare/cmp-1"),
+        ):
+            assert (
+                answer.status_code == 404
+                and "without --replicas" in answer.json()["error"]["message"]
+            )
         assert (await front.client.get("/v1/status")).json()["comparison"] is None

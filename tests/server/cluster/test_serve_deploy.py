@@ -1,4 +1,6 @@
-"""deploy/ray.yaml on a real cluster of `ray start --head` and `serve deploy`: replicas come and go with the load."""
+"""deploy/ray.yaml on a real cluster of `ray start --head` and `serve deploy`: replicas come and go
+with the load.
+"""
 
 import asyncio
 import contextlib
@@ -31,21 +33,36 @@ pytestmark = pytest.mark.slow
 
 BIN = Path(sys.executable).parent
 WITHIN_S = 180.0  # for all that is waited for: other programs may want this machine's cores as well
-LOOK_S = 0.2      # between two looks at what is waited for
+LOOK_S = 0.2  # between two looks at what is waited for
 SLOTS, SEEDS = 2, 20
 MANY, FEW = 3 * SLOTS, SLOTS  # clients with one image each: many need three replicas, few need one
-PACE = "slow:every=1:ms=25"   # a tiny image takes 1.6 s, but next to nothing of the cores, which new replicas need
+# a tiny image takes 1.6 s, but next to nothing of the cores, which new replicas need
+PACE = "slow:every=1:ms=25"
 
 
 def config(port: int, checkpoints: Path, **settings: Any) -> dict[str, Any]:
     """deploy/ray.yaml with other settings, and with what is smaller and quicker here."""
     found: dict[str, Any] = yaml.safe_load((ROOT / "deploy/ray.yaml").read_text())
     [app] = found["applications"]
-    app["args"] |= {"host": "127.0.0.1", "port": port, "allowed_hosts": "", "checkpoints": str(checkpoints),
-                    "replica_threads": 1, "slots": SLOTS, "faults": PACE, **settings}
+    app["args"] |= {
+        "host": "127.0.0.1",
+        "port": port,
+        "allowed_hosts": "",
+        "checkpoints": str(checkpoints),
+        "replica_threads": 1,
+        "slots": SLOTS,
+        "faults": PACE,
+        **settings,
+    }
     engine, front = app["deployments"]
-    engine["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 1, "downscale_delay_s": 1,
-                                     "metrics_interval_s": 0.5, "look_back_period_s": 2}
+    engine["autoscaling_config"] |= {
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "upscale_delay_s": 1,
+        "downscale_delay_s": 1,
+        "metrics_interval_s": 0.5,
+        "look_back_period_s": 2,
+    }
     front["num_replicas"] = 1
     return found
 
@@ -59,7 +76,9 @@ class Head(Cluster):
         self.checkpoints, self.server, token = checkpoints, self, secrets.token_hex(32)
         self.targets = self.folder / "targets"
         self.token = {"authorization": f"Bearer {token}"}
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")} | QUIET
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")
+        } | QUIET
         self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
     def start(self) -> None:
@@ -75,12 +94,37 @@ class Head(Cluster):
         self.url, self.api = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{api}"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [BIN / "ray", "start", "--head", "--block", "--node-ip-address", "127.0.0.1",
-                 "--port", str(free_port()), "--dashboard-port", str(api),
-                 "--dashboard-agent-listen-port", str(free_port()), "--ray-client-server-port", str(free_port()),
-                 "--min-worker-port", "0", "--max-worker-port", "0",  # 0: any that are free
-                 "--temp-dir", self.folder, "--num-cpus", "4", "--object-store-memory", str(STORE_BYTES)],
-                env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                [
+                    BIN / "ray",
+                    "start",
+                    "--head",
+                    "--block",
+                    "--node-ip-address",
+                    "127.0.0.1",
+                    "--port",
+                    str(free_port()),
+                    "--dashboard-port",
+                    str(api),
+                    "--dashboard-agent-listen-port",
+                    str(free_port()),
+                    "--ray-client-server-port",
+                    str(free_port()),
+                    "--min-worker-port",
+                    "0",
+                    "--max-worker-port",
+                    "0",  # 0: any that are free
+                    "--temp-dir",
+                    self.folder,
+                    "--num-cpus",
+                    "4",
+                    "--object-store-memory",
+                    str(STORE_BYTES),
+                ],
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def end(self) -> None:
         """Ask it to end, and wait for it."""
@@ -109,13 +153,21 @@ class Head(Cluster):
         path = self.folder / "ray.yaml"
         settings["metrics_targets"] = str(self.targets)
         path.write_text(yaml.safe_dump(config(self.port, self.checkpoints, **settings)))
-        ended = subprocess.run([BIN / "serve", "deploy", path, "--address", self.api], env=self.environment,
-                               timeout=WITHIN_S, check=False, capture_output=True, text=True)
+        ended = subprocess.run(
+            [BIN / "serve", "deploy", path, "--address", self.api],
+            env=self.environment,
+            timeout=WITHIN_S,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
     def shut_down(self) -> None:
         """As `serve shutdown` does, whose start takes longest."""
-        httpx.delete(f"{self.api}/api/serve/applications/", timeout=60, headers=self.token).raise_for_status()
+        httpx.delete(
+            f"{self.api}/api/serve/applications/", timeout=60, headers=self.token
+        ).raise_for_status()
 
     def told(self) -> dict[str, Any]:
         """What Ray says of the applications."""
@@ -127,10 +179,16 @@ class Head(Cluster):
 
     def engines(self) -> Counter[str]:
         """How many replicas there are in each of Serve's states."""
-        return Counter(replica["state"] for replica in self.told()["linpix"]["deployments"]["Engine"]["replicas"])
+        return Counter(
+            replica["state"]
+            for replica in self.told()["linpix"]["deployments"]["Engine"]["replicas"]
+        )
 
     def comes_to(self, true: Callable[[], bool]) -> bool:
-        """Whether something becomes true before Ray ends. It is not, as long as the cluster does not answer."""
+        """Whether something becomes true before Ray ends. It is not, as long as the cluster does
+        not answer.
+        """
+
         def asked() -> bool:
             try:
                 return self.process.poll() is not None or true()
@@ -142,7 +200,8 @@ class Head(Cluster):
     async def load(self, *phases: tuple[int, Callable[[], bool]]) -> list[Record]:
         """What becomes of the requests of clients that ask again and again.
 
-        phases: how many clients there are until something is true; in each no more than in the one before.
+        phases: how many clients there are until something is true; in each no more than in the one
+                before.
         """
         seeds, wanted, records = itertools.count(), phases[0][0], list[Record]()
 
@@ -180,7 +239,9 @@ def head(tiny: Path) -> Iterator[Head]:
 def test_serve_deploy_runs_the_file_and_its_replicas_come_and_go_with_the_load(head, tiny):
     # one test, since to start a cluster takes longer than all of this
     def wrong(records: list[Record]) -> list[Record]:
-        return [record for record in records if record.outcome != "completed" or oracle.wrong(record)]
+        return [
+            record for record in records if record.outcome != "completed" or oracle.wrong(record)
+        ]
 
     def both_draw() -> bool:
         return sum(map(bool, head.of_engines("linpix_state_slots_used"))) == 2
@@ -193,8 +254,11 @@ def test_serve_deploy_runs_the_file_and_its_replicas_come_and_go_with_the_load(h
     [pid] = head.pids("Engine")
     assert b"OMP_NUM_THREADS=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
-    # a stream of which something was sent cannot run again elsewhere: the removed replica itself must finish it
-    assert not wrong(asyncio.run(head.load((MANY, both_draw), (FEW, lambda: head.engines() == {"RUNNING": 1}))))
+    # a stream of which something was sent cannot run again elsewhere: the removed replica itself
+    # must finish it
+    assert not wrong(
+        asyncio.run(head.load((MANY, both_draw), (FEW, lambda: head.engines() == {"RUNNING": 1})))
+    )
 
     head.deploy(slots=SLOTS + 1)
     assert head.comes_to(lambda: head.of_engines("linpix_state_slots") == [SLOTS + 1])

@@ -1,4 +1,6 @@
-"""Comparisons in the service: off the engine thread, one at a time; only numbers are kept of an ended one."""
+"""Comparisons in the service: off the engine thread, one at a time; only numbers are kept of an
+ended one.
+"""
 
 import asyncio
 import contextlib
@@ -36,7 +38,9 @@ def family(tmp_path: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def beginning(family: Path) -> AsyncIterator[tuple[Comparisons, Callable[[ComparisonPlan], Run]]]:
+async def beginning(
+    family: Path,
+) -> AsyncIterator[tuple[Comparisons, Callable[[ComparisonPlan], Run]]]:
     """Comparisons of an engine thread that serves the model, and how one is begun."""
     checkpoint = checkpoints.read(family / "small")
     engine, thread = Engine(new_decoder(checkpoint, 1)), EngineThread()
@@ -62,7 +66,9 @@ def alive() -> int:
 
 @pytest.fixture
 def reading(monkeypatch) -> dict:
-    """find_twins as it is, but that it waits until it may go on, and says on which thread it was called."""
+    """find_twins as it is, but that it waits until it may go on, and says on which thread it was
+    called.
+    """
     seen: dict = {"go on": threading.Event(), "thread": None, "calls": 0}
     find_twins = jobs.find_twins
 
@@ -79,15 +85,18 @@ async def test_a_comparison_is_made_on_a_thread_that_neither_steps_nor_answers(f
     async with beginning(family) as (_, begin):
         job = begin(PLAN)
         await until(lambda: reading["thread"] is not None)
-        assert reading["thread"].name != "engine" and reading["thread"] is not threading.main_thread()
+        assert (
+            reading["thread"].name != "engine" and reading["thread"] is not threading.main_thread()
+        )
         assert job.report is None
         reading["go on"].set()
         await until(lambda: job.status == "completed")
         assert {result["weights"] for result in job.report["results"]} == {"small", "small-softmax"}
 
 
-async def test_what_is_cancelled_while_it_is_made_goes_no_further_and_no_other_is_begun_before(family, reading,
-                                                                                              monkeypatch):
+async def test_what_is_cancelled_while_it_is_made_goes_no_further_and_no_other_is_begun_before(
+    family, reading, monkeypatch
+):
     built: list = []
     monkeypatch.setattr(jobs, "Comparison", lambda *given: built.append(given))
     async with beginning(family) as (under_way, begin):
@@ -134,7 +143,9 @@ async def test_of_an_ended_comparison_numbers_stay_and_no_network_does(family):
             assert plan is PLAN or alive() == 1
             if plan is LONG:
                 under_way.cancel(job.id)
-            await until(lambda job=job: job.status != "running" and not under_way._thread._background)
+            await until(
+                lambda job=job: job.status != "running" and not under_way._thread._background
+            )
             assert len(job.report["results"]) >= 2
         assert alive() == 0
 

@@ -66,8 +66,10 @@ def drawn(engine: Engine, *requests: Sequence[Job]) -> list[NDArray[np.uint8]]:
         submit(engine, str(number), jobs)
     images, failed, _ = finish(engine)
     assert not failed
-    return [np.stack([images[str(number), index] for index in range(len(jobs))])
-            for number, jobs in enumerate(requests)]
+    return [
+        np.stack([images[str(number), index] for index in range(len(jobs))])
+        for number, jobs in enumerate(requests)
+    ]
 
 
 def run(engine: Engine) -> Ran:

@@ -11,7 +11,8 @@ from linpix.server.engine.decode.compiled import CudaDecoder
 from tests.nets import CONDITIONAL, net_of
 
 STATES = {"gpu": "fp32", "gpu, fp16": "fp16"}
-CONFIG = dataclasses.replace(CONDITIONAL, key_dim=32, value_dim=32)  # as a float16 state has to have
+# as a float16 state has to have
+CONFIG = dataclasses.replace(CONDITIONAL, key_dim=32, value_dim=32)
 
 
 @pytest.fixture(scope="package")
@@ -19,17 +20,25 @@ def source() -> checkpoint.Checkpoint:
     return checkpoint.Checkpoint("tiny", net_of(CONFIG, spread=0.1), {}, "", tuple("0123456789"))
 
 
-@pytest.fixture(params=["compiled", "int8",
-                        *[pytest.param(kind, marks=pytest.mark.slow) for kind in ("eager", *STATES)]])
+@pytest.fixture(
+    params=[
+        "compiled",
+        "int8",
+        *[pytest.param(kind, marks=pytest.mark.slow) for kind in ("eager", *STATES)],
+    ]
+)
 def decoder(request, source):
     """Makes one of so many slots. int8: compiled too. gpu: emulated."""
     if request.param in ("compiled", "int8") and not ops.compiled:
         pytest.skip(ops.why())
     if request.param in STATES:
         place = request.getfixturevalue("emulated").place
-        return lambda slots: CudaDecoder(source, slots, GpuPool(source.net, slots, precision="fp32",
-                                                                state=STATES[request.param], **place),
-                                         precision="fp32")
+        return lambda slots: CudaDecoder(
+            source,
+            slots,
+            GpuPool(source.net, slots, precision="fp32", state=STATES[request.param], **place),
+            precision="fp32",
+        )
     if request.param == "int8":
         return lambda slots: new_decoder(source, slots, "compiled", "int8")
     return lambda slots: new_decoder(source, slots, request.param, "fp32")

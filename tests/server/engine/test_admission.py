@@ -1,4 +1,6 @@
-"""Admission with a real engine thread: limits of clients, and models that are replaced meanwhile."""
+"""Admission with a real engine thread: limits of clients, and models that are replaced
+meanwhile.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -20,10 +22,13 @@ from linpix.server.metrics import Metrics
 
 
 @contextlib.asynccontextmanager
-async def serving(tiny, slots: int = 4, max_queue: int = 8, **limits: Any) -> AsyncIterator[Admission]:
+async def serving(
+    tiny, slots: int = 4, max_queue: int = 8, **limits: Any
+) -> AsyncIterator[Admission]:
     engine = Engine(new_decoder(checkpoint.read(tiny), slots, "eager"))
-    admission = Admission({"tiny": engine}, Metrics([], "eager"), EngineThread(),
-                          max_queue=max_queue, **limits)
+    admission = Admission(
+        {"tiny": engine}, Metrics([], "eager"), EngineThread(), max_queue=max_queue, **limits
+    )
     admission.start()
     try:
         yield admission
@@ -40,7 +45,10 @@ async def test_a_client_with_too_many_images_is_refused(tiny):
         model = admission.models["tiny"]
         with admission.admit(request("a", model, 4)):
             assert admission.refusal("somebody") is None
-            with pytest.raises(ServiceError, match="per client"), admission.admit(request("b", model, 4)):
+            with (
+                pytest.raises(ServiceError, match="per client"),
+                admission.admit(request("b", model, 4)),
+            ):
                 pass
         assert not model.requests
 
@@ -60,8 +68,13 @@ async def test_a_model_that_was_replaced_while_an_upload_was_decoded_still_draws
 
 async def test_room_that_is_held_by_likelihoods_alone_is_full_too(tiny):
     async with serving(tiny, slots=1, max_queue=0) as admission:
-        scored = request("scored", admission.models["tiny"], scored=True, canvas=np.zeros(64, np.uint8),
-                         known=np.zeros(64, np.bool_))
+        scored = request(
+            "scored",
+            admission.models["tiny"],
+            scored=True,
+            canvas=np.zeros(64, np.uint8),
+            known=np.zeros(64, np.bool_),
+        )
         with admission.admit(scored):
             assert admission.refusal("somebody").code == "queue_full"
 
@@ -76,5 +89,7 @@ async def test_streams_hear_of_each_image_row_and_the_first_of_every_image_is_co
                 assert event is not None
                 heard[event.image] += [] if event.done else [event.rows]
         assert heard == dict.fromkeys((0, 1), [*range(1, 9)] if stream else [])
-        counted = admission.metrics.registry.get_sample_value("linpix_first_row_seconds_count", {"model": "tiny"})
+        counted = admission.metrics.registry.get_sample_value(
+            "linpix_first_row_seconds_count", {"model": "tiny"}
+        )
         assert counted == 2

@@ -1,4 +1,6 @@
-"""Conditional models in slots: known pixels are read once per request, and used wherever they are."""
+"""Conditional models in slots: known pixels are read once per request, and used wherever they
+are.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from tests.server.engine import drawn, finish, images, submit
 RANDOM = np.random.default_rng(0)
 PICTURE, KNOWN = RANDOM.integers(0, 256, 64, dtype=np.uint8), RANDOM.random(64) < 0.5
 KNOWN[:3] = True, True, False
-DARK = np.where(np.arange(64) % 13 == 5, PICTURE, 0).astype(np.uint8)  # most of what is drawn of it skips the layers
+# most of what is drawn of it skips the layers
+DARK = np.where(np.arange(64) % 13 == 5, PICTURE, 0).astype(np.uint8)
 
 
 def edits(*seeds: int, picture=PICTURE, known=KNOWN, label=None) -> list[Job]:
@@ -24,13 +27,19 @@ def edits(*seeds: int, picture=PICTURE, known=KNOWN, label=None) -> list[Job]:
 @pytest.mark.parametrize("picture", [PICTURE, DARK], ids=["noise", "dark"])
 def test_completions_are_those_of_the_plain_decode_loop(decoder, source, picture, label):
     seeds = list(range(40, 48))
-    expected = generate(source.net, seeds, labels=[label] * 8, known=torch.from_numpy(picture).expand(8, -1),
-                        given=torch.from_numpy(KNOWN).expand(8, -1)).numpy()
+    expected = generate(
+        source.net,
+        seeds,
+        labels=[label] * 8,
+        known=torch.from_numpy(picture).expand(8, -1),
+        given=torch.from_numpy(KNOWN).expand(8, -1),
+    ).numpy()
     engine = decoder(8)
     found = drawn(Engine(engine), edits(*seeds, picture=picture, label=label))[0]
     assert np.array_equal(found[:, KNOWN], expected[:, KNOWN])
     same = (found == expected)[:, ~KNOWN].mean()
-    assert same > (0.6 if engine.precision == "int8" else 0.9), same  # batches of another size round otherwise
+    # batches of another size round otherwise
+    assert same > (0.6 if engine.precision == "int8" else 0.9), same
 
 
 def test_no_hidden_sub_pixel_is_used(decoder):
@@ -41,6 +50,7 @@ def test_no_hidden_sub_pixel_is_used(decoder):
 
 def test_what_is_known_in_each_square_changes_what_is_drawn_first(decoder):
     """By the state after reading: what is drawn may stay the same by chance."""
+
     def state_of(picture):
         one = decoder(1)
         one.take([1], images(edits(5, picture=picture, label=3)))
@@ -51,7 +61,7 @@ def test_what_is_known_in_each_square_changes_what_is_drawn_first(decoder):
     before = state_of(PICTURE)
     for y, x in ((0, 0), (0, 4), (4, 0), (4, 4)):
         changed = PICTURE.reshape(8, 8).copy()
-        changed[y:y + 4, x:x + 4] = 255 - changed[y:y + 4, x:x + 4]
+        changed[y : y + 4, x : x + 4] = 255 - changed[y : y + 4, x : x + 4]
         assert float((state_of(changed.reshape(-1)) - before).abs().max()) > 1e-3
 
 
@@ -76,7 +86,9 @@ def test_nothing_known_draws_as_without_a_picture_and_all_known_draws_nothing(de
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_reading_that_throws_is_begun_again_once_and_then_ends_its_request(decoder, monkeypatch, times):
+def test_a_reading_that_throws_is_begun_again_once_and_then_ends_its_request(
+    decoder, monkeypatch, times
+):
     expected = drawn(Engine(decoder(2)), edits(1, 2))[0]
     engine, left = Engine(decoder(2)), [times]
     read = engine.decoder.read

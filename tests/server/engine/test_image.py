@@ -11,8 +11,11 @@ def of(*classes: tuple[int, float]) -> list[Recognised]:
     return [Recognised(label, float(np.log(share))) for label, share in classes]
 
 
-def test_of_candidates_that_are_not_accepted_recognised_ones_come_first_and_then_those_in_one_piece():
-    drawn = [one._replace(torn=index < 3) for index, one in enumerate(of((3, 0.99), (3, 0.98), (3, 0.999), (3, 0.7)))]
+def test_of_candidates_that_are_not_accepted_recognised_ones_come_first_then_whole_ones():
+    drawn = [
+        one._replace(torn=index < 3)
+        for index, one in enumerate(of((3, 0.99), (3, 0.98), (3, 0.999), (3, 0.7)))
+    ]
     assert best_of(drawn, 1) == [2] and best_of(drawn, 4) == [2, 0, 3, 1]
 
 
@@ -25,13 +28,18 @@ def test_recognised_images_come_in_their_order_and_then_the_surest_of_the_others
 
 def test_answers_are_divided_among_classes_in_proportion_to_their_recognised_candidates():
     drawn = of((7, 0.99), (1, 1.0), (1, 0.1), (7, 0.99), (1, 0.99), (7, 0.99), (7, 0.99), (2, 1.0))
-    assert best_of(drawn, 1) == [0]                    # 4 of 7, 2 of 1, 1 of 2
-    assert best_of(drawn, 4) == [0, 1, 3, 5]           # quotients 4, 2, 2, 4/3
+    assert best_of(drawn, 1) == [0]  # 4 of 7, 2 of 1, 1 of 2
+    assert best_of(drawn, 4) == [0, 1, 3, 5]  # quotients 4, 2, 2, 4/3
     assert best_of(drawn, 8) == [0, 1, 3, 5, 4, 6, 7, 2]
 
 
-def attempt(job: Job, probability: float | None, before: Image | None = None, label: int = 3,
-            torn: bool = False) -> Image:
+def attempt(
+    job: Job,
+    probability: float | None,
+    before: Image | None = None,
+    label: int = 3,
+    torn: bool = False,
+) -> Image:
     """The next attempt after one, done and checked with this probability of its class."""
     image = Image("a", job, 2, job.seed + 2, job.label) if before is None else again(before)
     assert image is not None
@@ -48,7 +56,11 @@ def test_an_image_is_drawn_again_until_it_is_recognised_or_there_were_enough_att
     second = attempt(job, 0.7, first)
     third = attempt(job, 0.6, second)
     assert again(third) is None and chosen(third) is second
-    assert [image.seed for image in (first, second, third)] == [7, 7 + NEXT_ATTEMPT, 7 + 2 * NEXT_ATTEMPT]
+    assert [image.seed for image in (first, second, third)] == [
+        7,
+        7 + NEXT_ATTEMPT,
+        7 + 2 * NEXT_ATTEMPT,
+    ]
     assert again(attempt(Job(), None)) is None, "it is not checked"
     assert again(attempt(Job(candidates=True), 0.1)) is None, "a candidate is drawn once"
 
@@ -60,16 +72,23 @@ def test_a_torn_image_is_drawn_again_and_the_one_that_is_accepted_is_the_answer(
     assert again(second) is None and chosen(second) is second
     job = Job(seed=5, attempts=2)
     last = attempt(job, 0.8, attempt(job, 0.98, torn=True))
-    assert again(last) is None and chosen(last) is last, "of two that are not recognised, the one in one piece"
+    assert again(last) is None and chosen(last) is last, (
+        "of two that are not recognised, the one in one piece"
+    )
     torn = attempt(job, 0.99, torn=True)
-    assert chosen(attempt(job, 0.8, torn)) is torn, "of two that are not accepted, the one that is recognised"
+    assert chosen(attempt(job, 0.8, torn)) is torn, (
+        "of two that are not accepted, the one that is recognised"
+    )
 
 
 def test_a_further_attempt_keeps_the_drawn_class_but_a_completion_draws_another():
     canvas, known = np.zeros(64, np.uint8), np.arange(64) < 8
-    for job, label in ((Job(attempts=2), 3), (Job(attempts=2, canvas=canvas, known=known), None),
-                       (Job(attempts=2, canvas=canvas, known=known, label=4), 4),
-                       (Job(attempts=2, canvas=canvas, known=np.zeros(64, np.bool_)), 3)):
+    for job, label in (
+        (Job(attempts=2), 3),
+        (Job(attempts=2, canvas=canvas, known=known), None),
+        (Job(attempts=2, canvas=canvas, known=known, label=4), 4),
+        (Job(attempts=2, canvas=canvas, known=np.zeros(64, np.bool_)), 3),
+    ):
         following = again(attempt(job, 0.5))
         assert following is not None and following.label == label
     assert again(attempt(Job(attempts=2, canvas=canvas, known=np.ones(64, np.bool_)), 0.5)) is None

@@ -1,4 +1,6 @@
-"""Room and deadlines of one model on the event loop, without a thread: quanta are run and reported by the test."""
+"""Room and deadlines of one model on the event loop, without a thread: quanta are run and reported
+by the test.
+"""
 
 import math
 import time
@@ -65,7 +67,9 @@ def image_takes(model: Model, seconds: float) -> None:
 def test_the_queue_is_counted_in_images_and_free_slots_do_not_count(tiny):
     model = served(tiny, slots=2, max_queue=4)
     ask(model, "a", 6)
-    with pytest.raises(ServiceError, match="6 images are already waiting, and 1 more would exceed the limit of 4"):
+    with pytest.raises(
+        ServiceError, match="6 images are already waiting, and 1 more would exceed the limit of 4"
+    ):
         ask(model, "b")
 
 
@@ -74,7 +78,9 @@ def test_bulk_that_fills_its_part_of_the_queue_is_refused_and_leaves_room_for_ot
     ask(model, "running", bulk=True)
     run(model)
     ask(model, "waiting", 6, bulk=True)  # three quarters of eight
-    with pytest.raises(ServiceError, match="6 images are already waiting, and 1 more would exceed the limit of 6"):
+    with pytest.raises(
+        ServiceError, match="6 images are already waiting, and 1 more would exceed the limit of 6"
+    ):
         ask(model, "more", bulk=True)
     ask(model, "interactive", 2)
     with pytest.raises(ServiceError, match=r"8 images .* limit of 8"):
@@ -110,7 +116,11 @@ def test_a_picture_to_be_scored_needs_room_in_the_queue_but_no_slot(tiny):
     model = served(tiny, slots=1, max_queue=4)
     ask(model, "scored", scored=True)
     image_takes(model, 6.4)
-    assert model.waiting() == 1 and model.refusal(Job(count=4)) is None and model.refusal(Job(count=5)) is not None
+    assert (
+        model.waiting() == 1
+        and model.refusal(Job(count=4)) is None
+        and model.refusal(Job(count=5)) is not None
+    )
     ask(model, "drawn")
     assert model.ends() == [(pytest.approx(6.4), "drawn")], "it waits for nothing"
 
@@ -134,7 +144,9 @@ def test_until_images_have_finished_the_running_ones_tell_the_pace(one_slot, mon
     while (drawn := 64 - int(left[asked.images[0].slot])) < 8 or asked.images[0].slot == 0:
         with monkeypatch.context() as later:
             later.setattr(time, "monotonic", lambda: slow() + 100.0)
-            assert one_slot.seconds_per_token(1) == 0, "so few tokens tell nothing: the first are cold"
+            assert one_slot.seconds_per_token(1) == 0, (
+                "so few tokens tell nothing: the first are cold"
+            )
         run(one_slot)
     now = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + 100.0)
@@ -184,14 +196,19 @@ def test_a_finished_image_is_measured_from_its_slot_to_its_end(one_slot, monkeyp
 def test_an_image_is_measured_by_the_images_beside_it_and_not_by_those_at_its_end(tiny):
     model = served(tiny, slots=4, max_queue=8)
     *others, last = [ask(model, name) for name in "abc"]
-    while (drawn := 64 - int(model.engine.scheduler.left[last.images[0].slot])) < 8 or not last.images[0].slot:
+    while (
+        drawn := 64 - int(model.engine.scheduler.left[last.images[0].slot])
+    ) < 8 or not last.images[0].slot:
         run(model)
     for other in others:
         model.engine.scheduler.cancel(other.id)
-    model.in_quanta, last.begun[0] = (4.0, 3 * 3.0 + 1.0), (time.monotonic() - 4.0, 0.0, 0.0)  # the last second alone
+    # the last second alone
+    model.in_quanta, last.begun[0] = (4.0, 3 * 3.0 + 1.0), (time.monotonic() - 4.0, 0.0, 0.0)
     model.measure(last, last.images[0])
     assert model.pace(3) == pytest.approx(4 / drawn, rel=0.2)
-    assert model.pace(1) == pytest.approx(model.pace(3) / math.sqrt(3)), "nothing is known of one alone"
+    assert model.pace(1) == pytest.approx(model.pace(3) / math.sqrt(3)), (
+        "nothing is known of one alone"
+    )
 
 
 def test_an_image_is_measured_even_if_another_has_its_slot_by_then(one_slot):
@@ -228,7 +245,9 @@ def test_a_request_that_would_make_others_late_is_refused_unless_they_are_less_p
     half = {"canvas": np.zeros(64, np.uint8), "known": np.arange(64) < 32}
     with pytest.raises(ServiceError, match="2 images are ahead of it, and it needs about 5 s"):
         ask(model, "slow", 2, within_s=3.0)
-    with pytest.raises(ServiceError, match=r"within 2\.\d* s: it would make others miss their deadlines; allow"):
+    with pytest.raises(
+        ServiceError, match=r"within 2\.\d* s: it would make others miss their deadlines; allow"
+    ):
         ask(model, "quick", 2, within_s=2.9, **half)
     ask(model, "patient", 2, within_s=60.0, **half)
     assert [*model.requests] == ["first", "second", "patient"]
@@ -236,7 +255,9 @@ def test_a_request_that_would_make_others_late_is_refused_unless_they_are_less_p
 
 def test_an_image_that_ends_late_in_its_slot_tells_the_pace_too(one_slot, monkeypatch):
     asked = ask(one_slot, "late")
-    while (drawn := 64 - int(one_slot.engine.scheduler.left[asked.images[0].slot])) < 16 or not asked.images[0].slot:
+    while (
+        drawn := 64 - int(one_slot.engine.scheduler.left[asked.images[0].slot])
+    ) < 16 or not asked.images[0].slot:
         run(one_slot)
     now = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + 32.0)

@@ -11,7 +11,13 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.server.engine.job import Job
 from linpix.server.engine.request import Event, Request, Requests, ServedModel
-from linpix.server.errors import ClientLeft, ServiceError, deadline_passed, engine_failed, queue_full
+from linpix.server.errors import (
+    ClientLeft,
+    ServiceError,
+    deadline_passed,
+    engine_failed,
+    queue_full,
+)
 from linpix.server.metrics import Metrics
 from tests.nets import CLASS_FIRST
 
@@ -45,17 +51,26 @@ class Held(Requests):
 
 def test_tokens_to_draw_and_rows_that_are_known():
     known = np.arange(64) < 20
-    for config, scattered in ((PRESETS["tiny"], 44), (CLASS_FIRST, 43)):  # only a model that reads what is known skips
-        model = ServedModel(Checkpoint("some", Transformer(config), {}, "", ()), {}, 4, 8)  # what comes later
+    # only a model that reads what is known skips
+    for config, scattered in ((PRESETS["tiny"], 44), (CLASS_FIRST, 43)):
+        # what comes later
+        model = ServedModel(Checkpoint("some", Transformer(config), {}, "", ()), {}, 4, 8)
         for parts, tokens in ((known, 44), (known | (np.arange(64) == 40), scattered)):
             asked = Request("a", "edits", "somebody", Job(canvas=CANVAS, known=parts), model, 60.0)
             assert (asked.job.prefix, asked.given, asked.tokens) == (20, 2, tokens)
     assert (request().job.prefix, request().given, request().tokens) == (0, 0, 64)
 
 
-@pytest.mark.parametrize(("raised", "outcome"), [
-    (None, "cancelled"), (ClientLeft("left"), "cancelled"), (engine_failed("NaN"), "failed"),
-    (RuntimeError(), "failed"), (asyncio.CancelledError(), "cancelled")])
+@pytest.mark.parametrize(
+    ("raised", "outcome"),
+    [
+        (None, "cancelled"),
+        (ClientLeft("left"), "cancelled"),
+        (engine_failed("NaN"), "failed"),
+        (RuntimeError(), "failed"),
+        (asyncio.CancelledError(), "cancelled"),
+    ],
+)
 def test_however_a_request_ends_it_is_released_once(raised, outcome):
     held = Held()
     with contextlib.suppress(BaseException), held.admit(request()):
@@ -74,7 +89,11 @@ def test_a_released_request_is_not_released_again():
 
 def test_a_refused_request_holds_nothing_and_is_counted_as_refused():
     held = Held()
-    with held.admit(request()), pytest.raises(ServiceError, match="already waiting"), held.admit(request()):
+    with (
+        held.admit(request()),
+        pytest.raises(ServiceError, match="already waiting"),
+        held.admit(request()),
+    ):
         pass
     late = request()
     late.deadline = late.began

@@ -13,7 +13,8 @@ from linpix.server.engine.thread import EngineThread, Work
 
 class Reports:
     def __init__(self) -> None:
-        self.ended: list[tuple[str, bool]] = []  # work in the order in which it ends, and whether it failed
+        # work in the order in which it ends, and whether it failed
+        self.ended: list[tuple[str, bool]] = []
         self.over = threading.Event()
         self.wanted = 0
 
@@ -36,7 +37,9 @@ def log() -> list[str]:
     return []
 
 
-def pieces(name: str, count: int, log: list[str], *, fails: bool = False, seconds: float = 0.0) -> Iterator[None]:
+def pieces(
+    name: str, count: int, log: list[str], *, fails: bool = False, seconds: float = 0.0
+) -> Iterator[None]:
     for piece in range(count):
         log.append(name)
         time.sleep(seconds)
@@ -46,8 +49,13 @@ def pieces(name: str, count: int, log: list[str], *, fails: bool = False, second
             yield
 
 
-def run(reports: Reports, *works: Work, engines: tuple = (), cancelled: tuple[str, ...] = (), ends: int | None = None
-        ) -> None:
+def run(
+    reports: Reports,
+    *works: Work,
+    engines: tuple = (),
+    cancelled: tuple[str, ...] = (),
+    ends: int | None = None,
+) -> None:
     """Run work that was there before the thread began, until so many ended."""
     reports.wanted = len(works) if ends is None else ends
     thread = EngineThread()
@@ -62,10 +70,27 @@ def run(reports: Reports, *works: Work, engines: tuple = (), cancelled: tuple[st
 
 
 def test_clients_take_turns_and_each_finishes_one_piece_of_work_before_its_next(reports, log):
-    run(reports, *(Work(id, client, pieces(id, count, log)) for id, client, count in (
-        ("a1", "a", 2), ("a2", "a", 1), ("a3", "a", 1), ("b1", "b", 2), ("c1", "c", 1))))
+    run(
+        reports,
+        *(
+            Work(id, client, pieces(id, count, log))
+            for id, client, count in (
+                ("a1", "a", 2),
+                ("a2", "a", 1),
+                ("a3", "a", 1),
+                ("b1", "b", 2),
+                ("c1", "c", 1),
+            )
+        ),
+    )
     assert log == ["a1", "b1", "c1", "a1", "b1", "a2", "a3"]
-    assert reports.ended == [("c1", False), ("a1", False), ("b1", False), ("a2", False), ("a3", False)]
+    assert reports.ended == [
+        ("c1", False),
+        ("a1", False),
+        ("b1", False),
+        ("a2", False),
+        ("a3", False),
+    ]
 
 
 def test_work_that_fails_ends_alone(reports, log):
@@ -74,13 +99,22 @@ def test_work_that_fails_ends_alone(reports, log):
 
 
 def test_cancelled_work_is_done_no_further(reports, log):
-    run(reports, *(Work(id, client, pieces(id, 2, log)) for id, client in (("a1", "a"), ("a2", "a"), ("b1", "b"))),
-        cancelled=("a1", "b1", "unknown"), ends=1)
+    run(
+        reports,
+        *(
+            Work(id, client, pieces(id, 2, log))
+            for id, client in (("a1", "a"), ("a2", "a"), ("b1", "b"))
+        ),
+        cancelled=("a1", "b1", "unknown"),
+        ends=1,
+    )
     assert reports.ended == [("a2", False)] and log == ["a2", "a2"]
 
 
 @pytest.mark.parametrize(("rest", "factor"), [(1.0, 1), (3.0, 3)])
-def test_beside_images_that_are_drawn_it_rests_as_many_times_as_long_as_a_piece_takes(reports, log, rest, factor):
+def test_beside_images_that_are_drawn_it_rests_as_many_times_as_long_as_a_piece_takes(
+    reports, log, rest, factor
+):
     drawing = SimpleNamespace(busy=True, run_quantum=lambda: time.sleep(0.002), beat=None)
     began = time.perf_counter()
     run(reports, Work("a1", "a", pieces("a1", 5, log, seconds=0.02), rest=rest), engines=(drawing,))
@@ -88,7 +122,9 @@ def test_beside_images_that_are_drawn_it_rests_as_many_times_as_long_as_a_piece_
     assert len(log) == 5
 
 
-def test_beside_images_that_are_drawn_it_has_as_much_time_as_they_and_pays_back_what_is_more(reports, log):
+def test_beside_images_that_are_drawn_it_has_as_much_time_as_they_and_pays_back_what_is_more(
+    reports, log
+):
     quanta: list[int] = []  # pieces that were done before each
 
     def quantum() -> None:

@@ -1,4 +1,6 @@
-"""Model pixels that are known in part: known from half of the area on, with the mean of the known part."""
+"""Model pixels that are known in part: known from half of the area on, with the mean of the known
+part.
+"""
 
 import numpy as np
 import pytest
@@ -11,9 +13,13 @@ def fine(values, factor: int):
     return values.repeat(factor, 0).repeat(factor, 1)
 
 
-@pytest.mark.parametrize(("height", "width"), [(8, 8), (9, 13), (16, 24), (29, 11), (101, 67), (5, 3)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(8, 8), (9, 13), (16, 24), (29, 11), (101, 67), (5, 3)]
+)
 def test_a_pixel_is_known_if_half_of_its_area_is_and_has_the_mean_of_that(height, width):
-    """As the definition says, on a picture so fine that every pixel is a whole number of parts: 8 of each side."""
+    """As the definition says, on a picture so fine that every pixel is a whole number of parts: 8
+    of each side.
+    """
     kept, pixels = noise(height, width) < 120, noise(height, width, 1)
     shape = 8, height, 8, width
     areas = fine(kept, 8).reshape(shape).mean((1, 3))
@@ -40,6 +46,10 @@ def test_a_mask_finer_than_the_picture_knows_nothing_of_which_no_pixel_is_known(
 
 
 def test_bounds_may_lie_within_one_pixel():
-    values, known = means(np.array([[[10], [20]]], np.uint8), np.ones((1, 2), np.bool_), bounds(4, 0, 1),
-                          bounds(8, 0, 2))
+    values, known = means(
+        np.array([[[10], [20]]], np.uint8),
+        np.ones((1, 2), np.bool_),
+        bounds(4, 0, 1),
+        bounds(8, 0, 2),
+    )
     assert known.all() and values[..., 0].tolist() == [[10] * 4 + [20] * 4] * 4

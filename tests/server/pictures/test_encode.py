@@ -24,15 +24,31 @@ def test_the_native_size_comes_first_and_the_largest_has_up_to_2048_pixels_a_sid
     assert frame_of("8x4000", ModelConfig(height=4000, width=8)) == Frame(1, 8, 4000)
 
 
-@pytest.mark.parametrize(("text", "factor"), [(None, 1), ("auto", 1), ("native", 1), ("28x28", 1), ("140x140", 5),
-                                              ("2044x2044", 73)])
+@pytest.mark.parametrize(
+    ("text", "factor"),
+    [(None, 1), ("auto", 1), ("native", 1), ("28x28", 1), ("140x140", 5), ("2044x2044", 73)],
+)
 def test_a_size_is_an_integer_multiple_of_the_native_one(text, factor):
     assert frame_of(text, GREY) == Frame(factor, 28 * factor, 28 * factor)
 
 
-@pytest.mark.parametrize(("width", "height", "inside"), [
-    (256, 256, 252), (512, 512, 504), (1024, 1024, 1008), (1536, 1024, 1008), (1024, 1536, 1008), (1792, 1024, 1008),
-    (1024, 1792, 1008), (1536, 864, 840), (2048, 1152, 1148), (2048, 2048, 2044), (30, 2048, 28), (29, 28, 28)])
+@pytest.mark.parametrize(
+    ("width", "height", "inside"),
+    [
+        (256, 256, 252),
+        (512, 512, 504),
+        (1024, 1024, 1008),
+        (1536, 1024, 1008),
+        (1024, 1536, 1008),
+        (1792, 1024, 1008),
+        (1024, 1792, 1008),
+        (1536, 864, 840),
+        (2048, 1152, 1148),
+        (2048, 2048, 2044),
+        (30, 2048, 28),
+        (29, 28, 28),
+    ],
+)
 def test_a_size_of_another_shape_has_the_largest_multiple_in_its_middle(width, height, inside):
     frame = frame_of(f"{width}x{height}", GREY)
     assert (frame.size, frame.factor * 28) == (f"{width}x{height}", inside)
@@ -40,10 +56,12 @@ def test_a_size_of_another_shape_has_the_largest_multiple_in_its_middle(width, h
     picture = framed(CANVAS.reshape(28, 28, 1), frame)[..., 0]
     top, left = (height - inside) // 2, (width - inside) // 2
     assert picture.shape == (height, width)
-    middle = picture[top:top + inside, left:left + inside]
-    assert np.array_equal(middle[::frame.factor, ::frame.factor], CANVAS.reshape(28, 28))
-    assert (picture[:top, left:left + inside] == middle[0]).all(), "its edge goes on above it"
-    assert (picture[top:top + inside, left + inside:] == middle[:, -1:]).all(), "and on its right"
+    middle = picture[top : top + inside, left : left + inside]
+    assert np.array_equal(middle[:: frame.factor, :: frame.factor], CANVAS.reshape(28, 28))
+    assert (picture[:top, left : left + inside] == middle[0]).all(), "its edge goes on above it"
+    assert (picture[top : top + inside, left + inside :] == middle[:, -1:]).all(), (
+        "and on its right"
+    )
 
 
 def test_a_multiple_needs_nothing_around_it():
@@ -51,8 +69,26 @@ def test_a_multiple_needs_nothing_around_it():
         assert frame_of(f"{side}x{side}", COLOUR) == Frame(side // 32, side, side)
 
 
-@pytest.mark.parametrize("text", ["", "28", "28x28x28", "axb", "²x²", "\uff19\uff19x\uff19\uff19", "9" * 50 + "x1",
-                                  "0x0", "-28x28", "27x28", "28x27", "1x1", "2049x2048", "2048x5000", "28x28\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "28",
+        "28x28x28",
+        "axb",
+        "²x²",
+        "\uff19\uff19x\uff19\uff19",
+        "9" * 50 + "x1",
+        "0x0",
+        "-28x28",
+        "27x28",
+        "28x27",
+        "1x1",
+        "2049x2048",
+        "2048x5000",
+        "28x28\n",
+    ],
+)
 def test_a_size_that_is_none_or_too_small_or_too_large_is_refused_with_what_is_allowed(text):
     with pytest.raises(ValueError, match="from 28x28 to 2048x2048; got"):
         frame_of(text, GREY)
@@ -65,12 +101,16 @@ def test_png_and_webp_are_exact_and_jpeg_is_close(config):
     for kind, name in (("png", "PNG"), ("webp", "WEBP"), ("jpeg", "JPEG")):
         picture = opened(encoded(pixels, kind))
         assert picture.format == name
-        found = np.asarray(picture.convert("L" if config.channels == 1 else "RGB")).reshape(pixels.shape)
+        found = np.asarray(picture.convert("L" if config.channels == 1 else "RGB")).reshape(
+            pixels.shape
+        )
         assert np.abs(found.astype(int) - pixels).max() <= (60 if kind == "jpeg" else 0)
         assert encoded(pixels, kind) == encoded(pixels, kind)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (28, 28, 1), (64, 64, 1), (65, 64, 1), (7, 13, 1), (32, 32, 3)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (28, 28, 1), (64, 64, 1), (65, 64, 1), (7, 13, 1), (32, 32, 3)]
+)
 def test_a_png_of_any_size_has_its_pixels_and_passes_its_checks(shape):
     pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     data = encoded(pixels)
@@ -83,8 +123,13 @@ def test_a_png_of_any_size_has_its_pixels_and_passes_its_checks(shape):
 def test_an_array_is_what_numpy_reads_whatever_its_channels():
     for channels in (1, 3):
         images = np.random.default_rng(0).integers(0, 256, (5, 4, 6, channels), np.uint8)
-        found = np.load(io.BytesIO(npy([image.tobytes() for image in images], (4, 6, channels))), allow_pickle=False)
-        assert found.dtype == np.uint8 and np.array_equal(found, images[..., 0] if channels == 1 else images)
+        found = np.load(
+            io.BytesIO(npy([image.tobytes() for image in images], (4, 6, channels))),
+            allow_pickle=False,
+        )
+        assert found.dtype == np.uint8 and np.array_equal(
+            found, images[..., 0] if channels == 1 else images
+        )
 
 
 @pytest.mark.parametrize("config", [GREY, COLOUR, ModelConfig(height=4, width=12)])
@@ -92,7 +137,9 @@ def test_an_array_is_what_numpy_reads_whatever_its_channels():
 def test_each_sub_pixel_is_enlarged_and_unfinished_rows_are_black(config, factor, rows):
     canvas = np.random.default_rng(1).integers(1, 256, config.subpixels, dtype=np.uint8)
     before, expected = canvas.copy(), canvas.reshape(config.height, config.width, -1).copy()
-    expected[rows or config.height:] = 0
+    expected[rows or config.height :] = 0
     found = np.asarray(opened(png(canvas, config, factor, rows)))
-    assert np.array_equal(found.reshape(*found.shape[:2], -1), expected.repeat(factor, 0).repeat(factor, 1))
+    assert np.array_equal(
+        found.reshape(*found.shape[:2], -1), expected.repeat(factor, 0).repeat(factor, 1)
+    )
     assert np.array_equal(canvas, before)

@@ -19,27 +19,37 @@ COUNT = 12
 @pytest.fixture(scope="module")
 def digits(data: Path) -> np.ndarray:
     file = data / "mnist/t10k-images-idx3-ubyte.gz"
-    return np.frombuffer(gzip.decompress(file.read_bytes()), np.uint8, offset=16).reshape(-1, 28, 28)[:7 * COUNT:7]
+    return np.frombuffer(gzip.decompress(file.read_bytes()), np.uint8, offset=16).reshape(
+        -1, 28, 28
+    )[: 7 * COUNT : 7]
 
 
-def photo(digit: np.ndarray, seed: int, *, dark: bool = True, light: float = 0.35, noise: float = 6.0,
-          part: tuple[float, float] = (0.35, 0.8)) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Grey paper of 300 to 900 pixels a side in uneven light, with noise and specks, and a digit somewhere on it; and
-    top, left and side of the digit's field. part: what the field may take of the picture."""
+def photo(
+    digit: np.ndarray,
+    seed: int,
+    *,
+    dark: bool = True,
+    light: float = 0.35,
+    noise: float = 6.0,
+    part: tuple[float, float] = (0.35, 0.8),
+) -> tuple[np.ndarray, tuple[int, int, int]]:
+    """Grey paper of 300 to 900 pixels a side in uneven light, with noise and specks, and a digit
+    somewhere on it; and top, left and side of the digit's field. part: what the field may take of
+    the picture."""
     random = np.random.default_rng(seed)
     height, width = random.integers(300, 900, 2)
     side = int(random.uniform(*part) * min(height, width))
     sharp = np.asarray(Image.fromarray(digit).resize((side, side), Image.Resampling.BICUBIC)) / 255
     top, left = random.integers(0, height - side + 1), random.integers(0, width - side + 1)
     ink = np.zeros((height, width))
-    ink[top:top + side, left:left + side] = np.clip(2 * sharp - 0.5, 0, 1)
+    ink[top : top + side, left : left + side] = np.clip(2 * sharp - 0.5, 0, 1)
     angle = random.uniform(0, 2 * np.pi)
-    y, x = np.mgrid[-1:1:height * 1j, -1:1:width * 1j]
+    y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
     lit = 1 - light * (0.5 + (np.cos(angle) * x + np.sin(angle) * y) / 2.83)
     paper, pen = (0.9, random.uniform(0.1, 0.35)) if dark else (0.2, 0.9)
     grey = 255 * lit * (paper + (pen - paper) * ink) + random.normal(0, noise, ink.shape)
     for at in random.integers(0, (height - 3, width - 3), (30, 2)):
-        grey[at[0]:at[0] + 3, at[1]:at[1] + 3] -= 60
+        grey[at[0] : at[0] + 3, at[1] : at[1] + 3] -= 60
     return np.clip(grey, 0, 255).astype(np.uint8), (top, left, side)
 
 
@@ -63,11 +73,21 @@ def agreement(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
 
 
-@pytest.mark.parametrize("options", [
-    pytest.param({}, id="dark"),
-    *(pytest.param(options, id=id, marks=pytest.mark.slow) for id, options in [
-        ("light", {"dark": False}), ("noisy", {"noise": 15.0}), ("uneven", {"light": 0.7}),
-        ("small", {"part": (0.12, 0.2)})])])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="dark"),
+        *(
+            pytest.param(options, id=id, marks=pytest.mark.slow)
+            for id, options in [
+                ("light", {"dark": False}),
+                ("noisy", {"noise": 15.0}),
+                ("uneven", {"light": 0.7}),
+                ("small", {"part": (0.12, 0.2)}),
+            ]
+        ),
+    ],
+)
 def test_a_photographed_digit_comes_out_as_mnist_has_it(digits, options):
     found = [prepared(photo(digit, seed, **options)[0]) for seed, digit in enumerate(digits)]
     assert all(one.inverted == options.get("dark", True) and one.known.all() for one in found)
@@ -97,11 +117,13 @@ def test_a_digit_is_found_through_which_the_edge_of_a_shadow_runs(digits, angle)
     alike = []
     for seed, digit in enumerate(digits[:8]):
         grey, (top, left, side) = photo(digit, seed, light=0.2, part=(0.3, 0.5))
-        y, x = np.mgrid[:grey.shape[0], :grey.shape[1]]
+        y, x = np.mgrid[: grey.shape[0], : grey.shape[1]]
         along = np.cos(angle) * (x - left - side / 2) + np.sin(angle) * (y - top - side / 2)
         shaded = prepared((grey * (1 - 0.5 / (1 + np.exp(-along / 3)))).astype(np.uint8))
         alike.append(agreement(shaded.canvas, prepared(grey).canvas))
-    assert sorted(alike)[2] > 0.95, "of 96 such photographs, with edges beside the digit too, 83 were right"
+    assert sorted(alike)[2] > 0.95, (
+        "of 96 such photographs, with edges beside the digit too, 83 were right"
+    )
 
 
 def test_ruled_lines_that_touch_a_digit_do_not_make_it_smaller(digits):
@@ -110,7 +132,7 @@ def test_ruled_lines_that_touch_a_digit_do_not_make_it_smaller(digits):
         plain = prepared(grey)
         middle = int(plain.box[1] + plain.box[3]) // 2
         ruled = grey.copy()
-        ruled[middle:middle + 2, 20:-20] = 90
+        ruled[middle : middle + 2, 20:-20] = 90
         assert agreement(prepared(ruled).canvas, plain.canvas) > 0.9
 
 
@@ -123,10 +145,17 @@ def test_the_longer_side_is_20_pixels_and_the_mass_is_in_the_middle(photos):
         assert abs(canvas.sum(axis=0) @ np.arange(28) / canvas.sum() - 14) < 0.5
 
 
-@pytest.mark.parametrize("grey", [
-    np.full((300, 300), 200), np.zeros((300, 300)), np.tile(np.linspace(80, 220, 500), (400, 1)),
-    np.random.default_rng(0).normal(200, 10, (400, 500)), np.random.default_rng(0).integers(0, 256, (400, 500)),
-], ids=["white", "black", "shade", "paper", "static"])
+@pytest.mark.parametrize(
+    "grey",
+    [
+        np.full((300, 300), 200),
+        np.zeros((300, 300)),
+        np.tile(np.linspace(80, 220, 500), (400, 1)),
+        np.random.default_rng(0).normal(200, 10, (400, 500)),
+        np.random.default_rng(0).integers(0, 256, (400, 500)),
+    ],
+    ids=["white", "black", "shade", "paper", "static"],
+)
 def test_a_picture_without_ink_is_refused(grey):
     with pytest.raises(NoFigure, match="no ink was found: use"):
         prepared(grey.clip(0, 255).astype(np.uint8))
@@ -139,13 +168,16 @@ def test_two_digits_a_tiny_one_and_nothing_known_are_refused_with_a_cure():
         prepared(grey)
     grey = np.full((100, 100), 220, np.uint8)
     grey[50:57, 50:52] = 30
-    with pytest.raises(NoFigure, match="is only 7 pixels large; use a picture in which it has at least 10"):
+    with pytest.raises(
+        NoFigure, match="is only 7 pixels large; use a picture in which it has at least 10"
+    ):
         prepared(grey)
     with pytest.raises(NoFigure, match="too little of the picture is known; hide less"):
         prepare(grey, np.zeros(grey.shape, np.bool_))
 
 
 # Holes
+
 
 def hide(shape: tuple[int, int], top: int, bottom: int, left: int, right: int) -> np.ndarray:
     kept = np.ones(shape, np.bool_)
@@ -156,10 +188,14 @@ def hide(shape: tuple[int, int], top: int, bottom: int, left: int, right: int) -
 @pytest.mark.slow
 def test_holes_are_no_ink_and_what_is_painted_in_them_changes_nothing(photos):
     for grey, (top, left, side), _ in photos[:6]:
-        kept = hide(grey.shape, top + side // 2, top + 2 * side // 3, left + side // 3, left + 2 * side // 3)
+        kept = hide(
+            grey.shape, top + side // 2, top + 2 * side // 3, left + side // 3, left + 2 * side // 3
+        )
         found = [prepare(np.where(kept, grey, np.uint8(paint)), kept) for paint in (0, 128, 255)]
         for one in found:
-            assert np.array_equal(one.canvas, found[0].canvas) and np.array_equal(one.known, found[0].known)
+            assert np.array_equal(one.canvas, found[0].canvas) and np.array_equal(
+                one.known, found[0].known
+            )
             assert one.box == found[0].box
         assert 0 < (~found[0].known).sum() < 100
 
@@ -173,18 +209,27 @@ def test_a_hole_in_a_digit_or_far_from_it_does_not_move_or_scale_it(photos):
 
 @pytest.mark.slow
 def test_half_a_digit_is_not_taken_for_a_whole_one(photos):
-    """Whether the hole ends below the digit or at the picture's edge; taken for whole it would be twice as large."""
+    """Whether the hole ends below the digit or at the picture's edge; taken for whole it would be
+    twice as large.
+    """
     for reaching in (False, True):
         ratios = []
         for grey, (top, _, side), whole in photos:
-            kept = hide(grey.shape, top + side // 2, 900 if reaching else top + 24 * side // 28, 0, 900)
+            kept = hide(
+                grey.shape, top + side // 2, 900 if reaching else top + 24 * side // 28, 0, 900
+            )
             half = prepare(grey, kept)
             ratios.append(scale(half) / scale(whole))
-            assert not half.known[-1].any() or not reaching, "beyond the picture's edge the hole goes on"
-        assert np.sqrt(np.mean(np.log(ratios)**2)) < 0.35, "0.69 if its known half were taken for it"
+            assert not half.known[-1].any() or not reaching, (
+                "beyond the picture's edge the hole goes on"
+            )
+        assert np.sqrt(np.mean(np.log(ratios) ** 2)) < 0.35, (
+            "0.69 if its known half were taken for it"
+        )
 
 
 # Uploads
+
 
 def png(*planes: np.ndarray) -> bytes:
     return encode(np.dstack(planes).squeeze())
@@ -197,17 +242,23 @@ def test_a_completion_is_laid_over_its_upload(digits, way):
     alpha = 255 * kept.astype(np.uint8)
     colours = [grey, (0.9 * grey).astype(np.uint8), (0.7 * grey).astype(np.uint8)]
     if way == "keep_rows":
-        upload = uploads.read(png(*colours), MNIST, keep_rows=14, preparation="mnist", lay_back=True)
+        upload = uploads.read(
+            png(*colours), MNIST, keep_rows=14, preparation="mnist", lay_back=True
+        )
         kept = ~upload.overlay.hidden
         assert 0 < (~kept).sum() < kept.size / 2
     elif way == "mask":
-        upload = uploads.read(png(*colours), MNIST, mask=png(grey, alpha), preparation="mnist", lay_back=True)
+        upload = uploads.read(
+            png(*colours), MNIST, mask=png(grey, alpha), preparation="mnist", lay_back=True
+        )
     else:
         upload = uploads.read(png(*colours, alpha), MNIST, preparation="mnist", lay_back=True)
     whole = prepared(np.asarray(Image.fromarray(np.dstack(colours)).convert("L")))
     blank = upload.overlay.laid(np.zeros((28, 28, 1), np.uint8)).astype(int)
     full = upload.overlay.laid(np.full((28, 28, 1), 255, np.uint8)).astype(int)
-    assert np.array_equal(blank[kept], np.dstack(colours)[kept]) and np.array_equal(full[kept], blank[kept])
+    assert np.array_equal(blank[kept], np.dstack(colours)[kept]) and np.array_equal(
+        full[kept], blank[kept]
+    )
     paper, ink = ~whole.ink & ~kept, whole.ink & ~kept
     assert np.abs(blank - np.dstack(colours))[paper].mean() < 20, "the paper's tone"
     assert np.abs(full - np.dstack(colours))[ink].mean() < 50, "the ink's"
@@ -225,7 +276,9 @@ def test_large_uploads_are_laid_back_at_1024_pixels_and_grey_stays_grey():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_without_preparation_the_crop_is_filled_from_the_models_picture(channels):
     colours = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
-    upload = uploads.read(png(colours), ModelConfig(height=8, width=8, channels=channels), keep_rows=4, lay_back=True)
+    upload = uploads.read(
+        png(colours), ModelConfig(height=8, width=8, channels=channels), keep_rows=4, lay_back=True
+    )
     laid = upload.overlay.laid(np.full((8, 8, channels), 99, np.uint8))
     expected = colours.copy()
     expected[20:, 10:50] = 99

@@ -1,4 +1,6 @@
-"""Only the pixels of a picture's file are kept, and a file of endless pieces is refused before they are read."""
+"""Only the pixels of a picture's file are kept, and a file of endless pieces is refused before they
+are read.
+"""
 
 import io
 import struct
@@ -31,14 +33,19 @@ def segment(marker: int, body: bytes) -> bytes:
 
 def with_riff(*more: tuple[bytes, bytes]) -> bytes:
     """A WebP with chunks after its pixels."""
-    body = WEBP[8:] + b"".join(name + struct.pack("<I", len(body)) + body + b"\0" * (len(body) % 2)
-                               for name, body in more)
+    body = WEBP[8:] + b"".join(
+        name + struct.pack("<I", len(body)) + body + b"\0" * (len(body) % 2) for name, body in more
+    )
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 def exif(order: str, kind: int, value: int, tag: int = 0x0112) -> bytes:
     packed = struct.pack(order + {1: "B3x", 3: "H2x", 4: "I"}[kind], value)
-    return {"<": b"II", ">": b"MM"}[order] + struct.pack(order + "HIHHHI", 42, 8, 1, tag, kind, 1) + packed
+    return (
+        {"<": b"II", ">": b"MM"}[order]
+        + struct.pack(order + "HIHHHI", 42, 8, 1, tag, kind, 1)
+        + packed
+    )
 
 
 def pixels(data: bytes) -> np.ndarray:
@@ -56,20 +63,36 @@ def test_pixels_are_the_same_without_the_rest(data):
 
 def test_what_a_bomb_is_made_of_does_not_reach_the_decoder():
     zeros, overlapping = bombs()["zeros"], bombs()["exif"]
-    files = {PNG: with_chunks(chunk(b"zTXt", b"a\0\0" + zeros), chunk(b"iCCP", b"a\0\0" + zeros),
-                              chunk(b"iTXt", b"a\0\1\0\0\0" + zeros), chunk(b"eXIf", overlapping)),
-             JPEG: with_segments(segment(0xe1, b"Exif\0\0" + overlapping), segment(0xe2, b"MPF\0" + overlapping),
-                                 segment(0xed, b"Photoshop 3.0\0" + zeros), segment(0xfe, zeros)),
-             WEBP: with_riff((b"EXIF", overlapping), (b"ICCP", zeros))}
+    files = {
+        PNG: with_chunks(
+            chunk(b"zTXt", b"a\0\0" + zeros),
+            chunk(b"iCCP", b"a\0\0" + zeros),
+            chunk(b"iTXt", b"a\0\1\0\0\0" + zeros),
+            chunk(b"eXIf", overlapping),
+        ),
+        JPEG: with_segments(
+            segment(0xE1, b"Exif\0\0" + overlapping),
+            segment(0xE2, b"MPF\0" + overlapping),
+            segment(0xED, b"Photoshop 3.0\0" + zeros),
+            segment(0xFE, zeros),
+        ),
+        WEBP: with_riff((b"EXIF", overlapping), (b"ICCP", zeros)),
+    }
     for plain, data in files.items():
         assert len(data) > 30_000
         assert pixels_of(data).data == pixels_of(plain).data
 
 
-@pytest.mark.parametrize("data", [with_chunks(chunk(b"abCD", b"") * MAX_PIECES),
-                                  with_segments(segment(0xfe, b"") * MAX_PIECES),
-                                  with_segments(b"\xff\1" * MAX_PIECES),
-                                  with_riff(*[(b"abcd", b"")] * MAX_PIECES)], ids=["PNG", "JPEG", "markers", "WEBP"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        with_chunks(chunk(b"abCD", b"") * MAX_PIECES),
+        with_segments(segment(0xFE, b"") * MAX_PIECES),
+        with_segments(b"\xff\1" * MAX_PIECES),
+        with_riff(*[(b"abcd", b"")] * MAX_PIECES),
+    ],
+    ids=["PNG", "JPEG", "markers", "WEBP"],
+)
 def test_a_file_of_endless_pieces_is_refused(data):
     with pytest.raises(ValueError, match=f"more than {MAX_PIECES}"):
         pixels_of(data)
@@ -88,8 +111,13 @@ def test_a_small_colour_profile_is_read_and_a_large_or_damaged_one_is_not(kind):
 def test_a_profile_that_is_no_profile_is_none():
     for body in (b"", b"name", b"name\0\0", b"name\0\0junk", b"\0\0" + zlib.compress(bytes(10**7))):
         assert pixels_of(with_chunks(chunk(b"iCCP", body))).profile == b""
-    for body in (b"ICC_PROFILE\0", b"ICC_PROFILE\0\1", b"ICC_PROFILE\0\1\1", b"ICC_PROFILE\0\1\2abc"):
-        assert pixels_of(with_segments(segment(0xe2, body))).profile == b""
+    for body in (
+        b"ICC_PROFILE\0",
+        b"ICC_PROFILE\0\1",
+        b"ICC_PROFILE\0\1\1",
+        b"ICC_PROFILE\0\1\2abc",
+    ):
+        assert pixels_of(with_segments(segment(0xE2, body))).profile == b""
 
 
 def test_scans_are_counted_where_they_are_and_not_where_bytes_look_alike():
@@ -99,8 +127,8 @@ def test_scans_are_counted_where_they_are_and_not_where_bytes_look_alike():
     film = np.random.default_rng(0).bytes(1000) + b"\xff\xda" * 1000
     found = pixels_of(progressive + film)
     assert found.scans == scans and found.data == progressive
-    scan = progressive[progressive.rindex(b"\xff\xda"):-2]
-    table = segment(0xc4, b"\x10\1" + bytes(15) + b"\xff") + b"\xd9"  # ends as if the picture did
+    scan = progressive[progressive.rindex(b"\xff\xda") : -2]
+    table = segment(0xC4, b"\x10\1" + bytes(15) + b"\xff") + b"\xd9"  # ends as if the picture did
     assert pixels_of(progressive[:-2] + table + scan * 50 + b"\xff\xd9").scans == scans + 50
 
 
@@ -109,25 +137,42 @@ def test_scans_are_counted_where_they_are_and_not_where_bytes_look_alike():
 def test_orientation_is_found_in_the_exif_of_every_format(order, kind):
     data = exif(order, kind, 6)
     assert pixels_of(with_chunks(chunk(b"eXIf", data))).orientation == 6
-    assert pixels_of(with_segments(segment(0xe1, b"Exif\0\0" + data))).orientation == 6
+    assert pixels_of(with_segments(segment(0xE1, b"Exif\0\0" + data))).orientation == 6
     assert pixels_of(with_riff((b"EXIF", data))).orientation == 6
     assert pixels_of(with_riff((b"EXIF", b"Exif\0\0" + data))).orientation == 6
 
 
-@pytest.mark.parametrize("data", [b"", b"II*\0", exif("<", 3, 0), exif("<", 3, 9), exif("<", 3, 6, tag=0x010f),
-                                  exif("<", 3, 6)[:-1], exif("<", 4, 2**32 - 1), b"XX" + exif("<", 3, 6)[2:],
-                                  b"II*\0" + b"\xff" * 20])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"II*\0",
+        exif("<", 3, 0),
+        exif("<", 3, 9),
+        exif("<", 3, 6, tag=0x010F),
+        exif("<", 3, 6)[:-1],
+        exif("<", 4, 2**32 - 1),
+        b"XX" + exif("<", 3, 6)[2:],
+        b"II*\0" + b"\xff" * 20,
+    ],
+)
 def test_odd_exif_leaves_a_picture_as_it_lies(data):
     assert pixels_of(with_chunks(chunk(b"eXIf", data))).orientation == 1
 
 
-@pytest.mark.parametrize(("data", "message"), [
-    (PNG[:-12], "truncated"), (PNG[:8] + PNG[33:], "first chunk is b'IDAT'"),
-    (PNG[:45] + b"\0" + PNG[46:], "checksum of b'IDAT' is wrong"), (JPEG[:30], "a segment has"),
-    (JPEG[:2] + JPEG[-2:], "ends before"), (WEBP[:-2], "the header says"),
-    (with_riff()[:4] + struct.pack("<I", 2**32 - 1) + WEBP[8:], "the header says"),
-    (with_riff((b"VP8X", b"x")), "header has only 1 bytes"),
-])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (PNG[:-12], "truncated"),
+        (PNG[:8] + PNG[33:], "first chunk is b'IDAT'"),
+        (PNG[:45] + b"\0" + PNG[46:], "checksum of b'IDAT' is wrong"),
+        (JPEG[:30], "a segment has"),
+        (JPEG[:2] + JPEG[-2:], "ends before"),
+        (WEBP[:-2], "the header says"),
+        (with_riff()[:4] + struct.pack("<I", 2**32 - 1) + WEBP[8:], "the header says"),
+        (with_riff((b"VP8X", b"x")), "header has only 1 bytes"),
+    ],
+)
 def test_what_is_damaged_is_refused(data, message):
     with pytest.raises(ValueError, match=message):
         pixels_of(data)

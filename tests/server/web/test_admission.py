@@ -27,9 +27,11 @@ from tests.server.web.routes.test_images import events_of, occluded
 pytestmark = pytest.mark.slow
 
 GENERATE, EDIT = "/v1/images/generations", "/v1/images/edits"
-STEP_S = 0.06  # of PACED, which takes one step a quantum: an image of 64 steps takes 3.84 s on any machine
+# of PACED, which takes one step a quantum: an image of 64 steps takes 3.84 s on any machine
+STEP_S = 0.06
 PACED = ("--faults", f"slow:every=1:ms={STEP_S * 1e3:.0f}")
-FROZEN = ("--faults", "slow:every=1:ms=3000")  # nothing is known of its pace for six seconds, nor finished in minutes
+# nothing is known of its pace for six seconds, nor finished in minutes
+FROZEN = ("--faults", "slow:every=1:ms=3000")
 BOUNDARY = "boundary"
 BLACK = np.zeros((8, 8), np.uint8)
 PIXELS = 'linpix_pixels_generated_total{backend="linear",model="tiny"}'
@@ -40,10 +42,14 @@ def service(checkpoints: Path, *flags: str) -> Iterator[Process]:
     """A server; on exit, asserts that all gauges are back to 0."""
     with serving(checkpoints, *flags) as process:
         yield process
-        gauges = ["linpix_requests_running", "linpix_requests_waiting", "linpix_request_bodies_reading",
-                  'linpix_state_slots_used{model="tiny"}',
-                  'linpix_images_waiting{model="tiny",priority="bulk"}',
-                  'linpix_images_waiting{model="tiny",priority="interactive"}']
+        gauges = [
+            "linpix_requests_running",
+            "linpix_requests_waiting",
+            "linpix_request_bodies_reading",
+            'linpix_state_slots_used{model="tiny"}',
+            'linpix_images_waiting{model="tiny",priority="bulk"}',
+            'linpix_images_waiting{model="tiny",priority="interactive"}',
+        ]
         assert eventually(lambda: all(process.metric(name) == 0 for name in gauges), 20)
 
 
@@ -53,7 +59,12 @@ def generate(process: Process, headers: dict[str, str] | None = None, **body) ->
 
 def complete(process: Process, rows: int, **fields) -> httpx.Response:
     """A picture whose first rows are known."""
-    return httpx.post(process.url + EDIT, files={"image": ("a.png", occluded(rows, BLACK))}, data=fields, timeout=300)
+    return httpx.post(
+        process.url + EDIT,
+        files={"image": ("a.png", occluded(rows, BLACK))},
+        data=fields,
+        timeout=300,
+    )
 
 
 def error_of(answer: httpx.Response) -> dict:
@@ -75,20 +86,39 @@ def rejected(process: Process, reason: str) -> float:
 class Raw(contextlib.ExitStack):
     """A raw socket, after the head of a request."""
 
-    def __init__(self, process: Process, path: str, *headers: str, body: bytes = b"", kind: str | None = "",
-                 client: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        process: Process,
+        path: str,
+        *headers: str,
+        body: bytes = b"",
+        kind: str | None = "",
+        client: str = "127.0.0.1",
+    ) -> None:
         super().__init__()
         address = urlsplit(process.url)
-        self.socket = self.enter_context(socket.create_connection((address.hostname, address.port), timeout=60,
-                                                                  source_address=(client, 0)))
+        self.socket = self.enter_context(
+            socket.create_connection(
+                (address.hostname, address.port), timeout=60, source_address=(client, 0)
+            )
+        )
         if kind == "":
-            kind = f"multipart/form-data; boundary={BOUNDARY}" if path == EDIT else "application/json"
-        head = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", *([f"content-type: {kind}"] if kind else []), *headers]
+            kind = (
+                f"multipart/form-data; boundary={BOUNDARY}" if path == EDIT else "application/json"
+            )
+        head = [
+            f"POST {path} HTTP/1.1",
+            "host: 127.0.0.1",
+            *([f"content-type: {kind}"] if kind else []),
+            *headers,
+        ]
         self.socket.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + body)
 
     def answer(self) -> tuple[int, dict[str, str], dict]:
         """Status, headers and error of what comes, and that is an answer and no 100 Continue."""
-        assert self.socket.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL) != b"HTTP/1.1 100", "the body was asked for"
+        assert self.socket.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL) != b"HTTP/1.1 100", (
+            "the body was asked for"
+        )
         response = http.client.HTTPResponse(self.socket)
         response.begin()
         headers = {name.lower(): value for name, value in response.getheaders()}
@@ -117,23 +147,35 @@ def busy(process: Process) -> Iterator[None]:
 
 def part(name: str, content: bytes, file: str = "") -> bytes:
     filename = f'; filename="{file}"' if file else ""
-    return (f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"{filename}\r\n\r\n'.encode()
-            + content + b"\r\n")
+    return (
+        f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"{filename}\r\n\r\n'.encode()
+        + content
+        + b"\r\n"
+    )
 
 
 # --- before the body ---
 
-def test_what_finds_the_queue_full_is_refused_by_its_head_and_a_small_body_leaves_its_connection_open(tiny):
-    with service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "0") as process, busy(process), \
-            process.client() as client:
-        for length, more in itertools.product(("content-length: 900000", "transfer-encoding: chunked"),
-                                              ((), ("expect: 100-continue",))):
+
+def test_a_full_queue_refuses_a_request_by_its_head_and_a_small_body_keeps_the_connection_open(
+    tiny,
+):
+    with (
+        service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "0") as process,
+        busy(process),
+        process.client() as client,
+    ):
+        for length, more in itertools.product(
+            ("content-length: 900000", "transfer-encoding: chunked"),
+            ((), ("expect: 100-continue",)),
+        ):
             with Raw(process, EDIT, length, *more) as refused:
                 headers = refused.refused(429, "queue_full", connection="close")
                 assert int(headers["retry-after"]) >= 1 and int(headers["retry-after-ms"]) >= 250
                 assert refused.closed()
         size = 4 * 2**20
-        with Raw(process, EDIT, f"content-length: {size}", body=bytes(size)) as refused:  # sends all before it reads
+        # sends all before it reads
+        with Raw(process, EDIT, f"content-length: {size}", body=bytes(size)) as refused:
             assert refused.answer()[0] == 429
             assert refused.closed()
         for _ in range(3):
@@ -145,10 +187,17 @@ def test_what_finds_the_queue_full_is_refused_by_its_head_and_a_small_body_leave
 
 def test_bodies_that_never_arrive_do_not_keep_other_clients_out(tiny):
     """No request holds room in the queue before it is read."""
-    with service(tiny.parent, "--slots", "1", "--max-queue", "64") as process, contextlib.ExitStack() as silent:
-        for client, (path, length) in itertools.product(range(2, 6), [(GENERATE, 20), (EDIT, 1000), (EDIT, 900_000)]):
+    with (
+        service(tiny.parent, "--slots", "1", "--max-queue", "64") as process,
+        contextlib.ExitStack() as silent,
+    ):
+        for client, (path, length) in itertools.product(
+            range(2, 6), [(GENERATE, 20), (EDIT, 1000), (EDIT, 900_000)]
+        ):
             for _ in range(16):
-                silent.enter_context(Raw(process, path, f"content-length: {length}", client=f"127.0.0.{client}"))
+                silent.enter_context(
+                    Raw(process, path, f"content-length: {length}", client=f"127.0.0.{client}")
+                )
         assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 4 * 3 * 16)
         assert waiting(process) == 0
         assert generate(process).status_code == complete(process, 4).status_code == 200
@@ -156,20 +205,27 @@ def test_bodies_that_never_arrive_do_not_keep_other_clients_out(tiny):
 
 # --- head and body ---
 
+
 def test_a_connection_without_a_whole_head_is_closed_in_time(tiny):
-    begun = (b"", b"P", b"POST /v1/images/edits HTTP/1.1\r\nhost: x\r\n",
-             b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\nx")
+    begun = (
+        b"",
+        b"P",
+        b"POST /v1/images/edits HTTP/1.1\r\nhost: x\r\n",
+        b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\nx",
+    )
     with service(tiny.parent, "--head-timeout", "1") as process:
         for sent in begun:
             with process.connect() as idle:
                 end, ended = time.monotonic() + 60, False
                 idle.sendall(sent)
-                while not ended and time.monotonic() < end:  # with a byte now and then, which is no excuse
+                # with a byte now and then, which is no excuse
+                while not ended and time.monotonic() < end:
                     idle.settimeout(0.3)
                     try:
                         ended = idle.recv(1) == b""
                     except OSError as error:
-                        ended = isinstance(error, ConnectionResetError)  # closed before the last byte was there
+                        # closed before the last byte was there
+                        ended = isinstance(error, ConnectionResetError)
                     if sent and not ended:
                         with contextlib.suppress(OSError):
                             idle.sendall(b"x")
@@ -180,7 +236,9 @@ def test_a_connection_without_a_whole_head_is_closed_in_time(tiny):
 def test_a_body_that_says_it_is_too_large_is_refused_at_once(tiny):
     with service(tiny.parent, "--max-upload", "3000000") as process:
         for path, limit in ((EDIT, 3_000_000), (GENERATE, 2**17), ("/v1/compare", 2**17)):
-            with Raw(process, path, f"content-length: {limit + 1}", "expect: 100-continue") as refused:
+            with Raw(
+                process, path, f"content-length: {limit + 1}", "expect: 100-continue"
+            ) as refused:
                 words = f"{limit + 1:,} bytes or more; at most {limit:,} are allowed"
                 refused.refused(413, "payload_too_large", words, connection="close")
                 assert refused.closed()
@@ -193,17 +251,27 @@ def test_a_body_in_chunks_is_counted_as_it_arrives(tiny):
             with contextlib.suppress(OSError):
                 for piece in [part("image", bytes(4096), "a.png"), *[bytes(4096)] * 64]:
                     sending.socket.sendall(b"%x\r\n" % len(piece) + piece + b"\r\n")
-            sending.refused(413, "payload_too_large", "at most 100,000 are allowed", connection="close")
+            sending.refused(
+                413, "payload_too_large", "at most 100,000 are allowed", connection="close"
+            )
         assert rejected(process, "too_large") == 1
 
 
 def test_a_body_that_stalls_ends_with_408_and_frees_what_it_held(tiny):
-    bodies = ((EDIT, "content-length: 900000", b"--boun"), (EDIT, "transfer-encoding: chunked", b"6\r\n--boun\r\n"),
-              (GENERATE, "content-length: 900", b'{"n": '),
-              (GENERATE, "transfer-encoding: chunked", b'6\r\n{"n": \r\n'))
-    with service(tiny.parent, "--slots", "1", "--max-queue", "8", "--body-timeout", "2") as process, \
-            contextlib.ExitStack() as stack:
-        begun = [stack.enter_context(Raw(process, path, header, body=body)) for path, header, body in bodies]
+    bodies = (
+        (EDIT, "content-length: 900000", b"--boun"),
+        (EDIT, "transfer-encoding: chunked", b"6\r\n--boun\r\n"),
+        (GENERATE, "content-length: 900", b'{"n": '),
+        (GENERATE, "transfer-encoding: chunked", b'6\r\n{"n": \r\n'),
+    )
+    with (
+        service(tiny.parent, "--slots", "1", "--max-queue", "8", "--body-timeout", "2") as process,
+        contextlib.ExitStack() as stack,
+    ):
+        begun = [
+            stack.enter_context(Raw(process, path, header, body=body))
+            for path, header, body in bodies
+        ]
         assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 4)
         assert waiting(process) == 0
         for slow in begun:
@@ -215,46 +283,83 @@ def test_a_body_that_stalls_ends_with_408_and_frees_what_it_held(tiny):
 
 
 def test_a_body_that_comes_byte_by_byte_ends_with_408(tiny):
-    with service(tiny.parent, "--body-timeout", "3") as process, \
-            Raw(process, GENERATE, "content-length: 900") as slow, contextlib.suppress(OSError):
+    with (
+        service(tiny.parent, "--body-timeout", "3") as process,
+        Raw(process, GENERATE, "content-length: 900") as slow,
+        contextlib.suppress(OSError),
+    ):
         answered: list[socket.socket] = []
         while not answered:
             slow.socket.sendall(b" ")
             answered = select.select([slow.socket], [], [], 0.1)[0]
-        slow.refused(408, "body_timeout", "the request body took longer than 3 s", connection="close")
+        slow.refused(
+            408, "body_timeout", "the request body took longer than 3 s", connection="close"
+        )
 
 
 # --- what waits is small ---
 
+
 def resident(process: Process) -> float:
     """MiB."""
-    [line] = [line for line in Path(f"/proc/{process.process.pid}/status").read_text().splitlines() if "VmRSS" in line]
+    [line] = [
+        line
+        for line in Path(f"/proc/{process.process.pid}/status").read_text().splitlines()
+        if "VmRSS" in line
+    ]
     return int(line.split()[1]) / 1024
 
 
 PATIENT = (*FROZEN, "--request-timeout", "1e6")  # for many images, one after the other
-BOMBS = {"small": b'{"x": [' + b",".join([b'{"":0}'] * 18_000) + b"]}",
-         "large": b'{"x": [' + b",".join([b'{"":0}'] * 149_000) + b"]}",
-         "fields": b"".join(part(f"field{i}", "\N{GRINNING FACE}".encode() + bytes(70_000)) for i in range(60))
-         + part("image", occluded(4, BLACK), "a.png") + f"--{BOUNDARY}--\r\n".encode(),
-         "a field": part("prompt", "\N{GRINNING FACE}".encode() + bytes(4_000_000)) + f"--{BOUNDARY}--\r\n".encode(),
-         "files": b"".join(part(f"file{i}", bytes(2**20 - 1), "a.png") for i in range(2))
-         + part("image", occluded(4, BLACK), "a.png") + f"--{BOUNDARY}--\r\n".encode()}
+BOMBS = {
+    "small": b'{"x": [' + b",".join([b'{"":0}'] * 18_000) + b"]}",
+    "large": b'{"x": [' + b",".join([b'{"":0}'] * 149_000) + b"]}",
+    "fields": (
+        b"".join(part(f"field{i}", "\N{GRINNING FACE}".encode() + bytes(70_000)) for i in range(60))
+        + part("image", occluded(4, BLACK), "a.png")
+        + f"--{BOUNDARY}--\r\n".encode()
+    ),
+    "a field": (
+        part("prompt", "\N{GRINNING FACE}".encode() + bytes(4_000_000))
+        + f"--{BOUNDARY}--\r\n".encode()
+    ),
+    "files": (
+        b"".join(part(f"file{i}", bytes(2**20 - 1), "a.png") for i in range(2))
+        + part("image", occluded(4, BLACK), "a.png")
+        + f"--{BOUNDARY}--\r\n".encode()
+    ),
+}
 
 
 def test_a_request_that_waits_takes_little_memory_whatever_its_body_unfolds_to(tiny):
     with service(tiny.parent, *PATIENT, "--slots", "1") as process, busy(process):
-        generate(process, {"x-request-timeout": "0.1"})  # what a first request loads is no part of it
+        # what a first request loads is no part of it
+        generate(process, {"x-request-timeout": "0.1"})
         before = resident(process)
         for kind, body in BOMBS.items():
             refused = rejected(process, "invalid") + rejected(process, "too_large")
             with contextlib.ExitStack() as clients:
                 for _ in range(10):
-                    clients.enter_context(Raw(process, GENERATE if kind in ("small", "large") else EDIT,
-                                              f"content-length: {len(body)}", body=body))
-                assert eventually(lambda refused=refused: waiting(process) + rejected(process, "invalid")
-                                  + rejected(process, "too_large") - refused == 10, 30), kind
-                assert not eventually(lambda: resident(process) - before > 10 * 8, 2), kind  # they unfold once there
+                    clients.enter_context(
+                        Raw(
+                            process,
+                            GENERATE if kind in ("small", "large") else EDIT,
+                            f"content-length: {len(body)}",
+                            body=body,
+                        )
+                    )
+                assert eventually(
+                    lambda refused=refused: (
+                        waiting(process)
+                        + rejected(process, "invalid")
+                        + rejected(process, "too_large")
+                        - refused
+                        == 10
+                    ),
+                    30,
+                ), kind
+                # they unfold once there
+                assert not eventually(lambda: resident(process) - before > 10 * 8, 2), kind
             assert eventually(lambda: waiting(process) == 0), kind
 
 
@@ -267,14 +372,21 @@ def commented(side: int, text: int) -> bytes:
 
 
 def test_uploads_that_wait_to_be_decoded_are_not_in_memory(tiny):
-    """Pictures that take long to decode, alone, and then with ten behind them that are large and decoded soon."""
+    """Pictures that take long to decode, alone, and then with ten behind them that are large and
+    decoded soon.
+    """
     slow, large = [commented(3000, 0)] * 6, [commented(8, 14 * 2**20)] * 10
     with service(tiny.parent, "--upload-space", "1000000000") as process:
+
         def peak(pictures: list[bytes]) -> float:
             seen = [0.0]
             with ThreadPoolExecutor(len(pictures)) as clients:
-                answers = [clients.submit(httpx.post, process.url + EDIT, files={"image": picture}, timeout=300)
-                           for picture in pictures]
+                answers = [
+                    clients.submit(
+                        httpx.post, process.url + EDIT, files={"image": picture}, timeout=300
+                    )
+                    for picture in pictures
+                ]
                 while not all(answer.done() for answer in answers):
                     seen.append(resident(process))
                     time.sleep(0.02)
@@ -296,8 +408,10 @@ def test_large_pictures_are_written_while_others_are_answered(tiny):
 
 def test_so_many_bodies_are_read_at_once_and_what_has_no_body_is_answered(tiny):
     with service(tiny.parent, "--max-requests", "2") as process, process.client() as client:
-        with Raw(process, EDIT, "content-length: 1000", client="127.0.0.2"), \
-                Raw(process, "/v1/compare", "content-length: 1000", client="127.0.0.3"):
+        with (
+            Raw(process, EDIT, "content-length: 1000", client="127.0.0.2"),
+            Raw(process, "/v1/compare", "content-length: 1000", client="127.0.0.3"),
+        ):
             assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 2)
             with Raw(process, EDIT, "content-length: 1000", "expect: 100-continue") as refused:
                 refused.refused(503, "too_many_bodies", retry_after="1")
@@ -315,7 +429,12 @@ def test_one_client_has_a_quarter_of_the_bodies_that_are_read_at_once(tiny):
                     held.enter_context(Raw(process, path, "content-length: 2", client="127.0.0.2"))
                 assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 2)
                 with Raw(process, path, "content-length: 2", client="127.0.0.2") as refused:
-                    refused.refused(429, "client_limit", "one client may have 2 requests at once", retry_after="1")
+                    refused.refused(
+                        429,
+                        "client_limit",
+                        "one client may have 2 requests at once",
+                        retry_after="1",
+                    )
                 assert generate(process).status_code == 200
                 assert rejected(process, "client_limit") == number
             assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
@@ -323,25 +442,43 @@ def test_one_client_has_a_quarter_of_the_bodies_that_are_read_at_once(tiny):
 
 def test_all_uploads_under_way_have_so_much_space_and_one_client_a_quarter_of_it(tiny):
     size = 500_000
-    with service(tiny.parent, "--max-upload", str(size), "--upload-space", str(4 * size)) as process:
+    with service(
+        tiny.parent, "--max-upload", str(size), "--upload-space", str(4 * size)
+    ) as process:
         with contextlib.ExitStack() as held:
-            def begin(client: str, length: str = f"content-length: {size}", body: bytes = b"") -> Raw:
-                return held.enter_context(Raw(process, EDIT, length, "expect: 100-continue", body=body, client=client))
+
+            def begin(
+                client: str, length: str = f"content-length: {size}", body: bytes = b""
+            ) -> Raw:
+                return held.enter_context(
+                    Raw(process, EDIT, length, "expect: 100-continue", body=body, client=client)
+                )
 
             for number in range(2, 5):
                 begin(f"127.0.0.{number}")
             assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 3)
-            begin("127.0.0.2").refused(429, "client_limit", f"{size:,} bytes of uploads", retry_after="1")
+            begin("127.0.0.2").refused(
+                429, "client_limit", f"{size:,} bytes of uploads", retry_after="1"
+            )
             assert complete(process, 4).status_code == 200
             begin("127.0.0.5", f"content-length: {size - 1000}")
             assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 4)
             begin("127.0.0.6").refused(503, "too_many_bodies", retry_after="1")
             piece = bytes(4000)
-            with Raw(process, EDIT, "transfer-encoding: chunked", body=b"fa0\r\n" + piece + b"\r\n",
-                     client="127.0.0.6") as chunked:  # counted as it comes
+            with Raw(
+                process,
+                EDIT,
+                "transfer-encoding: chunked",
+                body=b"fa0\r\n" + piece + b"\r\n",
+                client="127.0.0.6",
+            ) as chunked:  # counted as it comes
                 assert chunked.answer()[2]["code"] == "too_many_bodies"
         assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
-        large = part("image", occluded(), "a.png") + part("x", bytes(size - 2000)) + f"--{BOUNDARY}--\r\n".encode()
+        large = (
+            part("image", occluded(), "a.png")
+            + part("x", bytes(size - 2000))
+            + f"--{BOUNDARY}--\r\n".encode()
+        )
         for _ in range(3):  # the space of one is there for the next
             with Raw(process, EDIT, f"content-length: {len(large)}", body=large) as upload:
                 assert upload.answer()[0] == 200
@@ -349,7 +486,11 @@ def test_all_uploads_under_way_have_so_much_space_and_one_client_a_quarter_of_it
 
 def unnamed_files(process: int | str) -> int:
     """How many files a process has that are in no folder."""
-    return sum("(deleted)" in os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink())
+    return sum(
+        "(deleted)" in os.readlink(path)
+        for path in Path(f"/proc/{process}/fd").iterdir()
+        if path.is_symlink()
+    )
 
 
 def test_an_upload_holds_no_file_while_it_waits_for_its_slot(tiny):
@@ -365,10 +506,17 @@ def test_an_upload_holds_no_file_while_it_waits_for_its_slot(tiny):
 
 # --- clients ---
 
+
 def test_a_client_has_its_share_and_another_one_its_own(tiny):
-    with service(tiny.parent, *PACED, "--client-images", "2") as process, ThreadPoolExecutor(1) as pool, \
-            httpx.Client(base_url=process.url, timeout=120,
-                         transport=httpx.HTTPTransport(local_address="127.0.0.2")) as other:
+    with (
+        service(tiny.parent, *PACED, "--client-images", "2") as process,
+        ThreadPoolExecutor(1) as pool,
+        httpx.Client(
+            base_url=process.url,
+            timeout=120,
+            transport=httpx.HTTPTransport(local_address="127.0.0.2"),
+        ) as other,
+    ):
         running = pool.submit(generate, process, n=2)
         assert eventually(lambda: slots_used(process) == 2)
         assert eventually(lambda: process.metric(PIXELS) >= 8)  # the pace is known by then
@@ -383,11 +531,14 @@ def test_a_client_has_its_share_and_another_one_its_own(tiny):
         assert generate(process).status_code == 200
         impossible = generate(process, n=3)
         assert (impossible.status_code, error_of(impossible)["param"]) == (400, "n")
-        assert other.get("/v1/status").json()["limits"]["max_n"] == 2, "what may be asked for is told"
+        assert other.get("/v1/status").json()["limits"]["max_n"] == 2, (
+            "what may be asked for is told"
+        )
         assert rejected(process, "client_limit") == 2
 
 
 # --- deadlines ---
+
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_one_that_can_is_met(tiny):
     with service(tiny.parent, *PACED, "--slots", "1") as process, ThreadPoolExecutor(2) as pool:
@@ -395,8 +546,12 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_one_that_can_is_me
         assert eventually(lambda: process.metric(PIXELS) >= 8)
         patient = pool.submit(generate, process, {"x-request-timeout": "60"})
         assert eventually(lambda: process.metric("linpix_requests_waiting") == 1)
-        for headers, body in (({"x-request-timeout": "2.5"}, {}), ({}, {"timeout": 2.5}),
-                              ({"x-request-timeout": "2.50"}, {"timeout": 2.5}), ({}, {"timeout": 4, "stream": True})):
+        for headers, body in (
+            ({"x-request-timeout": "2.5"}, {}),
+            ({}, {"timeout": 2.5}),
+            ({"x-request-timeout": "2.50"}, {"timeout": 2.5}),
+            ({}, {"timeout": 4, "stream": True}),
+        ):
             refused = generate(process, headers, **body)
             assert (refused.status_code, error_of(refused)["code"]) == (504, "deadline_unreachable")
             assert "images are ahead of it, and it needs about" in error_of(refused)["message"]
@@ -410,7 +565,10 @@ def test_a_deadline_that_passes_in_the_queue_or_in_a_slot_ends_the_request_there
     with service(tiny.parent, *FROZEN, "--slots", "1") as process, ThreadPoolExecutor(3) as pool:
         running = pool.submit(generate, process, {"x-request-timeout": "8"})
         assert eventually(lambda: slots_used(process) == 1)
-        queued = [pool.submit(generate, process, timeout=1), pool.submit(generate, process, timeout=1.5, stream=True)]
+        queued = [
+            pool.submit(generate, process, timeout=1),
+            pool.submit(generate, process, timeout=1.5, stream=True),
+        ]
         first, second = (future.result() for future in queued)
         assert (first.status_code, error_of(first)["code"]) == (504, "deadline_passed")
         assert "within 1 s" in error_of(first)["message"]
@@ -422,7 +580,8 @@ def test_a_deadline_that_passes_in_the_queue_or_in_a_slot_ends_the_request_there
         assert eventually(lambda: slots_used(process) == 0)  # after the quantum of three seconds
         assert process.metric('linpix_deadlines_passed_total{state="waiting"}') == 2
         assert process.metric('linpix_deadlines_passed_total{state="running"}') == 1
-        assert process.metric('linpix_queue_wait_seconds_count{model="tiny"}') == 1  # who waited never had a slot
+        # who waited never had a slot
+        assert process.metric('linpix_queue_wait_seconds_count{model="tiny"}') == 1
         assert process.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 3
 
 
@@ -446,14 +605,21 @@ def test_an_invalid_deadline_is_refused_before_the_body_is_read(server, text):
 
 # --- classes ---
 
+
 def test_bulk_that_fills_its_part_of_the_queue_does_not_shut_others_out(tiny):
-    with service(tiny.parent, *PACED, "--slots", "1", "--max-queue", "4") as process, ThreadPoolExecutor(5) as pool:
+    with (
+        service(tiny.parent, *PACED, "--slots", "1", "--max-queue", "4") as process,
+        ThreadPoolExecutor(5) as pool,
+    ):
         asked = [pool.submit(complete, process, 0, priority="bulk")]
         assert eventually(lambda: slots_used(process) == 1)
         asked += [pool.submit(complete, process, 7, priority="bulk", n=3)]
         assert eventually(lambda: waiting(process, "bulk") == 3)
         refused = generate(process, priority="bulk")
-        assert "3 images are already waiting, and 1 more would exceed the limit of 3" in error_of(refused)["message"]
+        assert (
+            "3 images are already waiting, and 1 more would exceed the limit of 3"
+            in error_of(refused)["message"]
+        )
         asked += [pool.submit(complete, process, 7)]
         assert [future.result().status_code for future in asked] == [200] * 3
         assert error_of(generate(process, priority="bulk", n=5))["param"] == "n"
@@ -461,10 +627,13 @@ def test_bulk_that_fills_its_part_of_the_queue_does_not_shut_others_out(tiny):
 
 # --- Retry-After ---
 
-def told_and_true(process: Process, clients: int, asked: int) -> tuple[float, float]:
-    """Retry-After of a request for `asked` images under a steady load of clients; when there was room.
 
-    The load stops with the question, so that nobody else takes the room, and who asks again leaves once let in.
+def told_and_true(process: Process, clients: int, asked: int) -> tuple[float, float]:
+    """Retry-After of a request for `asked` images under a steady load of clients; when there was
+    room.
+
+    The load stops with the question, so that nobody else takes the room, and who asks again leaves
+    once let in.
     """
     stop = threading.Event()
 
@@ -498,4 +667,6 @@ def test_retry_after_tells_the_truth_within_a_factor_of_two_at_a_known_pace(tiny
     with service(tiny.parent, *PACED, "--slots", "2", "--max-queue", "4") as process:
         for asked in (3, 6):
             told_s, true_s = told_and_true(process, clients=6, asked=asked)
-            assert true_s / 2 <= told_s <= 2 * true_s, f"{asked} images: told {told_s} s, it was {true_s:.2f} s"
+            assert true_s / 2 <= told_s <= 2 * true_s, (
+                f"{asked} images: told {told_s} s, it was {true_s:.2f} s"
+            )

@@ -16,7 +16,14 @@ from linpix.model.likelihood import class_log_probs_of
 from linpix.server.engine.image import best_of as best
 from tests.nets import CONDITIONAL, net_of, saved
 from tests.server.conftest import here
-from tests.server.web.routes.test_images import PICTURE, assert_refused, edit, encode, events_of, images_of
+from tests.server.web.routes.test_images import (
+    PICTURE,
+    assert_refused,
+    edit,
+    encode,
+    events_of,
+    images_of,
+)
 
 BAND = np.full((8, 8), 255, np.uint8)
 BAND[2:4] = 0  # hidden: something is known before and after it
@@ -27,8 +34,11 @@ HOLE = encode(np.stack([PICTURE, BAND], -1))
 def others(tmp_path_factory):
     """A conditional model, one whose class head is broken, and one without a start token."""
     folder, startless = tmp_path_factory.mktemp("others"), (1.0,) + (0.0,) * 255
-    for name, config in (("conditional", CONDITIONAL), ("broken", CONDITIONAL),
-                         ("startless", replace(PRESETS["tiny"], classes=0, first_marginal=startless))):
+    for name, config in (
+        ("conditional", CONDITIONAL),
+        ("broken", CONDITIONAL),
+        ("startless", replace(PRESETS["tiny"], classes=0, first_marginal=startless)),
+    ):
         net = net_of(config, spread=0.1)
         if name == "broken":  # who names a class draws images without it
             net.class_head.weight.data[3] = 3e38
@@ -47,13 +57,20 @@ def test_a_candidate_without_a_score_ends_its_request_alone(others):
     assert others.metric('linpix_images_waiting{model="broken",priority="interactive"}') == 0
 
 
-@pytest.mark.parametrize(("fields", "param", "words"), [
-    ({"candidates": 0}, "candidates", "greater than or equal to 1, got '0'"),
-    ({"candidates": "8_0"}, "candidates", "must not have underscores"),
-    ({"candidates": "many"}, "candidates", "valid integer"),
-    ({"candidates": 17}, "candidates", "must be 1..16 here, got 17"),
-    ({"candidates": 2, "stream": True, "partial_images": 1}, "partial_images", "leave out partial_images, got 1"),
-])
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"candidates": 0}, "candidates", "greater than or equal to 1, got '0'"),
+        ({"candidates": "8_0"}, "candidates", "must not have underscores"),
+        ({"candidates": "many"}, "candidates", "valid integer"),
+        ({"candidates": 17}, "candidates", "must be 1..16 here, got 17"),
+        (
+            {"candidates": 2, "stream": True, "partial_images": 1},
+            "partial_images",
+            "leave out partial_images, got 1",
+        ),
+    ],
+)
 def test_invalid_options_are_refused_with_what_is_allowed(others, fields, param, words):
     with others.client() as client:
         assert_refused(edit(client, HOLE, model="conditional", **fields), param, words)
@@ -63,13 +80,17 @@ def test_invalid_options_are_refused_with_what_is_allowed(others, fields, param,
 @pytest.mark.parametrize("option", ["candidates", "attempts"])
 def test_a_model_that_cannot_recognise_classes_names_one_that_can(others, server, option):
     with others.client() as client:
-        answers = [edit(client, HOLE, model="startless", **{option: 4}),
-                   generate(client, **{"model": "startless", option: 4})]
+        answers = [
+            edit(client, HOLE, model="startless", **{option: 4}),
+            generate(client, **{"model": "startless", option: 4}),
+        ]
     for answer in answers:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, option)
-        assert answer.json()["error"]["message"] == (
-            f"{option} need a model that can recognise classes, and startless cannot; leave out {option}, or use a "
-            "model that draws the class first, such as broken")
+        assert (
+            answer.json()["error"]["message"]
+            == f"{option} need a model that can recognise classes, and startless cannot; leave out"
+            f" {option}, or use a model that draws the class first, such as broken"
+        )
     assert others.quiet("startless")
     with server.client() as client:  # which has no such model
         refused = generate(client, **{"model": "tiny", option: 4}).json()["error"]
@@ -82,10 +103,15 @@ def test_a_model_that_cannot_use_later_pixels_names_one_that_can(others):
         refused = edit(client, HOLE, model="startless", conditioning="full").json()["error"]
         before = edit(client, HOLE, model="startless", conditioning="prefix").json()
     assert (answer["conditioning"], before["conditioning"]) == ("partial", "prefix")
-    assert answer["warnings"] == ["startless does not use known pixels for what it draws before them; broken uses all "
-                                  "known pixels"]
+    assert answer["warnings"] == [
+        "startless does not use known pixels for what it draws before them; broken uses all "
+        "known pixels"
+    ]
     assert before["warnings"] == [], "it was asked not to use them"
-    assert refused["param"] == "conditioning" and "choose broken (GET /v1/models)" in refused["message"]
+    assert (
+        refused["param"] == "conditioning"
+        and "choose broken (GET /v1/models)" in refused["message"]
+    )
 
 
 def generate(client, **fields):
@@ -94,38 +120,61 @@ def generate(client, **fields):
 
 @pytest.mark.parametrize("asked", ["generations", "edits"])
 @pytest.mark.parametrize("label", [None, 4])
-def test_a_model_that_draws_the_class_first_answers_the_candidates_it_recognises(others, asked, label):
+def test_a_model_that_draws_the_class_first_answers_the_candidates_it_recognises(
+    others, asked, label
+):
     given = {"seed": 3} if label is None else {"seed": 3, "label": label}
     net = checkpoint.load(others.folder / "conditional")
     with others.client() as client:
+
         def ask(**fields):
-            return (generate(client, **given, **fields) if asked == "generations" else
-                    edit(client, HOLE, model="conditional", **given, **fields))
+            return (
+                generate(client, **given, **fields)
+                if asked == "generations"
+                else edit(client, HOLE, model="conditional", **given, **fields)
+            )
+
         every, answer = ask(n=8), ask(n=3, candidates=8)
     drawn = [image.reshape(-1) for image in images_of(every)]
     labels = [label] * 8
     if label is None:  # as starts_of draws them
-        canvas, known = torch.from_numpy(PICTURE.reshape(1, -1)), torch.from_numpy(BAND.reshape(1, -1) > 0)
-        scores = (torch.zeros(8, 10) if asked == "generations" else
-                  net.read(canvas, known, net.attention.new_state(1), torch.tensor([1])).expand(8, -1))
+        canvas, known = (
+            torch.from_numpy(PICTURE.reshape(1, -1)),
+            torch.from_numpy(BAND.reshape(1, -1) > 0),
+        )
+        scores = (
+            torch.zeros(8, 10)
+            if asked == "generations"
+            else net.read(canvas, known, net.attention.new_state(1), torch.tensor([1])).expand(
+                8, -1
+            )
+        )
         starts = starts_of(net, scores, np.arange(3, 11), torch.full((8,), START))
         labels = (starts - START - 1).tolist()
-    log_probs = [class_log_probs_of(net, image)[of] for image, of in zip(drawn, labels, strict=True)]
+    log_probs = [
+        class_log_probs_of(net, image)[of] for image, of in zip(drawn, labels, strict=True)
+    ]
     chosen = best([*map(Recognised, labels, log_probs)], 3)
     assert (answer.json()["candidates"], every.json()["candidates"]) == (8, None)
     assert [item["seed"] for item in answer.json()["data"]] == [3 + index for index in chosen]
     for item, image, index in zip(answer.json()["data"], images_of(answer), chosen, strict=True):
         assert np.array_equal(image.reshape(-1), drawn[index])
         assert item["confidence"] == pytest.approx(np.exp(log_probs[index]), rel=1e-4)
-        assert item.keys() == {"b64_json", "seed", "label", "confidence"} and item["label"] == labels[index]
+        assert (
+            item.keys() == {"b64_json", "seed", "label", "confidence"}
+            and item["label"] == labels[index]
+        )
 
 
 def test_a_stream_and_a_png_of_generations_have_the_recognised_ones(others):
     with others.client() as client:
         data = generate(client, seed=5, n=2, candidates=8).json()["data"]
         events = events_of(generate(client, seed=5, n=2, candidates=8, stream=True).text)
-        png = client.post("/v1/images/generations", json={"model": "conditional", "seed": 5, "candidates": 8},
-                          headers={"accept": "image/png"})
+        png = client.post(
+            "/v1/images/generations",
+            json={"model": "conditional", "seed": 5, "candidates": 8},
+            headers={"accept": "image/png"},
+        )
     assert [event["type"] for event in events] == ["image_generation.completed"] * 2
     for event, item in zip(events, data, strict=True):
         assert item.items() <= event.items() and event["candidates"] == 8

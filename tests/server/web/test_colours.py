@@ -12,15 +12,29 @@ from tests.server.web.routes.test_images import edit, encode, images_of
 
 RANDOM = np.random.default_rng(0)
 PICTURE = RANDOM.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-HOLES = {"everything": np.s_[:], "one pixel": np.s_[3, 5], "the first": np.s_[0, 0], "the last": np.s_[7, 7],
-         "the upper border": np.s_[0], "the right border": np.s_[:, 7], "all but one": np.s_[1:],
-         "a frame": np.s_[::7]}
+HOLES = {
+    "everything": np.s_[:],
+    "one pixel": np.s_[3, 5],
+    "the first": np.s_[0, 0],
+    "the last": np.s_[7, 7],
+    "the upper border": np.s_[0],
+    "the right border": np.s_[:, 7],
+    "all but one": np.s_[1:],
+    "a frame": np.s_[::7],
+}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    config = replace(PRESETS["tiny"], channels=3, tokens="pixel", look_ups=("previous", "row", "column", "class"),
-                     patch=4, neighbours=((0, -1, 0), (-1, 0, 1), (-1, 1, 2)), following=((0, 1, 0), (1, 0, 1)))
+    config = replace(
+        PRESETS["tiny"],
+        channels=3,
+        tokens="pixel",
+        look_ups=("previous", "row", "column", "class"),
+        patch=4,
+        neighbours=((0, -1, 0), (-1, 0, 1), (-1, 1, 2)),
+        following=((0, 1, 0), (1, 0, 1)),
+    )
     folder = tmp_path_factory.mktemp("colours")
     saved(folder / "colours", net_of(config, spread=0.1))
     with here(folder) as process:
@@ -39,13 +53,15 @@ def test_any_hole_is_filled_and_what_is_known_stays(client, name):
     image, known = holed(HOLES[name])
     answer = edit(client, image, n=3, seed=7)
     told, found = answer.json(), images_of(answer)
-    late = known.reshape(-1)[np.argmin(known):].any()
+    late = known.reshape(-1)[np.argmin(known) :].any()
     assert (told["known"], told["conditioning"]) == (3 * known.sum(), "full" if late else "prefix")
     assert all(np.array_equal(one[known], PICTURE[known]) for one in found)
     assert len({one.tobytes() for one in found}) > 1
     repainted = PICTURE.copy()
     repainted[~known] = 255 - PICTURE[~known]
-    assert edit(client, holed(HOLES[name], repainted)[0], n=3, seed=7).json()["data"] == told["data"]
+    assert (
+        edit(client, holed(HOLES[name], repainted)[0], n=3, seed=7).json()["data"] == told["data"]
+    )
 
 
 def test_a_portrait_and_a_panorama(client):

@@ -12,20 +12,23 @@ JSON = {"content-type": "application/json"}
 LONE = "\\ud800"  # as JSON writes half of a pair; no UTF-8 can
 
 
-@pytest.mark.parametrize(("path", "body", "status"), [
-    ("/v1/images/generations", f'{{"{LONE}": 1}}', 400),
-    ("/v1/images/generations", f'{{"model": "{LONE}"}}', 404),
-    ("/v1/images/generations", f'{{"label": "{LONE}"}}', 400),
-    ("/v1/images/generations", f'{{"size": "{LONE}"}}', 400),
-    ("/v1/images/generations", f'{{"{LONE}": 1, "n": 0}}', 400),
-    ("/v1/compare", f'{{"{LONE}": 1}}', 400),
-    ("/v1/compare", f'{{"backends": ["{LONE}"]}}', 400),
-    ("/v1/images/generations", "[" * 100_000, 400),
-    ("/v1/images/generations", f'{{"n": {"9" * 5000}}}', 400),
-    ("/v1/images/generations", '{"n": 1e999}', 400),
-    ("/v1/images/generations", '{"temperature": NaN}', 400),
-    ("/v1/images/generations", '{"seed": NaN}', 400),
-])
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/images/generations", f'{{"{LONE}": 1}}', 400),
+        ("/v1/images/generations", f'{{"model": "{LONE}"}}', 404),
+        ("/v1/images/generations", f'{{"label": "{LONE}"}}', 400),
+        ("/v1/images/generations", f'{{"size": "{LONE}"}}', 400),
+        ("/v1/images/generations", f'{{"{LONE}": 1, "n": 0}}', 400),
+        ("/v1/compare", f'{{"{LONE}": 1}}', 400),
+        ("/v1/compare", f'{{"backends": ["{LONE}"]}}', 400),
+        ("/v1/images/generations", "[" * 100_000, 400),
+        ("/v1/images/generations", f'{{"n": {"9" * 5000}}}', 400),
+        ("/v1/images/generations", '{"n": 1e999}', 400),
+        ("/v1/images/generations", '{"temperature": NaN}', 400),
+        ("/v1/images/generations", '{"seed": NaN}', 400),
+    ],
+)
 def test_json_that_no_answer_could_say_again_is_refused(client, path, body, status):
     answer = client.post(path, content=body.encode(), headers=JSON)
     assert answer.status_code == status, answer.text
@@ -37,15 +40,26 @@ def test_json_that_no_answer_could_say_again_is_refused(client, path, body, stat
 def test_what_is_wrong_is_said_again_in_part_if_it_is_long(server, path, field):
     long = "9" * 4000
     with server.client() as client:
-        answer = (client.post(path, json={field: int(long) if field == "n" else long}) if path.endswith("generations")
-                  else client.post(path, files={"image": b"x"}, data={field: long}))
+        answer = (
+            client.post(path, json={field: int(long) if field == "n" else long})
+            if path.endswith("generations")
+            else client.post(path, files={"image": b"x"}, data={field: long})
+        )
     assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == field
-    assert "9" * 40 in answer.json()["error"]["message"] and "9" * 100 not in answer.json()["error"]["message"]
+    assert (
+        "9" * 40 in answer.json()["error"]["message"]
+        and "9" * 100 not in answer.json()["error"]["message"]
+    )
 
 
-@pytest.mark.parametrize(("path", "words"), [
-    ("/images/generations", "use /v1/images/generations"), ("/v1/v1/images/edits", "use /v1/images/edits"),
-    ("/chat", "/docs lists the routes")])
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/images/generations", "use /v1/images/generations"),
+        ("/v1/v1/images/edits", "use /v1/images/edits"),
+        ("/chat", "/docs lists the routes"),
+    ],
+)
 def test_a_base_address_without_v1_or_with_two_is_told_the_route(client, path, words):
     message = client.post(path, json={}).json()["error"]["message"]
     assert message == f"there is no route {path}; {words}"
@@ -58,17 +72,34 @@ def test_a_probe_of_the_wrong_port_is_told_the_right_one(tiny):
             assert message == f"there is no route {path}; it is on the port of --metrics-port"
 
 
-@pytest.mark.parametrize(("body", "words"), [
-    (b"", "a JSON object, such as {}, got None"), (b"null", "a JSON object, such as"), (b"[]", "got []"),
-    (b'"x"', "got 'x'"), (b"[" * 100_000, "too many levels"), (b"{", "the body is not JSON"),
-    (b'{"prompt": "\xff"}', "UTF-8"), (b"\xff", "UTF-8")])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "a JSON object, such as {}, got None"),
+        (b"null", "a JSON object, such as"),
+        (b"[]", "got []"),
+        (b'"x"', "got 'x'"),
+        (b"[" * 100_000, "too many levels"),
+        (b"{", "the body is not JSON"),
+        (b'{"prompt": "\xff"}', "UTF-8"),
+        (b"\xff", "UTF-8"),
+    ],
+)
 def test_a_body_that_is_not_an_object_is_told_to_be_one(client, body, words):
     assert_refused(client.post("/v1/images/generations", content=body, headers=JSON), None, words)
 
 
-@pytest.mark.parametrize(("accept", "expected"), [
-    ("image/png", "image/png"), ("image/webp;q=0.5,image/png", "image/png"), ("image/png;q=0", ""),
-    ("application/json, image/png", "application/json"), ("IMAGE/PNG ; q=0.9, text/html;q=x", "image/png"), ("", "")])
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("image/png", "image/png"),
+        ("image/webp;q=0.5,image/png", "image/png"),
+        ("image/png;q=0", ""),
+        ("application/json, image/png", "application/json"),
+        ("IMAGE/PNG ; q=0.9, text/html;q=x", "image/png"),
+        ("", ""),
+    ],
+)
 def test_the_preferred_media_type_is_the_one_with_the_highest_weight(accept, expected):
     assert preferred(accept) == expected
 
@@ -83,7 +114,12 @@ def test_a_request_for_an_unknown_model_counts_as_invalid_and_a_question_about_o
     before = server.metric(name)
     with server.client() as client:
         assert client.post("/v1/images/generations", json={"model": "big"}).status_code == 404
-        assert client.post("/v1/images/edits", files={"image": b"x"}, data={"model": "big"}).status_code == 404
+        assert (
+            client.post(
+                "/v1/images/edits", files={"image": b"x"}, data={"model": "big"}
+            ).status_code
+            == 404
+        )
         assert client.post("/v1/compare", json={"model": "big"}).status_code == 404
         assert client.get("/v1/models/big").status_code == 404
     assert server.metric(name) == before + 3
@@ -93,12 +129,20 @@ def test_of_endless_fields_that_are_ignored_some_are_named(server):
     fields = {f"{index:04}" + "x" * 100: 0 for index in range(1000)}
     with server.client() as client:
         [warning] = client.post("/v1/images/generations", json=fields).json()["warnings"]
-    assert warning.startswith("ignored: 0000xxx") and warning.endswith(" and 980 more") and len(warning) < 1000
+    assert (
+        warning.startswith("ignored: 0000xxx")
+        and warning.endswith(" and 980 more")
+        and len(warning) < 1000
+    )
 
 
-@pytest.mark.parametrize("origin", ["http://[", "http://]", "http://[::1", "\\", "http://\xff", "null", "x" * 3000])
+@pytest.mark.parametrize(
+    "origin", ["http://[", "http://]", "http://[::1", "\\", "http://\xff", "null", "x" * 3000]
+)
 def test_an_origin_that_is_not_an_address_is_a_foreign_one(client, origin):
-    answer = client.post("/v1/images/generations", json={}, headers={"origin": origin.encode("latin-1")})
+    answer = client.post(
+        "/v1/images/generations", json={}, headers={"origin": origin.encode("latin-1")}
+    )
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_origin"
 
 
@@ -106,6 +150,10 @@ def test_a_model_of_any_name_answers_with_a_png(tiny, tmp_path):
     name = "gr\u00f6\u00dfe \u6570"
     shutil.copytree(tiny, tmp_path / name)
     with here(tmp_path) as server, server.client() as client:
-        answer = client.post("/v1/images/generations", json={"model": name, "seed": 1}, headers={"accept": "image/png"})
+        answer = client.post(
+            "/v1/images/generations",
+            json={"model": name, "seed": 1},
+            headers={"accept": "image/png"},
+        )
     assert answer.status_code == 200 and answer.content.startswith(b"\x89PNG")
     assert answer.headers["x-linpix-model"] == "gr%C3%B6%C3%9Fe%20%E6%95%B0"

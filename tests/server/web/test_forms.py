@@ -17,7 +17,15 @@ from linpix.server.web.service import UPLOAD_SLOTS
 from linpix.server.web.uploads import FIELD_BYTES, MAX_FIELDS, Form
 from tests.server.conftest import ROOT, eventually, here, serving
 from tests.server.web.routes.test_images import images_of, occluded
-from tests.server.web.test_admission import BOUNDARY, Raw, commented, error_of, part, rejected, unnamed_files
+from tests.server.web.test_admission import (
+    BOUNDARY,
+    Raw,
+    commented,
+    error_of,
+    part,
+    rejected,
+    unnamed_files,
+)
 
 EDIT = "/v1/images/edits"
 END = f"--{BOUNDARY}--\r\n".encode()
@@ -29,62 +37,139 @@ def send(client, body: bytes, charset: str = "", **headers: str):
     return client.post(EDIT, content=body, headers={"content-type": kind, **headers})
 
 
-SHARED = {"image", "mask", "keep_rows", "model", "prompt", "size", "response_format", "label", "timeout"}
+SHARED = {
+    "image",
+    "mask",
+    "keep_rows",
+    "model",
+    "prompt",
+    "size",
+    "response_format",
+    "label",
+    "timeout",
+}
 
 
-@pytest.mark.parametrize(("path", "others"), [
-    (EDIT, {"n", "candidates", "attempts", "output_format", "stream", "partial_images", "seed", "temperature",
-            "priority", "prepare", "lay_back", "conditioning"}),
-    ("/v1/images/likelihoods", {"labels"})])
+@pytest.mark.parametrize(
+    ("path", "others"),
+    [
+        (
+            EDIT,
+            {
+                "n",
+                "candidates",
+                "attempts",
+                "output_format",
+                "stream",
+                "partial_images",
+                "seed",
+                "temperature",
+                "priority",
+                "prepare",
+                "lay_back",
+                "conditioning",
+            },
+        ),
+        ("/v1/images/likelihoods", {"labels"}),
+    ],
+)
 def test_the_fields_of_a_form_are_known_and_documented(client, path, others):
     schema = client.get("/openapi.json").json()
-    form = schema["paths"][path]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]["$ref"]
-    assert schema["components"]["schemas"][form.rsplit("/", 1)[1]]["properties"].keys() == SHARED | others
+    form = schema["paths"][path]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"][
+        "$ref"
+    ]
+    assert (
+        schema["components"]["schemas"][form.rsplit("/", 1)[1]]["properties"].keys()
+        == SHARED | others
+    )
     assert SHARED | others <= FORM_FIELDS
 
 
-@pytest.mark.parametrize(("charset", "name"), [
-    ("", "gr\u00fc\u00dfe"), ("; charset=utf-8", "gr\u00fc\u00dfe"), ('; CHARSET="UTF-8"', "gr\u00fc\u00dfe"),
-    ("; charset=us-ascii", "greetings")])
+@pytest.mark.parametrize(
+    ("charset", "name"),
+    [
+        ("", "gr\u00fc\u00dfe"),
+        ("; charset=utf-8", "gr\u00fc\u00dfe"),
+        ('; CHARSET="UTF-8"', "gr\u00fc\u00dfe"),
+        ("; charset=us-ascii", "greetings"),
+    ],
+)
 def test_a_form_is_read_in_utf8(client, charset, name):
     answer = send(client, IMAGE + part(name, b"x") + END, charset)
     assert answer.status_code == 200 and answer.json()["warnings"] == [f"ignored: {name}"]
 
 
-@pytest.mark.parametrize("charset", ["punycode", "unicode_escape", "latin-1", "utf-16", "utf-7", "x" * 1000, "\xff"])
+@pytest.mark.parametrize(
+    "charset", ["punycode", "unicode_escape", "latin-1", "utf-16", "utf-7", "x" * 1000, "\xff"]
+)
 def test_a_form_in_any_other_charset_is_refused_by_its_head(server, client, charset):
     before = rejected(server, "invalid")
-    answer = client.post(EDIT, content=IMAGE + END, headers={
-        "content-type": f"multipart/form-data; boundary={BOUNDARY}; charset={charset}".encode("latin-1")})
+    answer = client.post(
+        EDIT,
+        content=IMAGE + END,
+        headers={
+            "content-type": f"multipart/form-data; boundary={BOUNDARY}; charset={charset}".encode(
+                "latin-1"
+            )
+        },
+    )
     assert (answer.status_code, error_of(answer)["code"]) == (415, "unsupported_media_type")
     assert "UTF-8" in error_of(answer)["message"] and len(error_of(answer)["message"]) < 200
     assert rejected(server, "invalid") == before + 1
 
 
-@pytest.mark.parametrize(("path", "kind", "coding", "says"), [
-    (EDIT, None, None, "multipart/form-data"), (EDIT, "application/json", None, "got 'application/json'"),
-    (EDIT, "application/x-www-form-urlencoded", None, "multipart/form-data"), (EDIT, "multipart/x", None, "multipart"),
-    (EDIT, "multipart/form-data; boundary=x", "gzip", "without a Content-Encoding, got 'gzip'"),
-    ("/v1/images/generations", "multipart/x", None, "Content-Type: application/json"),
-    ("/v1/images/generations", "text/plain", None, "json"), ("/v1/images/generations", None, None, "json"),
-    ("/v1/compare", "multipart/x", None, "json"), ("/v1/compare", "application/jsonp", None, "json"),
-    ("/v1/compare", None, None, "json"),
-    ("/v1/images/generations", "application/json", "gzip", "without a Content-Encoding, got 'gzip'"),
-    ("/v1/compare", "application/json", "br", "got 'br'")])
+@pytest.mark.parametrize(
+    ("path", "kind", "coding", "says"),
+    [
+        (EDIT, None, None, "multipart/form-data"),
+        (EDIT, "application/json", None, "got 'application/json'"),
+        (EDIT, "application/x-www-form-urlencoded", None, "multipart/form-data"),
+        (EDIT, "multipart/x", None, "multipart"),
+        (EDIT, "multipart/form-data; boundary=x", "gzip", "without a Content-Encoding, got 'gzip'"),
+        ("/v1/images/generations", "multipart/x", None, "Content-Type: application/json"),
+        ("/v1/images/generations", "text/plain", None, "json"),
+        ("/v1/images/generations", None, None, "json"),
+        ("/v1/compare", "multipart/x", None, "json"),
+        ("/v1/compare", "application/jsonp", None, "json"),
+        ("/v1/compare", None, None, "json"),
+        (
+            "/v1/images/generations",
+            "application/json",
+            "gzip",
+            "without a Content-Encoding, got 'gzip'",
+        ),
+        ("/v1/compare", "application/json", "br", "got 'br'"),
+    ],
+)
 def test_a_body_of_another_kind_is_415_before_it_is_read(server, path, kind, coding, says):
     before = rejected(server, "invalid")
-    with Raw(server, path, "content-length: 1000000000", "expect: 100-continue",
-             *([f"content-encoding: {coding}"] if coding else []), kind=kind) as refused:
+    with Raw(
+        server,
+        path,
+        "content-length: 1000000000",
+        "expect: 100-continue",
+        *([f"content-encoding: {coding}"] if coding else []),
+        kind=kind,
+    ) as refused:
         status, headers, error = refused.answer()
-    assert (status, error["code"], headers["connection"]) == (415, "unsupported_media_type", "close")
+    assert (status, error["code"], headers["connection"]) == (
+        415,
+        "unsupported_media_type",
+        "close",
+    )
     assert says in error["message"]
     assert rejected(server, "invalid") == before + 1
 
 
-@pytest.mark.parametrize("kind", ["application/json", "APPLICATION/JSON;charset=utf-8", "application/vnd.x+json"])
+@pytest.mark.parametrize(
+    "kind", ["application/json", "APPLICATION/JSON;charset=utf-8", "application/vnd.x+json"]
+)
 def test_json_by_any_of_its_names_is_read(client, kind):
-    answer = client.post("/v1/images/generations", content=b"{}", headers={"content-type": kind,
-                                                                           "content-encoding": "identity"})
+    answer = client.post(
+        "/v1/images/generations",
+        content=b"{}",
+        headers={"content-type": kind, "content-encoding": "identity"},
+    )
     assert answer.status_code == 200, answer.text
 
 
@@ -98,7 +183,11 @@ def test_a_form_without_its_end_is_refused(client, cut):
 
 @pytest.mark.parametrize("name", ["image", "mask", "seed", "n", "prompt"])
 def test_a_field_that_is_given_twice_is_refused_rather_than_half_ignored(client, name):
-    twice = part(name, occluded() if name in ("image", "mask") else b"1", "a.png" if name in ("image", "mask") else "")
+    twice = part(
+        name,
+        occluded() if name in ("image", "mask") else b"1",
+        "a.png" if name in ("image", "mask") else "",
+    )
     answer = send(client, (IMAGE if name != "image" else b"") + twice * 2 + END)
     assert (answer.status_code, error_of(answer)["param"]) == (400, name)
     assert f"2 fields {name}" in error_of(answer)["message"]
@@ -106,35 +195,59 @@ def test_a_field_that_is_given_twice_is_refused_rather_than_half_ignored(client,
 
 def test_unknown_fields_and_files_are_ignored_and_named_and_too_many_are_refused(client):
     one = IMAGE + part("label", b"4") + part("seed", b"3")
-    answer = send(client, one + part("user", bytes(10**6)) + part("y" * 500, b"") + part("spare", bytes(10**6), "x")
-                  + END)
+    answer = send(
+        client,
+        one
+        + part("user", bytes(10**6))
+        + part("y" * 500, b"")
+        + part("spare", bytes(10**6), "x")
+        + END,
+    )
     assert answer.json()["warnings"] == [f"ignored: spare, user, {'y' * 40}"]
     assert np.array_equal(images_of(answer), images_of(send(client, one + END)))
     many = b"".join(part(f"f{number}", b"") for number in range(MAX_FIELDS - 1))
-    for body, says in ((one + many + END, "Too many fields"),
-                       (IMAGE + part("spare", b"", "x") * 3 + END, "Too many files"),
-                       (one + part("prompt", b"x" * (FIELD_BYTES + 1)) + END, "exceeded maximum size")):
+    for body, says in (
+        (one + many + END, "Too many fields"),
+        (IMAGE + part("spare", b"", "x") * 3 + END, "Too many files"),
+        (one + part("prompt", b"x" * (FIELD_BYTES + 1)) + END, "exceeded maximum size"),
+    ):
         assert says in error_of(send(client, body))["message"]
     assert send(client, IMAGE + part("prompt", b"x" * FIELD_BYTES) + END).status_code == 200
 
 
 def test_of_unknown_fields_little_is_kept():
-    many = b"".join(part(f"{number:02}" + "x" * 4000, bytes(10_000)) for number in range(MAX_FIELDS))
+    many = b"".join(
+        part(f"{number:02}" + "x" * 4000, bytes(10_000)) for number in range(MAX_FIELDS)
+    )
 
     async def receive():
         return {"type": "http.request", "body": many + END}
 
-    request = Request({"type": "http", "headers": [
-        (b"content-type", f"multipart/form-data; boundary={BOUNDARY}".encode())]}, receive)
-    kept = asyncio.run(Form(request.headers, request.stream(), max_fields=MAX_FIELDS).parse()).multi_items()
-    assert len(kept) == MAX_FIELDS and sum(len(name) + len(value) for name, value in kept) < 100 * MAX_FIELDS
+    request = Request(
+        {
+            "type": "http",
+            "headers": [(b"content-type", f"multipart/form-data; boundary={BOUNDARY}".encode())],
+        },
+        receive,
+    )
+    kept = asyncio.run(
+        Form(request.headers, request.stream(), max_fields=MAX_FIELDS).parse()
+    ).multi_items()
+    assert (
+        len(kept) == MAX_FIELDS
+        and sum(len(name) + len(value) for name, value in kept) < 100 * MAX_FIELDS
+    )
 
 
 @pytest.mark.slow
 def test_errors_of_a_form_are_not_logged_as_warnings(tiny):
     with serving(tiny.parent) as process, process.client() as client:
-        for body in (b"nothing", b"--boundary\r\n\0: \x00\r\n\r\n", IMAGE + b"--boundaryx",
-                     IMAGE[:60] + b"\r\n" + IMAGE):
+        for body in (
+            b"nothing",
+            b"--boundary\r\n\0: \x00\r\n\r\n",
+            IMAGE + b"--boundaryx",
+            IMAGE[:60] + b"\r\n" + IMAGE,
+        ):
             assert send(client, body).status_code == 400
         assert eventually(lambda: sum(f"POST {EDIT} 400" in line for line in process.printed) == 4)
         assert not [line for line in process.printed if "WARNING" in line or "ERROR" in line]
@@ -153,8 +266,12 @@ def test_a_full_disk_is_reported_as_the_servers_failure_and_logged(tiny):
             assert answer.headers["retry-after"] == "5"
         assert process.metric('linpix_requests_total{endpoint="edits",outcome="failed"}') == 2
         assert rejected(process, "invalid") == 0
-        assert eventually(lambda: sum("ERROR linpix an upload could not be read" in line
-                                      for line in process.printed) == 2)
+        assert eventually(
+            lambda: (
+                sum("ERROR linpix an upload could not be read" in line for line in process.printed)
+                == 2
+            )
+        )
         assert send(client, IMAGE + END).status_code == 200
         assert eventually(lambda: process.quiet("tiny"))
 
@@ -177,7 +294,9 @@ try:
 except MemoryError:
     print("out of memory")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
     assert done.stdout == "out of memory\n", done.stderr
 
 
@@ -196,8 +315,14 @@ def test_an_upload_that_waits_to_be_decoded_ends_at_its_deadline_and_frees_what_
             for number, path in enumerate((EDIT, "/v1/images/likelihoods"), 1):
                 late = pool.submit(client.post, path, files=body | {"timeout": (None, "1.5")})
                 assert eventually(lambda: waiting() == 1)
-                assert server.metric("linpix_request_bodies_reading") == 1 and unnamed_files("self") == before + 1
-                assert (late.result().status_code, error_of(late.result())["code"]) == (504, "deadline_passed")
+                assert (
+                    server.metric("linpix_request_bodies_reading") == 1
+                    and unnamed_files("self") == before + 1
+                )
+                assert (late.result().status_code, error_of(late.result())["code"]) == (
+                    504,
+                    "deadline_passed",
+                )
                 assert "within 1.5 s" in error_of(late.result())["message"]
                 assert waiting() == 0 and unnamed_files("self") == before
                 assert server.metric("linpix_request_bodies_reading") == 0

@@ -1,4 +1,6 @@
-"""Clients that disconnect in every phase of a request, and servers that shut down, with real processes."""
+"""Clients that disconnect in every phase of a request, and servers that shut down, with real
+processes.
+"""
 
 import contextlib
 import json
@@ -27,8 +29,10 @@ SLOW = "slow:every=1:ms=30"  # so a quantum is one step, and an image of `tiny` 
 
 
 def head(path: str, length: int, kind: str = "application/json") -> bytes:
-    return (f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n"
-            f"content-length: {length}\r\n\r\n").encode()
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n"
+        f"content-length: {length}\r\n\r\n"
+    ).encode()
 
 
 def post(**body) -> bytes:
@@ -38,10 +42,16 @@ def post(**body) -> bytes:
 
 def upload(picture: bytes, **fields: str) -> bytes:
     """An edit as multipart."""
-    parts = b"".join(f'--limit\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
-                     for name, value in fields.items())
-    content = (parts + b'--limit\r\ncontent-disposition: form-data; name="image"; filename="p.png"\r\n\r\n' + picture
-               + b"\r\n--limit--\r\n")
+    parts = b"".join(
+        f'--limit\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in fields.items()
+    )
+    content = (
+        parts
+        + b'--limit\r\ncontent-disposition: form-data; name="image"; filename="p.png"\r\n\r\n'
+        + picture
+        + b"\r\n--limit--\r\n"
+    )
     return head(EDITS, len(content), "multipart/form-data; boundary=limit") + content
 
 
@@ -61,8 +71,12 @@ def error_of(received: bytes) -> dict:
 def counted(process: Process, name: str, **labels: str) -> float:
     """The sum of a counter's samples that have these labels."""
     lines = process.get("/metrics").text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{")
-               and all(f'{label}="{value}"' in line for label, value in labels.items()))
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith(name + "{")
+        and all(f'{label}="{value}"' in line for label, value in labels.items())
+    )
 
 
 def alone(process: Process, **body) -> list[str]:
@@ -87,22 +101,28 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 # --- clients that leave ---
 
+
 @pytest.mark.parametrize("size", [10_000, 3_000_000], ids=["in memory", "in a file"])
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=limit"])
 def test_leaving_in_the_middle_of_an_upload_leaves_nothing_behind(process, kind, size):
     def files() -> int:
         return len(os.listdir(f"/proc/{process.process.pid}/fd"))
 
-    size = size if "multipart" in kind else min(size, 50_000)  # what is held in memory has a limit of 128 KiB
+    # what is held in memory has a limit of 128 KiB
+    size = size if "multipart" in kind else min(size, 50_000)
     before, refused = files(), counted(process, "linpix_requests_rejected_total")
     begin = b'--limit\r\ncontent-disposition: form-data; name="image"; filename="p.png"\r\n\r\n'
     for _ in range(5):
         with process.connect() as connection:
-            connection.sendall(head(EDITS if "multipart" in kind else GENERATIONS, 2 * size, kind)
-                               + (begin if "multipart" in kind else b"[") + b" " * size)
+            connection.sendall(
+                head(EDITS if "multipart" in kind else GENERATIONS, 2 * size, kind)
+                + (begin if "multipart" in kind else b"[")
+                + b" " * size
+            )
             time.sleep(0.05)
     assert eventually(lambda: files() <= before, 30)
-    assert counted(process, "linpix_requests_rejected_total") == refused  # nobody was refused: they left
+    # nobody was refused: they left
+    assert counted(process, "linpix_requests_rejected_total") == refused
     assert process.quiet("tiny")
 
 
@@ -134,7 +154,9 @@ def test_leaving_while_it_runs_frees_the_slots_for_waiting_requests(process, str
 
 
 def test_a_client_that_leaves_at_any_moment_is_counted_once_with_all_its_images(tiny):
-    """An image takes some 45 ms here: some leave before it is begun, some just as it is finished, some after that."""
+    """An image takes some 45 ms here: some leave before it is begun, some just as it is finished,
+    some after that.
+    """
     with serving(tiny.parent, "--slots", "4", "--faults", "slow:every=1:ms=5") as process:
         chance = random.Random(0)
         delays = [chance.uniform(0, 0.15) for _ in range(200)]
@@ -158,31 +180,46 @@ def stalled(process: Process) -> socket.socket:
     """The connection of a client that asks for a long stream and reads nothing of it."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # else the server's socket takes all of it
+    # else the server's socket takes all of it
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
     connection.connect(("127.0.0.1", int(process.url.rsplit(":", 1)[1])))
     connection.sendall(post(n=64, stream=True, size="128x128"))
-    assert eventually(lambda: counted(process, "linpix_images_completed_total", outcome="completed") == 64, 60)
+    assert eventually(
+        lambda: counted(process, "linpix_images_completed_total", outcome="completed") == 64, 60
+    )
     time.sleep(1)
     assert process.metric("linpix_requests_running") == 1  # what is drawn has not reached anybody
     return connection
 
 
 def test_a_client_that_does_not_read_its_stream_loses_it_some_time_after_the_deadline(tiny):
-    with serving(tiny.parent, "--max-n", "64", "--request-timeout", "5") as process, stalled(process):
+    with (
+        serving(tiny.parent, "--max-n", "64", "--request-timeout", "5") as process,
+        stalled(process),
+    ):
         assert eventually(lambda: process.quiet("tiny"), 30)
         assert counted(process, "linpix_requests_total", outcome="cancelled") == 1
-        assert eventually(lambda: any("does not read the stream" in line for line in process.printed))
+        assert eventually(
+            lambda: any("does not read the stream" in line for line in process.printed)
+        )
 
 
 # --- a server that stops ---
 
-@pytest.mark.parametrize("ms", [0, 5, 8, 10, 12, 15, 20, 50, 200])  # a start is mostly imports of native modules
+
+# a start is mostly imports of native modules
+@pytest.mark.parametrize("ms", [0, 5, 8, 10, 12, 15, 20, 50, 200])
 def test_sigterm_before_it_serves_ends_it_with_0(tiny, ms):
-    with subprocess.Popen([sys.executable, "-m", "linpix", "serve", "--port", "0",
-                           "--checkpoints", str(tiny.parent)], stderr=subprocess.PIPE, text=True) as starting:
+    with subprocess.Popen(
+        [sys.executable, "-m", "linpix", "serve", "--port", "0", "--checkpoints", str(tiny.parent)],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as starting:
         status = Path(f"/proc/{starting.pid}/status")
         caught = 1 << signal.SIGTERM - 1
-        assert eventually(lambda: bool(int(re.search(r"SigCgt:\s+(\S+)", status.read_text())[1], 16) & caught), 60)
+        assert eventually(
+            lambda: bool(int(re.search(r"SigCgt:\s+(\S+)", status.read_text())[1], 16) & caught), 60
+        )
         time.sleep(ms / 1000)
         starting.terminate()
         try:
@@ -193,9 +230,23 @@ def test_sigterm_before_it_serves_ends_it_with_0(tiny, ms):
 
 
 def test_sigterm_under_load_answers_or_ends_every_request_and_exits_with_0(tiny):
-    """Clients that come again and again until they are refused; the drain is too short for all that wait."""
-    with serving(tiny.parent, "--slots", "4", "--max-queue", "64", "--drain-timeout", "1.5", "--faults", SLOW) \
-            as process, ThreadPoolExecutor(24) as pool:
+    """Clients that come again and again until they are refused; the drain is too short for all that
+    wait.
+    """
+    with (
+        serving(
+            tiny.parent,
+            "--slots",
+            "4",
+            "--max-queue",
+            "64",
+            "--drain-timeout",
+            "1.5",
+            "--faults",
+            SLOW,
+        ) as process,
+        ThreadPoolExecutor(24) as pool,
+    ):
         answers: list[httpx.Response] = []
 
         def come(index: int) -> None:
@@ -205,15 +256,20 @@ def test_sigterm_under_load_answers_or_ends_every_request_and_exits_with_0(tiny)
                         if index % 3 == 2:
                             answer = client.post(EDITS, files={"image": occluded()})
                         else:
-                            answer = client.post(GENERATIONS, json={"n": 1 + index % 2, "stream": index % 3 == 1})
-                    except httpx.ConnectError:  # the process has ended since this client's last answer
+                            answer = client.post(
+                                GENERATIONS, json={"n": 1 + index % 2, "stream": index % 3 == 1}
+                            )
+                    # the process has ended since this client's last answer
+                    except httpx.ConnectError:
                         return
                     answers.append(answer)
                     if answer.status_code != 200 or '"code":"draining"' in answer.text:
                         return
 
         clients = [pool.submit(come, index) for index in range(24)]
-        assert eventually(lambda: counted(process, "linpix_requests_total", outcome="completed") >= 4, 30)
+        assert eventually(
+            lambda: counted(process, "linpix_requests_total", outcome="completed") >= 4, 30
+        )
         process.process.send_signal(signal.SIGTERM)
         for client in clients:
             client.result(60)  # no connection was cut: that would raise here
@@ -237,8 +293,12 @@ def test_sigterm_under_load_answers_or_ends_every_request_and_exits_with_0(tiny)
 
 def test_an_upload_that_is_not_whole_when_the_drain_begins_is_refused_at_once(tiny):
     """While others finish: it would be refused once it is whole."""
-    with serving(tiny.parent, "--faults", SLOW) as process, ThreadPoolExecutor(1) as pool, \
-            process.connect() as edit, process.connect() as generation:
+    with (
+        serving(tiny.parent, "--faults", SLOW) as process,
+        ThreadPoolExecutor(1) as pool,
+        process.connect() as edit,
+        process.connect() as generation,
+    ):
         running = pool.submit(alone, process, n=2)
         edit.sendall(upload(occluded())[:-40])
         generation.sendall(post(n=2)[:-3])
@@ -254,8 +314,11 @@ def test_an_upload_that_is_not_whole_when_the_drain_begins_is_refused_at_once(ti
 
 
 def test_connections_kept_alive_are_closed_while_it_drains_and_do_not_hold_the_exit_back(tiny):
-    with serving(tiny.parent, "--faults", SLOW) as process, contextlib.ExitStack() as stack, \
-            ThreadPoolExecutor(1) as pool:
+    with (
+        serving(tiny.parent, "--faults", SLOW) as process,
+        contextlib.ExitStack() as stack,
+        ThreadPoolExecutor(1) as pool,
+    ):
         idle = [stack.enter_context(process.connect()) for _ in range(3)]
         for connection in idle:
             connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -282,10 +345,18 @@ def test_connections_kept_alive_are_closed_while_it_drains_and_do_not_hold_the_e
 
 
 def test_a_second_sigterm_ends_what_runs_at_once(tiny):
-    with serving(tiny.parent, "--drain-timeout", "600", "--faults", "slow:every=1:ms=1000") as process, \
-            ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(httpx.post, process.url + GENERATIONS, json={"n": 16, "stream": stream}, timeout=60)
-                 for stream in (False, True)]
+    with (
+        serving(
+            tiny.parent, "--drain-timeout", "600", "--faults", "slow:every=1:ms=1000"
+        ) as process,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        asked = [
+            pool.submit(
+                httpx.post, process.url + GENERATIONS, json={"n": 16, "stream": stream}, timeout=60
+            )
+            for stream in (False, True)
+        ]
         assert eventually(lambda: process.metric("linpix_requests_running") == 2)
         process.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: process.get("/readyz").status_code == 503)
@@ -327,8 +398,12 @@ def test_after_sigkill_it_serves_again_on_the_same_port_what_it_served_before(ti
         before = process.get("/v1/models").json()
         expected = alone(process, seed=11)
         with ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(httpx.post, process.url + GENERATIONS, json={"n": 2, "stream": True}, timeout=60)
-                     for _ in range(4)]
+            asked = [
+                pool.submit(
+                    httpx.post, process.url + GENERATIONS, json={"n": 2, "stream": True}, timeout=60
+                )
+                for _ in range(4)
+            ]
             assert eventually(lambda: process.metric("linpix_requests_running") == 4)
             process.process.kill()
             assert process.process.wait(timeout=60) == -signal.SIGKILL
@@ -338,7 +413,8 @@ def test_after_sigkill_it_serves_again_on_the_same_port_what_it_served_before(ti
     began = time.monotonic()
     with serving(ROOT / "checkpoints", "--slots", "8", "--port", port) as process:
         assert process.get("/readyz").status_code == 200
-        assert time.monotonic() - began < 60  # 5 s is the aim: tools/benchmarks/restart.py measures it
+        # 5 s is the aim: tools/benchmarks/restart.py measures it
+        assert time.monotonic() - began < 60
         assert process.get("/v1/models").json() == before
         assert alone(process, seed=11) == expected
         assert process.quiet("mnist-small")

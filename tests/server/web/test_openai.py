@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-OLD_CLIENT = Path(sys.prefix) / "openai-1"  # where `make venv` puts openai 1.x, apart from the current one
+# where `make venv` puts openai 1.x, apart from the current one
+OLD_CLIENT = Path(sys.prefix) / "openai-1"
 
 SCRIPT = """
     import base64, io, sys
@@ -76,7 +77,7 @@ SCRIPT = """
         else:
             raise AssertionError("no error")
     print("all good")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(("major", "folder"), [("3", None), ("1", OLD_CLIENT)])
@@ -86,6 +87,12 @@ def test_a_stock_client_lists_generates_streams_edits_and_understands_errors(ser
         if not folder.is_dir():
             pytest.skip(f"openai 1.x is not at {folder}; make venv installs it there")
         environment["PYTHONPATH"] = str(folder)
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT), server.url, major], env=environment,
-                           capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), server.url, major],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ended.stdout.strip() == "all good", ended.stderr

@@ -11,32 +11,80 @@ LETTERS, CAPITALS = [*string.ascii_letters], [*string.ascii_uppercase]
 THINGS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
-@pytest.mark.parametrize(("prompt", "names", "label"), [
-    ("7", DIGITS, 7), ("seven", DIGITS, 7), ("draw the digit 7", DIGITS, 7), ("one", DIGITS, 1), ("77", DIGITS, None),
-    ("a handwritten one", DIGITS, 1), ("digit-1", DIGITS, 1), ("-1", DIGITS, None), ("a -1 or a 4", DIGITS, 4),
-    ("1.5", DIGITS, None), ("3.", DIGITS, 3), ("a number", DIGITS, None),
-    ("a green frog", THINGS, 6), ("car", THINGS, 1), ("Puppy!", THINGS, 5), ("a dog and a cat", THINGS, 5),
-    ("3", THINGS, 3), ("three 3", THINGS, None), ("a boat", THINGS, 8), ("catalogue", THINGS, None),
-    ("an ice cream", ["ice", "pie", "ice cream"], 2), ("a polar bear", ["polar_bear"], 0), ("a cat", [], None),
-    ("a caf\u00e9", ["cafe\u0301"], 0), ("a cafe\u0301", ["caf\u00e9"], 0), ("CAFE\u0301", ["caf\u00e9"], 0),
-    ("\ud800", DIGITS, None), ("+", ["-", "+"], 1), ("a +", ["-", "+"], None), ("cat " * 10_000, THINGS, 3),
-    ("g", LETTERS, 6), (" G ", LETTERS, 32), ("a", LETTERS, 0), ("the letter A.", LETTERS, 26),
-    ("a bold g", LETTERS, 6), ("A picture of a g", LETTERS, 6), ("I want a Q", LETTERS, 42),
-    ("the capital I", LETTERS, 34), ("a picture of the letter A", LETTERS, 26), ("a nice A", LETTERS, 26),
-    ("A picture of the letter a", LETTERS, 0), ("a picture of an I", LETTERS, 34), ("I want an A", LETTERS, 26),
-    ("I'd like a g", LETTERS, 6), ("it\u2019s a g", LETTERS, 6), ("I don't want a Q", LETTERS, 42),
-    ("a dog's face", THINGS, 5), ("a bird\u2019s nest", THINGS, 2), ("the letter g's tail", LETTERS, 6),
-    ("I want a G", CAPITALS, 6), ("i want an a", CAPITALS, 0), ("an i", CAPITALS, 8), ("DOG", ["a", "A", "dog"], 2),
-    ("my dog", ["a", "A", "Dog"], 2), ("hello", LETTERS, None), ("e\u0301", ["\u00e9", "\u00c9"], 0)])
+@pytest.mark.parametrize(
+    ("prompt", "names", "label"),
+    [
+        ("7", DIGITS, 7),
+        ("seven", DIGITS, 7),
+        ("draw the digit 7", DIGITS, 7),
+        ("one", DIGITS, 1),
+        ("77", DIGITS, None),
+        ("a handwritten one", DIGITS, 1),
+        ("digit-1", DIGITS, 1),
+        ("-1", DIGITS, None),
+        ("a -1 or a 4", DIGITS, 4),
+        ("1.5", DIGITS, None),
+        ("3.", DIGITS, 3),
+        ("a number", DIGITS, None),
+        ("a green frog", THINGS, 6),
+        ("car", THINGS, 1),
+        ("Puppy!", THINGS, 5),
+        ("a dog and a cat", THINGS, 5),
+        ("3", THINGS, 3),
+        ("three 3", THINGS, None),
+        ("a boat", THINGS, 8),
+        ("catalogue", THINGS, None),
+        ("an ice cream", ["ice", "pie", "ice cream"], 2),
+        ("a polar bear", ["polar_bear"], 0),
+        ("a cat", [], None),
+        ("a caf\u00e9", ["cafe\u0301"], 0),
+        ("a cafe\u0301", ["caf\u00e9"], 0),
+        ("CAFE\u0301", ["caf\u00e9"], 0),
+        ("\ud800", DIGITS, None),
+        ("+", ["-", "+"], 1),
+        ("a +", ["-", "+"], None),
+        ("cat " * 10_000, THINGS, 3),
+        ("g", LETTERS, 6),
+        (" G ", LETTERS, 32),
+        ("a", LETTERS, 0),
+        ("the letter A.", LETTERS, 26),
+        ("a bold g", LETTERS, 6),
+        ("A picture of a g", LETTERS, 6),
+        ("I want a Q", LETTERS, 42),
+        ("the capital I", LETTERS, 34),
+        ("a picture of the letter A", LETTERS, 26),
+        ("a nice A", LETTERS, 26),
+        ("A picture of the letter a", LETTERS, 0),
+        ("a picture of an I", LETTERS, 34),
+        ("I want an A", LETTERS, 26),
+        ("I'd like a g", LETTERS, 6),
+        ("it\u2019s a g", LETTERS, 6),
+        ("I don't want a Q", LETTERS, 42),
+        ("a dog's face", THINGS, 5),
+        ("a bird\u2019s nest", THINGS, 2),
+        ("the letter g's tail", LETTERS, 6),
+        ("I want a G", CAPITALS, 6),
+        ("i want an a", CAPITALS, 0),
+        ("an i", CAPITALS, 8),
+        ("DOG", ["a", "A", "dog"], 2),
+        ("my dog", ["a", "A", "Dog"], 2),
+        ("hello", LETTERS, None),
+        ("e\u0301", ["\u00e9", "\u00c9"], 0),
+    ],
+)
 def test_a_class_is_found_in_a_prompt(prompt, names, label):
     found, revised, warning = wish(prompt, names)
     assert found == label
-    assert revised == (names[label] if label is not None else "an image of any class" if names else "an image")
+    assert revised == (
+        names[label] if label is not None else "an image of any class" if names else "an image"
+    )
     warning.encode(), revised.encode()
 
 
 def test_the_first_class_is_drawn_and_a_warning_names_all_other_words():
-    assert wish("Cat, cat and a dog", THINGS)[2] == "prompt: these words have no effect: and, a, dog"
+    assert (
+        wish("Cat, cat and a dog", THINGS)[2] == "prompt: these words have no effect: and, a, dog"
+    )
     assert wish("a dog", THINGS)[2] == "prompt: these words have no effect: a"
     assert wish("dog", THINGS)[2] == ""
     assert wish("cat " + " ".join(map(str, range(20, 40))), THINGS)[2].endswith("28, 29, ...")

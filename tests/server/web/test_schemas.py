@@ -27,26 +27,54 @@ EXAMPLES = int(os.environ.get("LINPIX_TEST_EXAMPLES", "50"))  # a route
 
 def not_a_failure_of_ours(context, response, case):
     """No 5xx, but for the 504 of a request that says itself by when it is to be done."""
-    timed = "X-Request-Timeout" in (case.headers or {}) or (isinstance(case.body, dict) and "timeout" in case.body)
-    return None if timed and response.status_code == 504 else not_a_server_error(context, response, case)
+    timed = "X-Request-Timeout" in (case.headers or {}) or (
+        isinstance(case.body, dict) and "timeout" in case.body
+    )
+    return (
+        None
+        if timed and response.status_code == 504
+        else not_a_server_error(context, response, case)
+    )
 
 
 def as_its_schema_says(context, response, case):
-    """The fields of an answer; of a stream, whose schema is that of one event's data, those of each event."""
+    """The fields of an answer; of a stream, whose schema is that of one event's data, those of each
+    event.
+    """
     if not response.headers["content-type"][0].startswith("text/event-stream"):
         return response_schema_conformance(context, response, case)
-    schema = case.operation.definition.raw["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    schema = case.operation.definition.raw["responses"]["200"]["content"]["text/event-stream"][
+        "schema"
+    ]
     for event in events_of(response.text):
-        jsonschema.validate(event, schema | {"components": case.operation.schema.raw_schema["components"]})
+        jsonschema.validate(
+            event, schema | {"components": case.operation.schema.raw_schema["components"]}
+        )
     return None
 
 
-CHECKS = [not_a_failure_of_ours, status_code_conformance, content_type_conformance, response_headers_conformance,
-          as_its_schema_says]
+CHECKS = [
+    not_a_failure_of_ours,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    as_its_schema_says,
+]
 
-ROUTES = ["GET /v1/models", "GET /v1/models/{model}", "POST /v1/images/generations", "POST /v1/images/edits",
-          "POST /v1/images/likelihoods", "POST /v1/compare", "GET /v1/compare/{id}", "DELETE /v1/compare/{id}",
-          "GET /v1/status", "GET /metrics", "GET /healthz", "GET /readyz"]
+ROUTES = [
+    "GET /v1/models",
+    "GET /v1/models/{model}",
+    "POST /v1/images/generations",
+    "POST /v1/images/edits",
+    "POST /v1/images/likelihoods",
+    "POST /v1/compare",
+    "GET /v1/compare/{id}",
+    "DELETE /v1/compare/{id}",
+    "GET /v1/status",
+    "GET /metrics",
+    "GET /healthz",
+    "GET /readyz",
+]
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +84,27 @@ def api(server):
 
 def test_every_documented_route_is_tried(api):
     operations = [found.ok() for found in api.get_all_operations()]
-    assert sorted(f"{operation.method.upper()} {operation.path}" for operation in operations) == sorted(ROUTES)
+    assert sorted(
+        f"{operation.method.upper()} {operation.path}" for operation in operations
+    ) == sorted(ROUTES)
 
 
-@pytest.mark.parametrize(("route", "mode"), [
-    *((route, GenerationMode.POSITIVE) for route in ROUTES),
-    *((route, GenerationMode.NEGATIVE) for route in ROUTES if route.startswith("POST")),  # only they have a body
-], ids=str)
+@pytest.mark.parametrize(
+    ("route", "mode"),
+    [
+        *((route, GenerationMode.POSITIVE) for route in ROUTES),
+        # only they have a body
+        *((route, GenerationMode.NEGATIVE) for route in ROUTES if route.startswith("POST")),
+    ],
+    ids=str,
+)
 def test_every_answer_is_documented_and_none_is_a_failure_of_ours(api, route, mode):
     method, path = route.split()
     operation = api[path][method]
 
-    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(
+        max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
     @given(case=operation.as_strategy(generation_mode=mode))
     def answers_as_documented(case):
         case.call_and_validate(checks=CHECKS, timeout=30)
@@ -82,14 +119,19 @@ def test_every_sequence_of_requests_is_answered_as_documented(api, server):
 
     class Sequences(api.as_state_machine()):
         def setup(self):
-            latest = httpx.get(f"{server.url}/v1/status").json()["comparison"]  # one runs at a time: perhaps another
+            # one runs at a time: perhaps another
+            latest = httpx.get(f"{server.url}/v1/status").json()["comparison"]
             if latest and latest["status"] == "running":  # test's
                 httpx.delete(f"{server.url}/v1/compare/{latest['id']}").raise_for_status()
 
         def call(self, case, **kwargs):
-            """Of the same sequence the same answers: after a cancelled comparison the next waits until it may begin."""
+            """Of the same sequence the same answers: after a cancelled comparison the next waits
+            until it may begin.
+            """
             end = time.monotonic() + 120
-            while (answer := case.call(**kwargs)).status_code == 409 and "retry-after-ms" in answer.headers:
+            while (
+                answer := case.call(**kwargs)
+            ).status_code == 409 and "retry-after-ms" in answer.headers:
                 assert time.monotonic() < end, answer.text
                 time.sleep(int(answer.headers["retry-after-ms"][0]) / 1000)
             return answer
@@ -109,7 +151,18 @@ def test_every_sequence_of_requests_is_answered_as_documented(api, server):
             while begun:  # leave none behind
                 httpx.delete(f"{server.url}/v1/compare/{begun.pop()}").raise_for_status()
 
-    Sequences.run(settings=settings(max_examples=EXAMPLES, stateful_step_count=8, deadline=None, database=None,
-                                    suppress_health_check=list(HealthCheck)))
-    for linked in (("GET /v1/compare/{id}", 200), ("DELETE /v1/compare/{id}", 200), ("GET /v1/models/{model}", 200)):
+    Sequences.run(
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=8,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+    )
+    for linked in (
+        ("GET /v1/compare/{id}", 200),
+        ("DELETE /v1/compare/{id}", 200),
+        ("GET /v1/models/{model}", 200),
+    ):
         assert answers[linked], f"nothing led to {linked}: {answers}"

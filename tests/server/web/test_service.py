@@ -43,7 +43,7 @@ async def begun(count: int) -> list[str]:
     return Upload.begun
 
 
-async def test_the_next_place_goes_to_a_client_that_has_none_however_many_uploads_another_sent_before():
+async def test_the_next_place_goes_to_a_client_without_one_however_many_uploads_wait():
     slots = UploadSlots()
     many = [Upload(slots, "many") for _ in range(20)]
     assert await begun(UPLOAD_SLOTS) == ["many"] * UPLOAD_SLOTS
@@ -57,11 +57,11 @@ async def test_the_next_place_goes_to_a_client_that_has_none_however_many_upload
     await asyncio.gather(*(upload.task for upload in [*many, *late]))
 
 
-async def test_who_leaves_the_line_takes_no_place_and_who_leaves_while_it_is_decoded_keeps_it_until_the_end():
+async def test_a_client_that_leaves_the_queue_takes_no_place_and_one_that_is_decoded_keeps_it():
     slots = UploadSlots()
     uploads = [Upload(slots, "a") for _ in range(UPLOAD_SLOTS + 3)]
     await begun(UPLOAD_SLOTS)
-    uploads[0].task.cancel()     # being decoded
+    uploads[0].task.cancel()  # being decoded
     uploads[UPLOAD_SLOTS].task.cancel()  # in line
     await asyncio.sleep(0.02)
     assert len(Upload.begun) == UPLOAD_SLOTS
@@ -71,4 +71,5 @@ async def test_who_leaves_the_line_takes_no_place_and_who_leaves_while_it_is_dec
         upload._go.set()
     await asyncio.gather(*(upload.task for upload in uploads), return_exceptions=True)
     assert len(Upload.begun) == UPLOAD_SLOTS + 2
-    await asyncio.gather(*(slots.run("b", lambda: None) for _ in range(5)))  # every place is there again
+    # every place is there again
+    await asyncio.gather(*(slots.run("b", lambda: None) for _ in range(5)))

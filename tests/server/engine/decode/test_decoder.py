@@ -1,4 +1,6 @@
-"""Slots and quanta: an image depends neither on how its steps are divided nor on its slot or its neighbours."""
+"""Slots and quanta: an image depends neither on how its steps are divided nor on its slot or its
+neighbours.
+"""
 
 import dataclasses
 import sys
@@ -31,7 +33,11 @@ SEEDS = list(range(100, 107))
 
 
 # a model that skips the layers amid background
-BACKGROUND = {"background": 0, "background_dim": 16, "look_ups": ("previous", "row", "column", "class")}
+BACKGROUND = {
+    "background": 0,
+    "background_dim": 16,
+    "look_ups": ("previous", "row", "column", "class"),
+}
 
 
 def loaded(kind="linear", side=8) -> checkpoint.Checkpoint:
@@ -51,14 +57,21 @@ class Tiny:
     def __call__(self, slots: int, source: checkpoint.Checkpoint | None = None) -> Decoder:
         source = source or self.checkpoint
         if self.engine == "gpu":
-            pool = GpuPool(source.net, slots, precision="fp32", device="cpu", operators=self.operators)
+            pool = GpuPool(
+                source.net, slots, precision="fp32", device="cpu", operators=self.operators
+            )
             return CudaDecoder(source, slots, pool, precision="fp32")
         return new_decoder(source, slots, self.engine, "fp32")
 
 
-KINDS = [("linear", "eager"), ("softmax", "eager"), ("linear", "compiled"),
-         ("background", "compiled"), pytest.param(("background", "eager"), marks=pytest.mark.slow),
-         *[pytest.param((kind, "gpu"), marks=pytest.mark.slow) for kind in ("linear", "background")]]
+KINDS = [
+    ("linear", "eager"),
+    ("softmax", "eager"),
+    ("linear", "compiled"),
+    ("background", "compiled"),
+    pytest.param(("background", "eager"), marks=pytest.mark.slow),
+    *[pytest.param((kind, "gpu"), marks=pytest.mark.slow) for kind in ("linear", "background")],
+]
 
 
 @pytest.fixture(params=KINDS, ids="-".join)
@@ -66,7 +79,10 @@ def tiny(request):
     """gpu: emulated."""
     if request.param[1] == "compiled" and not ops.compiled:
         pytest.skip(ops.why())
-    return Tiny(*request.param, request.getfixturevalue("emulated").operators if request.param[1] == "gpu" else None)
+    return Tiny(
+        *request.param,
+        request.getfixturevalue("emulated").operators if request.param[1] == "gpu" else None,
+    )
 
 
 def begin(engine: Decoder, slots, specs, piece=64):
@@ -74,7 +90,9 @@ def begin(engine: Decoder, slots, specs, piece=64):
     for slot, spec in zip(slots, specs, strict=True):
         engine.take([slot], images([spec]))
         for position in range(0, spec.prefix, piece):
-            engine.prefill(*(np.array([x]) for x in (slot, position, min(piece, spec.prefix - position))))
+            engine.prefill(
+                *(np.array([x]) for x in (slot, position, min(piece, spec.prefix - position)))
+            )
 
 
 def decode(engine: Decoder, specs, quantum=8, slots=None, piece=64):
@@ -87,7 +105,9 @@ def decode(engine: Decoder, specs, quantum=8, slots=None, piece=64):
         steps = [min(quantum, 64 - positions[i]) for i in order]
         done = engine.quantum([slots[i] for i in order], [positions[i] for i in order], steps)
         for i, count, position in zip(order, steps, done.positions, strict=True):
-            assert position == positions[i] + count or (engine.skips and position > positions[i] + count)
+            assert position == positions[i] + count or (
+                engine.skips and position > positions[i] + count
+            )
             positions[i] = position
     return engine.canvases(slots)
 
@@ -99,7 +119,8 @@ def specs(**options):
 def test_the_modeldraws_what_the_plain_decode_loop_draws(tiny):
     expected = generate(tiny.checkpoint.net, SEEDS, labels=[3] * 7, temperature=0.8).numpy()
     found = decode(tiny(7), specs(label=3, temperature=0.8))
-    assert (found == expected).mean() > (0.9 if tiny.engine == "compiled" else 0.999999)  # which rounds differently
+    # which rounds differently
+    assert (found == expected).mean() > (0.9 if tiny.engine == "compiled" else 0.999999)
 
 
 @pytest.mark.parametrize("quantum", [1, 5, 64])
@@ -123,9 +144,10 @@ def test_a_slot_is_as_good_as_new_for_its_next_image(tiny):
 
 
 def test_an_image_hardly_depends_on_the_size_of_its_batch(tiny):
-    """Level (b) of determinism is the compiled engine's promise, not the eager one's: matrix products of other sizes
-    add up in another order, so parameters differ in their last bits, and now and then a value next to a boundary
-    is rounded the other way. On this model at least nine sub-pixels of ten stay the same."""
+    """Level (b) of determinism is the compiled engine's promise, not the eager one's: matrix
+    products of other sizes add up in another order, so parameters differ in their last bits, and
+    now and then a value next to a boundary is rounded the other way. On this model at least nine
+    sub-pixels of ten stay the same."""
     together = decode(tiny(7), specs())
     alone = np.concatenate([decode(tiny(1), [spec]) for spec in specs()])
     assert (together == alone).mean() > 0.9
@@ -143,25 +165,34 @@ def test_known_sub_pixels_are_kept_wherever_they_are_and_steer_what_follows(tiny
 
 @pytest.mark.parametrize("prefix", [1, 20, 63, 64])
 def test_a_prefilled_prefix_continues_as_if_it_had_been_decoded(prefix):
-    """Prefill and decode agree to rounding; with seeds and weights as here, to the same bytes nearly everywhere."""
+    """Prefill and decode agree to rounding; with seeds and weights as here, to the same bytes
+    nearly everywhere.
+    """
     source = loaded()
     free = decode(EagerDecoder(source, 7), specs())
     known = np.arange(64) < prefix
     for seed, image in zip(SEEDS, free, strict=True):
-        again = decode(EagerDecoder(source, 1), [Job(seed=seed, canvas=image * known, known=known)])[0]
+        again = decode(
+            EagerDecoder(source, 1), [Job(seed=seed, canvas=image * known, known=known)]
+        )[0]
         assert np.array_equal(again[:prefix], image[:prefix])
         assert (again == image).mean() > 0.8
 
 
 @pytest.mark.parametrize("prefix", [20, 32, 33, 63])
 def test_a_prefix_may_be_prefilled_in_pieces(tiny, prefix):
-    canvas, known = np.random.default_rng(0).integers(0, 256, 64, dtype=np.uint8), np.arange(64) < prefix
+    canvas, known = (
+        np.random.default_rng(0).integers(0, 256, 64, dtype=np.uint8),
+        np.arange(64) < prefix,
+    )
     given = specs(canvas=canvas * known, known=known)
     assert np.array_equal(decode(tiny(7), given, piece=32), decode(tiny(7), given))
 
 
 def prefilled_slowly(model: Engine, monkeypatch, seconds=0.06) -> list[tuple]:
-    """What the engine is to do from now on, in order: (slots, positions, steps) of prefills, (slots,) of quanta."""
+    """What the engine is to do from now on, in order: (slots, positions, steps) of prefills,
+    (slots,) of quanta.
+    """
     engine, calls = model.decoder, []
     prefill, quantum = engine.prefill, engine.quantum
 
@@ -193,11 +224,14 @@ def test_completions_of_one_picture_prefill_once_by_pieces_while_others_decode(t
     submit(model, "complete", completions([1, 2, 3]))
     images = finish(model).images
     pieces = [call for call in calls if len(call) == 3]
-    assert pieces == [([2], [position], [min(stride, 200 - position)]) for position in range(0, 200, stride)]
+    assert pieces == [
+        ([2], [position], [min(stride, 200 - position)]) for position in range(0, 200, stride)
+    ]
     until = calls.index(pieces[-1])
     kinds = "".join("q" if call == ([1],) else "p" for call in calls[:until])
-    beside = kinds[:kinds.rindex("q") + 1]  # as long as the other image is drawn
-    assert beside.startswith("pq") and "pp" not in beside  # quanta make up for a long piece before the next one
+    beside = kinds[: kinds.rindex("q") + 1]  # as long as the other image is drawn
+    # quanta make up for a long piece before the next one
+    assert beside.startswith("pq") and "pp" not in beside
     together = np.stack([images["complete", index] for index in range(3)])
     assert len(np.unique(together, axis=0)) == 3
     assert (together[:, :200] == 200).all()
@@ -205,7 +239,8 @@ def test_completions_of_one_picture_prefill_once_by_pieces_while_others_decode(t
         alone = Engine(tiny(1, tiny.larger))
         submit(alone, request, [spec])
         equal = finish(alone).images[request, 0] == images[request, 0]
-        assert equal.mean() > 0.9 if tiny.engine == "eager" else equal.all()  # another size of batch rounds otherwise
+        # another size of batch rounds otherwise
+        assert equal.mean() > 0.9 if tiny.engine == "eager" else equal.all()
 
 
 def test_a_request_that_leaves_in_the_middle_of_its_prefill_frees_its_slots(tiny, monkeypatch):
@@ -221,7 +256,9 @@ def test_a_request_that_leaves_in_the_middle_of_its_prefill_frees_its_slots(tiny
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_prefill_that_throws_is_begun_again_once_and_then_ends_its_request_alone(tiny, monkeypatch, times):
+def test_a_prefill_that_throws_is_begun_again_once_and_then_ends_its_request_alone(
+    tiny, monkeypatch, times
+):
     expected = Engine(tiny(3, tiny.larger))
     submit(expected, "bad", completions([1, 2]))
     clean = finish(expected).images
@@ -241,7 +278,11 @@ def test_a_prefill_that_throws_is_begun_again_once_and_then_ends_its_request_alo
     assert failed.keys() == ({"bad"} if times == 2 else set())
     assert images.keys() == {("good", 0)} | (set() if times == 2 else clean.keys())
     assert times == 2 or all(np.mean(images[key] == image) > 0.9 for key, image in clean.items())
-    assert times == 2 or tiny.engine == "eager" or all(np.array_equal(images[key], clean[key]) for key in clean)
+    assert (
+        times == 2
+        or tiny.engine == "eager"
+        or all(np.array_equal(images[key], clean[key]) for key in clean)
+    )
     assert len(model.scheduler.free) == 3
 
 
@@ -256,7 +297,9 @@ def test_a_picture_without_a_hole_is_not_prefilled(tiny, monkeypatch):
 def test_a_wait_for_a_slot_does_not_include_the_images_own_prefill(monkeypatch):
     model, begun = Engine(EagerDecoder(loaded(side=16), 1)), []
     prefill = model.decoder.prefill
-    monkeypatch.setattr(model.decoder, "prefill", lambda *given: (begun.append(time.monotonic()), prefill(*given)))
+    monkeypatch.setattr(
+        model.decoder, "prefill", lambda *given: (begun.append(time.monotonic()), prefill(*given))
+    )
     submit(model, "complete", completions([1]))
     assert model.run_quantum().joined_at <= begun[0]
 
@@ -295,27 +338,44 @@ def test_a_quantum_that_threw_half_way_is_put_back_and_run_again_in_parts(tiny):
     assert np.array_equal(*images)
 
 
-def run_all(model: Engine, requests: dict[str, list[int]]) -> tuple[dict[int, Any], dict[str, Exception], int]:
+def run_all(
+    model: Engine, requests: dict[str, list[int]]
+) -> tuple[dict[int, Any], dict[str, Exception], int]:
     """Images by seed, requests that failed, quanta that were run again."""
     for request, seeds in requests.items():
-        submit(model, request, [Job(seed=seed, stream=True) for seed in seeds])  # many quanta on a GPU too
+        # many quanta on a GPU too
+        submit(model, request, [Job(seed=seed, stream=True) for seed in seeds])
     ended = finish(model)
     assert len(model.scheduler.free) == model.decoder.slots
-    return ({requests[request][index]: canvas for (request, index), canvas in ended.images.items()}, ended.failed,
-            ended.retried)
+    return (
+        {requests[request][index]: canvas for (request, index), canvas in ended.images.items()},
+        ended.failed,
+        ended.retried,
+    )
 
 
 REQUESTS = {"a": [100], "b": [101, 102], "c": [103], "d": [104, 105], "e": [106]}
 
 
-@pytest.mark.parametrize(("faults", "lost"), [
-    ("throw:image=102", {"b"}), ("throw:image=102,throw:image=106", {"b", "e"}), ("glitch:every=2", set()),
-    ("nan:image=104,throw:image=100", {"a", "d"}), ("prefill:image=103,glitch:at=1", {"c"})])
-def test_an_image_that_throws_ends_its_request_and_the_others_get_what_they_would_have_had(tiny, faults, lost):
+@pytest.mark.parametrize(
+    ("faults", "lost"),
+    [
+        ("throw:image=102", {"b"}),
+        ("throw:image=102,throw:image=106", {"b", "e"}),
+        ("glitch:every=2", set()),
+        ("nan:image=104,throw:image=100", {"a", "d"}),
+        ("prefill:image=103,glitch:at=1", {"c"}),
+    ],
+)
+def test_an_image_that_throws_ends_its_request_and_the_others_get_what_they_would_have_had(
+    tiny, faults, lost
+):
     images, failed, retried = run_all(Engine(with_faults(tiny(7), Faults(faults))), REQUESTS)
     assert failed.keys() == lost
     assert retried == (faults != "glitch:every=2") or retried > 2
-    assert images.keys() == {seed for request, seeds in REQUESTS.items() if request not in lost for seed in seeds}
+    assert images.keys() == {
+        seed for request, seeds in REQUESTS.items() if request not in lost for seed in seeds
+    }
     clean = dict(zip(SEEDS, decode(tiny(7), specs()), strict=True))
     equal = [np.mean(image == clean[seed]) for seed, image in images.items()]
     if tiny.engine == "eager":  # another size of batch rounds otherwise
@@ -333,7 +393,8 @@ def test_when_nothing_can_be_decoded_every_request_ends_and_at_last_the_modelis_
         submit(model, str(request), [Job(seed=0), Job(seed=1)])
     for ended in ({"0", "1"}, {"2", "3"}):
         assert model.run_quantum().failed.keys() == ended
-    assert len(runs) <= 2 * (2 + 1 + 2 * most_retries(4) + 2)  # joins, the first run, retries and restores, the probe
+    # joins, the first run, retries and restores, the probe
+    assert len(runs) <= 2 * (2 + 1 + 2 * most_retries(4) + 2)
     with pytest.raises(EngineLost, match="decoded no image in 3 quanta in a row"):
         model.run_quantum()
     assert engine.quantum == quantum
@@ -371,10 +432,19 @@ def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
 
 
 @pytest.mark.skipif(ops.gpu, reason="there is a GPU here")
-@pytest.mark.parametrize(("options", "message"), [
-    ({"device": "cuda"}, "--device cuda cannot run this model: .*; or use --device cpu"),
-    ({"state": "fp16"}, "--state fp16 is for decoding on a GPU, but this model decodes on a CPU: .*; leave the flag "
-                        "out")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cuda"}, "--device cuda cannot run this model: .*; or use --device cpu"),
+        (
+            {"state": "fp16"},
+            (
+                "--state fp16 is for decoding on a GPU, but this model decodes on a CPU: .*; leave"
+                " the flag out"
+            ),
+        ),
+    ],
+)
 def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(options, message):
     with pytest.raises(ValueError, match=message):
         new_decoder(loaded(), 1, **options)
@@ -382,7 +452,9 @@ def test_what_only_a_gpu_can_do_is_refused_on_a_processor_with_the_reason(option
 
 @pytest.mark.slow
 def test_a_gpu_that_no_longer_answers_is_distinguished_from_a_failed_batch(emulated, monkeypatch):
-    """The error comes again when one only waits for the GPU, so the engine is lost; else the batch is."""
+    """The error comes again when one only waits for the GPU, so the engine is lost; else the batch
+    is.
+    """
     source = loaded()
     engine = CudaDecoder(source, 2, GpuPool(source.net, 2, **emulated.place))
     engine.take([1], images([Job(seed=0)]))
@@ -395,7 +467,10 @@ def test_a_gpu_that_no_longer_answers_is_distinguished_from_a_failed_batch(emula
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.quantum([1], [0], [8])
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    with pytest.raises(EngineLost, match=r"no longer answers \(CUDA error: an illegal .* encountered\); the process"):
+    with pytest.raises(
+        EngineLost,
+        match=r"no longer answers \(CUDA error: an illegal .* encountered\); the process",
+    ):
         engine.quantum([1], [0], [8])
 
 

@@ -12,7 +12,9 @@ class Rows:
     """Rows whose work is to be done once each, some of which throw."""
 
     def __init__(self, count: int, poison: set[int]) -> None:
-        self.plan = np.array([(slot, 8) for slot in range(1, count + 1)], np.int64).reshape(count, 2)
+        self.plan = np.array([(slot, 8) for slot in range(1, count + 1)], np.int64).reshape(
+            count, 2
+        )
         self.poison, self.done, self.runs = poison, dict.fromkeys(range(1, count + 1), 0), 0
 
     def run(self, plan) -> list[int]:
@@ -51,7 +53,9 @@ def test_up_to_two_failing_rows_are_found_and_all_others_are_decoded_once(data):
         outcome = rows.isolate()
     assert outcome.failed.keys() == poison
     assert all(rows.done[slot] == 1 for slot in rows.done.keys() - poison)
-    assert sorted(outcome.not_finite) == [slot for slot in rows.done if slot % 5 == 0 and slot not in poison]
+    assert sorted(outcome.not_finite) == [
+        slot for slot in rows.done if slot % 5 == 0 and slot not in poison
+    ]
     assert rows.runs == outcome.retries <= most_retries(count)
 
 
@@ -67,7 +71,16 @@ def test_errors_for_many_images_come_to_an_end_and_no_image_is_left_out(count, d
 
 
 def test_the_retries_are_four_for_each_halving():
-    assert [most_retries(rows) for rows in (1, 2, 3, 4, 5, 64, 65, 4096)] == [1, 4, 8, 8, 12, 24, 28, 48]
+    assert [most_retries(rows) for rows in (1, 2, 3, 4, 5, 64, 65, 4096)] == [
+        1,
+        4,
+        8,
+        8,
+        12,
+        24,
+        28,
+        48,
+    ]
 
 
 def test_a_lone_row_is_run_once_more():

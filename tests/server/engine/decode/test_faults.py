@@ -52,33 +52,49 @@ def test_the_same_faults_strike_again_and_another_seed_strikes_others(tiny):
     assert first == struck(tiny, Faults(text.format(1))) != struck(tiny, Faults(text.format(2)))
     thrown = [quantum for quantum, _, kind in first if kind == "throw"]
     assert set(thrown) == {*range(10, 201, 10), *range(195, 201)}
-    assert [(quantum, slot) for quantum, slot, kind in first if kind == "nan" and quantum != 7] \
-        == [(quantum, 3) for quantum in range(1, 201) if quantum != 7]
+    assert [(quantum, slot) for quantum, slot, kind in first if kind == "nan" and quantum != 7] == [
+        (quantum, 3) for quantum in range(1, 201) if quantum != 7
+    ]
 
 
 def ask(process: Process, **body) -> httpx.Response:
     return httpx.post(process.url + PATH, json=body, timeout=60)
 
 
-def test_a_server_without_faults_says_nothing_of_them_and_one_with_them_says_it_loudly(tiny, server):
+def test_a_server_without_faults_says_nothing_of_them_and_one_with_them_says_it_loudly(
+    tiny, server
+):
     assert not any("INJECTS FAULTS" in line for line in server.printed)
     with serving(tiny.parent, "--faults", "glitch:at=1000") as process:
-        assert any("INJECTS FAULTS" in line and "glitch:at=1000" in line for line in process.printed)
+        assert any(
+            "INJECTS FAULTS" in line and "glitch:at=1000" in line for line in process.printed
+        )
 
 
 @pytest.mark.parametrize("flags", [(), EAGER], ids=["auto", "eager"])
 @pytest.mark.parametrize(("fault", "counted"), [("throw", "threw"), ("nan", "not_finite")])
-def test_the_image_to_blame_ends_its_request_alone_streamed_or_not(tiny, server, flags, fault, counted):
+def test_the_image_to_blame_ends_its_request_alone_streamed_or_not(
+    tiny, server, flags, fault, counted
+):
     faults = f"{BESIDE},{fault}:image=13"
     with serving(tiny.parent, *flags, "--faults", faults) as process, ThreadPoolExecutor(8) as pool:
         seeds = [10, 12, 14, 15, 12, 16, 20, 22]  # two images each: 12 has 12 and 13
-        bodies = [{"seed": seed, "n": 2, "stream": index % 4 == 0} for index, seed in enumerate(seeds)]
+        bodies = [
+            {"seed": seed, "n": 2, "stream": index % 4 == 0} for index, seed in enumerate(seeds)
+        ]
         answers = list(pool.map(lambda body: ask(process, **body), bodies))
         for body, answer in zip(bodies, answers, strict=True):
             if body["seed"] != 12:
                 assert answer.status_code == 200
-                images = ([event for event in events_of(answer.text) if event["type"].endswith("completed")]
-                          if body["stream"] else answer.json()["data"])
+                images = (
+                    [
+                        event
+                        for event in events_of(answer.text)
+                        if event["type"].endswith("completed")
+                    ]
+                    if body["stream"]
+                    else answer.json()["data"]
+                )
                 assert len(images) == 2
                 for image in images if ops.compiled and not flags else []:
                     [alone] = ask(server, seed=image["seed"]).json()["data"]
@@ -87,19 +103,37 @@ def test_the_image_to_blame_ends_its_request_alone_streamed_or_not(tiny, server,
             assert answer.status_code == (200 if body["stream"] else 500)
             error = (events_of(answer.text)[-1] if body["stream"] else answer.json())["error"]
             assert error["code"] == "engine_failed"
-            assert {"nan": "NaN or infinite", "throw": "an image of this request (InjectedFault)"}[fault] \
-                in error["message"]
-        assert process.metric(f'linpix_faults_isolated_total{{fault="{counted}",model="tiny"}}') == 2
-        assert (process.metric('linpix_quanta_retried_total{model="tiny"}') > 0) == (fault == "throw")
+            assert {"nan": "NaN or infinite", "throw": "an image of this request (InjectedFault)"}[
+                fault
+            ] in error["message"]
+        assert (
+            process.metric(f'linpix_faults_isolated_total{{fault="{counted}",model="tiny"}}') == 2
+        )
+        assert (process.metric('linpix_quanta_retried_total{model="tiny"}') > 0) == (
+            fault == "throw"
+        )
         assert process.metric('linpix_requests_total{endpoint="generations",outcome="failed"}') == 2
         assert httpx.get(process.url + "/readyz").status_code == 200
         assert eventually(lambda: process.quiet("tiny"))
 
 
 def test_a_hanging_engine_is_noticed_and_every_request_answered_before_the_process_ends(tiny):
-    with serving(tiny.parent, *EAGER, "--slots", "2", "--watchdog-timeout", "2",
-                 "--faults", f"{BESIDE},hang:at=5") as process, ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(ask, process, n=1, seed=seed, stream=seed % 2 == 0) for seed in range(8)]
+    with (
+        serving(
+            tiny.parent,
+            *EAGER,
+            "--slots",
+            "2",
+            "--watchdog-timeout",
+            "2",
+            "--faults",
+            f"{BESIDE},hang:at=5",
+        ) as process,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        asked = [
+            pool.submit(ask, process, n=1, seed=seed, stream=seed % 2 == 0) for seed in range(8)
+        ]
         assert eventually(lambda: process.metric("linpix_engine_heartbeat_age_seconds") > 0.5)
         assert httpx.get(process.url + "/readyz").status_code == 200
         job = httpx.post(process.url + "/v1/compare", json={"budget": 1.0}).json()["id"]
@@ -110,7 +144,9 @@ def test_a_hanging_engine_is_noticed_and_every_request_answered_before_the_proce
         assert process.process.wait(timeout=20) == 70
         assert time.monotonic() - noticed < 10  # LAST_WORDS_S is one second
         for answer in (future.result() for future in asked):
-            error = (events_of(answer.text)[-1] if answer.status_code == 200 else answer.json())["error"]
+            error = (events_of(answer.text)[-1] if answer.status_code == 200 else answer.json())[
+                "error"
+            ]
             assert answer.status_code in (200, 503)
             assert error["code"] == "engine_gone"
             assert "made no progress for 2 s" in error["message"]
@@ -118,12 +154,16 @@ def test_a_hanging_engine_is_noticed_and_every_request_answered_before_the_proce
         assert (late.status_code, late.json()["error"]["code"]) == (503, "engine_gone")
         assert late.headers["retry-after"]
         assert eventually(lambda: any("engine thread is at" in line for line in process.printed))
-        assert eventually(lambda: any("in quantum" in line or "faults.py" in line for line in process.printed))
+        assert eventually(
+            lambda: any("in quantum" in line or "faults.py" in line for line in process.printed)
+        )
 
 
 def test_a_server_that_hangs_while_it_drains_ends_all_the_same(tiny):
-    with serving(tiny.parent, *EAGER, "--watchdog-timeout", "2", "--faults", "hang:at=3") as process, \
-            ThreadPoolExecutor(1) as pool:
+    with (
+        serving(tiny.parent, *EAGER, "--watchdog-timeout", "2", "--faults", "hang:at=3") as process,
+        ThreadPoolExecutor(1) as pool,
+    ):
         asked = pool.submit(ask, process)
         assert eventually(lambda: process.metric("linpix_engine_heartbeat_age_seconds") > 0.2)
         process.process.send_signal(signal.SIGTERM)
@@ -132,8 +172,10 @@ def test_a_server_that_hangs_while_it_drains_ends_all_the_same(tiny):
 
 
 def test_a_dead_engine_thread_is_restarted_and_waiting_requests_are_kept(tiny):
-    with serving(tiny.parent, "--slots", "1", "--faults", f"{BESIDE},die:at=4") as process, \
-            ThreadPoolExecutor(5) as pool:
+    with (
+        serving(tiny.parent, "--slots", "1", "--faults", f"{BESIDE},die:at=4") as process,
+        ThreadPoolExecutor(5) as pool,
+    ):
         answers = list(pool.map(lambda seed: ask(process, seed=seed), range(5)))
         assert sorted(answer.status_code for answer in answers) == [200] * 4 + [500]
         [failed] = [answer.json()["error"] for answer in answers if answer.status_code == 500]
@@ -146,7 +188,8 @@ def test_a_dead_engine_thread_is_restarted_and_waiting_requests_are_kept(tiny):
 
 def test_a_request_whose_last_image_was_not_reported_when_the_thread_died_is_answered(tiny):
     """It is decoded when the thread dies, so it has no slot any more."""
-    with serving(tiny.parent, "--faults", "die:at=9") as process:  # one step, seven image rows, one row less a step
+    # one step, seven image rows, one row less a step
+    with serving(tiny.parent, "--faults", "die:at=9") as process:
         answer = ask(process, n=2)
         again = ask(process, n=2)
         assert sorted([answer.status_code, again.status_code]) == [200, 500]
@@ -176,15 +219,24 @@ def test_a_process_whose_engine_is_lost_answers_and_ends_with_a_message(tiny):
         assert eventually(lambda: any("injected: lose" in line for line in process.printed))
 
 
-async def test_a_hundred_requests_with_a_fault_in_every_seventh_quantum_are_each_answered_once(tiny):
+async def test_a_hundred_requests_with_a_fault_in_every_seventh_quantum_are_each_answered_once(
+    tiny,
+):
     faults = f"{BESIDE},throw:every=7,nan:every=11,glitch:every=13,prefill:every=40,seed=3"
     with serving(tiny.parent, "--faults", faults, "--slots", "8") as process:
         async with httpx.AsyncClient(base_url=process.url, timeout=60) as client:
-            answers = await asyncio.gather(*(client.post(PATH, json={"seed": seed}) for seed in range(100)))
+            answers = await asyncio.gather(
+                *(client.post(PATH, json={"seed": seed}) for seed in range(100))
+            )
         codes = [answer.status_code for answer in answers]
         assert set(codes) == {200, 500}
         failed = codes.count(500)
-        assert failed == sum(process.metric(f'linpix_faults_isolated_total{{fault="{fault}",model="tiny"}}')
-                             for fault in ("threw", "not_finite"))
-        assert process.metric('linpix_requests_total{endpoint="generations",outcome="completed"}') == 100 - failed
+        assert failed == sum(
+            process.metric(f'linpix_faults_isolated_total{{fault="{fault}",model="tiny"}}')
+            for fault in ("threw", "not_finite")
+        )
+        assert (
+            process.metric('linpix_requests_total{endpoint="generations",outcome="completed"}')
+            == 100 - failed
+        )
         assert eventually(lambda: process.quiet("tiny"))

@@ -23,14 +23,24 @@ def clock(monkeypatch) -> list[float]:
 
 def prefills(clock, token_s: float = 0.0, reading_s: float = 0.0) -> Prefills:
     """Of an engine whose prefills and readings take so long."""
+
     def fold(slots, positions, steps) -> None:
         clock[0] += token_s * int(steps[0])
 
     def read(requests) -> None:
         clock[0] += reading_s
 
-    return Prefills(SimpleNamespace(prefill=fold, read=read, copy=lambda slots: None, prefill_stride=STRIDE,
-                                    reads_together=1, config=SimpleNamespace(token_size=1)), np.zeros(10, np.int64))
+    return Prefills(
+        SimpleNamespace(
+            prefill=fold,
+            read=read,
+            copy=lambda slots: None,
+            prefill_stride=STRIDE,
+            reads_together=1,
+            config=SimpleNamespace(token_size=1),
+        ),
+        np.zeros(10, np.int64),
+    )
 
 
 def run(queue: Prefills, seconds: float, *, others: bool = False) -> Report:
@@ -40,7 +50,9 @@ def run(queue: Prefills, seconds: float, *, others: bool = False) -> Report:
 
 def group(count: int = 1, known: int = 1, state: State = State.READING) -> list[Image]:
     job = Job(known=np.arange(784) < known)
-    return [Image("a", job, index, index, None, state=state, slot=index + 1) for index in range(count)]
+    return [
+        Image("a", job, index, index, None, state=state, slot=index + 1) for index in range(count)
+    ]
 
 
 def test_images_may_decode_when_all_pieces_are_done(clock):
@@ -57,8 +69,12 @@ def test_images_may_decode_when_all_pieces_are_done(clock):
     assert queue._position[[image.slot for image in images]].tolist() == [3 * STRIDE] * 2
 
 
-@pytest.mark.parametrize(("reading_s", "quantum_s"), [(0.030, 0.003), (0.001, 0.003), (0.004, 0.003)])
-def test_beside_images_that_are_drawn_it_gets_half_of_the_time_however_long_a_piece_is(clock, reading_s, quantum_s):
+@pytest.mark.parametrize(
+    ("reading_s", "quantum_s"), [(0.030, 0.003), (0.001, 0.003), (0.004, 0.003)]
+)
+def test_beside_images_that_are_drawn_it_gets_half_of_the_time_however_long_a_piece_is(
+    clock, reading_s, quantum_s
+):
     queue = prefills(clock, reading_s=reading_s)
     read = drawn = 0.0
     for _ in range(1000):
@@ -90,8 +106,13 @@ def test_what_was_not_used_is_not_saved(clock):
 
 # --- several in one call ---
 
-def recorded(clock, together: int = 3, broken: frozenset[int] = frozenset()) -> tuple[Prefills, list]:
-    """Of an engine that notes its calls, each of which takes 6 ms. broken: slots that throw when read or judged."""
+
+def recorded(
+    clock, together: int = 3, broken: frozenset[int] = frozenset()
+) -> tuple[Prefills, list]:
+    """Of an engine that notes its calls, each of which takes 6 ms. broken: slots that throw when
+    read or judged.
+    """
     calls = []
 
     def called(what: str, slots: list[int]) -> None:
@@ -104,15 +125,29 @@ def recorded(clock, together: int = 3, broken: frozenset[int] = frozenset()) -> 
         called("judge", slots)
         return [Recognised(slot, -float(slot)) for slot in slots]
 
-    return Prefills(SimpleNamespace(
-        prefill=lambda slots, positions, steps: called("prefill", slots.tolist()), judge=judge,
-        read=lambda requests: called("read", [slots[0] for slots in requests]), copy=lambda slots: None,
-        prefill_stride=STRIDE, reads_together=together, pool=SimpleNamespace(clear=lambda slot: None),
-        checkpoint=SimpleNamespace(name="fake"), config=SimpleNamespace(token_size=1)), np.zeros(10, np.int64)), calls
+    return (
+        Prefills(
+            SimpleNamespace(
+                prefill=lambda slots, positions, steps: called("prefill", slots.tolist()),
+                judge=judge,
+                read=lambda requests: called("read", [slots[0] for slots in requests]),
+                copy=lambda slots: None,
+                prefill_stride=STRIDE,
+                reads_together=together,
+                pool=SimpleNamespace(clear=lambda slot: None),
+                checkpoint=SimpleNamespace(name="fake"),
+                config=SimpleNamespace(token_size=1),
+            ),
+            np.zeros(10, np.int64),
+        ),
+        calls,
+    )
 
 
 def image(slot: int, state: State = State.READING) -> Image:
-    return Image(f"request {slot}", Job(known=np.arange(784) < STRIDE), 0, 0, None, state=state, slot=slot)
+    return Image(
+        f"request {slot}", Job(known=np.arange(784) < STRIDE), 0, 0, None, state=state, slot=slot
+    )
 
 
 def waiting_for(clock, *slots: int, state: State, broken: frozenset[int] = frozenset()):
@@ -129,8 +164,14 @@ def test_readings_and_checks_go_several_in_a_call_in_the_order_in_which_they_cam
     for one in (*checked, image(7), image(8, State.PREFILL), image(9)):
         queue.waiting.append([one])
     report = run(queue, 1.0)
-    assert calls == [("read", [1, 2, 3]), ("read", [4]), ("judge", [5, 6]), ("read", [7]), ("prefill", [8]),
-                     ("read", [9])]
+    assert calls == [
+        ("read", [1, 2, 3]),
+        ("read", [4]),
+        ("judge", [5, 6]),
+        ("read", [7]),
+        ("prefill", [8]),
+        ("read", [9]),
+    ]
     assert [one.recognised for one in checked] == [Recognised(5, -5.0), Recognised(6, -6.0)]
     assert {one.state for one in checked} == {State.DONE}
     assert len(report.prefill_s) == 7 and not report.failed

@@ -36,7 +36,11 @@ def join(s):
     joined = []
     while images := s.join():
         for image in images:
-            image.state, s.takes_steps[image.slot], s.position[image.slot] = State.DRAWING, True, s.begins_at[image]
+            image.state, s.takes_steps[image.slot], s.position[image.slot] = (
+                State.DRAWING,
+                True,
+                s.begins_at[image],
+            )
         joined += images
     return joined
 
@@ -44,7 +48,11 @@ def join(s):
 def advance(s, plan):
     for slot, steps in plan:
         s.position[slot] += steps
-    over = [image for slot, image in s.running.items() if s.takes_steps[slot] and s.position[slot] >= s.length]
+    over = [
+        image
+        for slot, image in s.running.items()
+        if s.takes_steps[slot] and s.position[slot] >= s.length
+    ]
     for image in over:
         s.release(image)
     return over
@@ -130,8 +138,12 @@ def test_cancelling_takes_no_other_request_with_it():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 10), st.booleans(), st.booleans()), max_size=30),
-       st.integers(1, 4))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(0, 10), st.booleans(), st.booleans()), max_size=30
+    ),
+    st.integers(1, 4),
+)
 def test_every_image_is_answered_once_or_cancelled_and_no_slot_is_lost(arrivals, slots):
     s = scheduler(slots=slots)
     expected, finished = set(), []
@@ -145,7 +157,9 @@ def test_every_image_is_answered_once_or_cancelled_and_no_slot_is_lost(arrivals,
         assert 0 not in used
         if leaves:
             s.cancel(name)
-            expected -= {(name, index) for index in range(images)} - {(r.request, r.index) for r in finished}
+            expected -= {(name, index) for index in range(images)} - {
+                (r.request, r.index) for r in finished
+            }
     while waiting(s) or s.running:
         finished += turn(s, 3)[1]
     assert sorted((row.request, row.index) for row in finished) == sorted(expected)
@@ -161,8 +175,19 @@ def test_interactive_images_go_first_and_one_slot_of_four_is_for_bulk():
     order = []
     while waiting(s) or s.running:
         order += [row.request for row in turn(s, 10)[0]]
-    assert order == ["interactive0", "interactive1", "interactive2", "bulk0", "interactive3", "interactive4",
-                     "interactive5", "bulk1", "interactive6", "interactive7", "bulk2"]
+    assert order == [
+        "interactive0",
+        "interactive1",
+        "interactive2",
+        "bulk0",
+        "interactive3",
+        "interactive4",
+        "interactive5",
+        "bulk1",
+        "interactive6",
+        "interactive7",
+        "bulk2",
+    ]
 
 
 def test_bulk_images_get_every_slot_when_no_others_wait():
@@ -199,8 +224,8 @@ def test_no_class_starves_and_each_is_served_in_its_order(crowd, slots, quantum)
             overtaken[row.job.bulk] = 0
             behind[row.job.bulk] -= 1
             overtaken[other] = overtaken[other] + 1 if behind[other] else 0
-            assert overtaken[True] < BULK_EVERY   # of so many slots in a row one was for bulk
-            assert overtaken[False] <= 1          # and bulk never took two in a row while others waited
+            assert overtaken[True] < BULK_EVERY  # of so many slots in a row one was for bulk
+            assert overtaken[False] <= 1  # and bulk never took two in a row while others waited
         given_ += joined
         assert not (waiting(s) and s.free), "a slot was left free while somebody waited"
         advance(s, s.plan(quantum))
@@ -224,6 +249,7 @@ def test_a_further_attempt_comes_before_all_that_wait_and_shares_no_prefill():
 
 # --- the length of a quantum ---
 
+
 def steps(s, images, most=1000):
     """Of a quantum of so many images."""
     s.takes_steps[1:] = [True] * images + [False] * (s.slots - images)
@@ -234,8 +260,10 @@ def test_a_quantum_is_one_stride_until_a_step_was_measured():
     assert steps(Scheduler(16, 1000, 4), 16) == 4
 
 
-@pytest.mark.parametrize(("step_s", "expected"), [
-    (QUANTUM_S / 10, 8), (QUANTUM_S / 100, 100), (QUANTUM_S / 1000, 256), (2 * QUANTUM_S, 4)])
+@pytest.mark.parametrize(
+    ("step_s", "expected"),
+    [(QUANTUM_S / 10, 8), (QUANTUM_S / 100, 100), (QUANTUM_S / 1000, 256), (2 * QUANTUM_S, 4)],
+)
 def test_it_has_as_many_whole_strides_as_fit_in_its_time_and_at_least_one(step_s, expected):
     s = Scheduler(16, 1000, 4)
     s.learn(16, step_s)

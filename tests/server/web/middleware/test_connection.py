@@ -1,4 +1,6 @@
-"""Connections: how answers are cut into packets, and what clients send that is not a proper request."""
+"""Connections: how answers are cut into packets, and what clients send that is not a proper
+request.
+"""
 
 import contextlib
 import json
@@ -40,15 +42,21 @@ def leave(connection: socket.socket, how: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["closed", "half closed", "reset"])
-@pytest.mark.parametrize("more", [b"\r\n", b"G", b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n", b"x" * 2000],
-                         ids=["a line break", "a letter", "a request", "no request"])
+@pytest.mark.parametrize(
+    "more",
+    [b"\r\n", b"G", b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n", b"x" * 2000],
+    ids=["a line break", "a letter", "a request", "no request"],
+)
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
-def test_a_client_that_leaves_is_noticed_whatever_it_sent_ahead_of_the_answer(process, how, more, stream):
+def test_a_client_that_leaves_is_noticed_whatever_it_sent_ahead_of_the_answer(
+    process, how, more, stream
+):
     """Of 16 images, which take 16 seconds."""
     with process.connect() as leaving:
         leaving.sendall(post(n=16, stream=stream))
         assert eventually(lambda: process.metric("linpix_requests_running") == 1)
-        for _ in range(2):  # the second time on a connection that waits for its answer with a request begun
+        # the second time on a connection that waits for its answer with a request begun
+        for _ in range(2):
             leaving.sendall(more)
             time.sleep(0.1)
         leave(leaving, how)
@@ -59,9 +67,13 @@ UPGRADE = b"upgrade: h2c\r\n"  # in a body, where it is no header
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pieces", ["head, its end", "a head as long as a read", "a request and a head, its end"])
+@pytest.mark.parametrize(
+    "pieces", ["head, its end", "a head as long as a read", "a request and a head, its end"]
+)
 def test_no_byte_of_a_body_is_taken_for_a_header(process, pieces):
-    """However a head is cut: a body that became shorter would be filled up with the next request."""
+    """However a head is cut: a body that became shorter would be filled up with the next
+    request.
+    """
     body = b'{"n": 2}\r\n' + UPGRADE
     first = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
     begun = head(GENERATIONS, len(body))[:-2]
@@ -74,11 +86,15 @@ def test_no_byte_of_a_body_is_taken_for_a_header(process, pieces):
         connection.sendall(b"\r\n" + body)
         connection.sendall(b"GET /v1/models HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
         received = rest_of(connection)
-    assert b"HTTP/1.1 400" in received and b'"object":"list"' in received, "the body is no JSON, and the next is whole"
+    assert b"HTTP/1.1 400" in received and b'"object":"list"' in received, (
+        "the body is no JSON, and the next is whole"
+    )
 
 
 @pytest.mark.slow
-def test_a_wish_for_another_protocol_that_comes_in_pieces_is_refused_and_its_body_not_lost_silently(process):
+def test_a_wish_for_another_protocol_that_comes_in_pieces_is_refused_and_its_body_not_lost_silently(
+    process,
+):
     with process.connect() as connection:
         connection.sendall(head(GENERATIONS, 2)[:-2] + b"connection: upgrade\r\nupg")
         time.sleep(0.2)
@@ -92,8 +108,13 @@ def test_a_bare_line_feed_in_a_wish_for_another_protocol_hides_no_header(process
     """A proxy may take it for the end of a line, and the request after it for a body."""
     hidden = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
     with process.connect() as connection:
-        connection.sendall(head(GENERATIONS, 2).split(b"\r\n")[0] + b"\r\nHost: x\r\nUpgrade: x\nContent-Length: "
-                           + str(len(hidden)).encode() + b"\r\n\r\n" + hidden)
+        connection.sendall(
+            head(GENERATIONS, 2).split(b"\r\n")[0]
+            + b"\r\nHost: x\r\nUpgrade: x\nContent-Length: "
+            + str(len(hidden)).encode()
+            + b"\r\n\r\n"
+            + hidden
+        )
         received = rest_of(connection)
     assert received.startswith(b"HTTP/1.1 400") and b'"object":"list"' not in received
 
@@ -115,8 +136,10 @@ def test_a_body_that_is_sent_ahead_waits_in_the_network(process):
 @pytest.mark.slow
 def test_headers_after_a_body_have_a_limit(process):
     with process.connect() as connection, pytest.raises(OSError):
-        connection.sendall(head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
-                           + b"2\r\n{}\r\n0\r\n")
+        connection.sendall(
+            head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+            + b"2\r\n{}\r\n0\r\n"
+        )
         for _ in range(64):
             connection.sendall(b"a: b\r\n" * HEAD_BYTES)
             time.sleep(0.01)
@@ -124,22 +147,39 @@ def test_headers_after_a_body_have_a_limit(process):
 
 
 NO_HTTP = {
-    "a length and chunks": (head(GENERATIONS, 2)[:-2] + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-                            "Transfer-Encoding can't be present with Content-Length"),
-    "a large head": (b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"x" * HEAD_BYTES + b"\r\n\r\n",
-                     "at most 16,384 bytes"),
-    "a large head without an end": (b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"x" * HEAD_BYTES,
-                                    "at most 16,384 bytes"),
-    "two lengths": (head(GENERATIONS, 2)[:-2] + b"content-length: 3\r\n\r\n{}", "Duplicate Content-Length"),
+    "a length and chunks": (
+        head(GENERATIONS, 2)[:-2] + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        "Transfer-Encoding can't be present with Content-Length",
+    ),
+    "a large head": (
+        b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"x" * HEAD_BYTES + b"\r\n\r\n",
+        "at most 16,384 bytes",
+    ),
+    "a large head without an end": (
+        b"GET / HTTP/1.1\r\n" + HOST + b"x: " + b"x" * HEAD_BYTES,
+        "at most 16,384 bytes",
+    ),
+    "two lengths": (
+        head(GENERATIONS, 2)[:-2] + b"content-length: 3\r\n\r\n{}",
+        "Duplicate Content-Length",
+    ),
     "a negative length": (head(GENERATIONS, -2) + b"{}", "Invalid character in Content-Length"),
     "no host": (b"GET / HTTP/1.1\r\n\r\n", "exactly one Host header"),
     "two hosts": (b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n", "exactly one Host header"),
-    "another coding": (b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip, chunked\r\n\r\n",
-                       "Transfer-Encoding"),
-    "a bare line feed": (b"GET / HTTP/1.1\r\n" + HOST + b"x: y\nz: 1\r\n\r\n", "Missing expected CR"),
+    "another coding": (
+        b"POST / HTTP/1.1\r\n" + HOST + b"transfer-encoding: gzip, chunked\r\n\r\n",
+        "Transfer-Encoding",
+    ),
+    "a bare line feed": (
+        b"GET / HTTP/1.1\r\n" + HOST + b"x: y\nz: 1\r\n\r\n",
+        "Missing expected CR",
+    ),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", "the request cannot be read"),
-    "a chunk without a size": (head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
-                               + b"size\r\n{}", "Invalid character in chunk size"),
+    "a chunk without a size": (
+        head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+        + b"size\r\n{}",
+        "Invalid character in chunk size",
+    ),
 }
 
 
@@ -165,7 +205,9 @@ def test_a_malformed_request_is_answered_with_the_envelope_and_logged(process, n
 @pytest.mark.slow
 def test_bytes_after_a_body_of_two_lengths_are_not_read_as_a_request(process):
     with process.connect() as connection:
-        connection.sendall(NO_HTTP["a length and chunks"][0] + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n")
+        connection.sendall(
+            NO_HTTP["a length and chunks"][0] + b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n"
+        )
         assert rest_of(connection).count(b"HTTP/1.1") == 1
 
 
@@ -181,15 +223,21 @@ def test_connections_are_read_in_small_pieces_so_that_others_are_served_in_betwe
     async def answer(scope, receive, send) -> None:
         while (await receive())["more_body"]:
             pass
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
+        )
         await send({"type": "http.response.body"})
 
-    server = uvicorn.Server(uvicorn.Config(answer, port=0, lifespan="off", log_config=None, loop="asyncio", http=Seen))
+    server = uvicorn.Server(
+        uvicorn.Config(answer, port=0, lifespan="off", log_config=None, loop="asyncio", http=Seen)
+    )
     serving_it = threading.Thread(target=server.run, daemon=True)
     serving_it.start()
     try:
         assert eventually(lambda: server.started)
-        with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=60) as client:
+        with socket.create_connection(
+            server.servers[0].sockets[0].getsockname(), timeout=60
+        ) as client:
             client.sendall(head("/", 2**21) + bytes(2**21))
             assert client.recv(12) == b"HTTP/1.1 200"
     finally:
@@ -199,13 +247,23 @@ def test_connections_are_read_in_small_pieces_so_that_others_are_served_in_betwe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "status"), [
-    (b"http://localhost/v1/models", b"200"), (b"HTTP://localhost:80/v1/models?x=/", b"200"),
-    (b"http://localhost", b"200"), (b"http://localhost?x", b"200"), (b"http://rebound.example/v1/models", b"403"),
-    (b"ftp://localhost/v1/models", b"400"), (b"/http://localhost/v1/models", b"404")])
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://localhost/v1/models", b"200"),
+        (b"HTTP://localhost:80/v1/models?x=/", b"200"),
+        (b"http://localhost", b"200"),
+        (b"http://localhost?x", b"200"),
+        (b"http://rebound.example/v1/models", b"403"),
+        (b"ftp://localhost/v1/models", b"400"),
+        (b"/http://localhost/v1/models", b"404"),
+    ],
+)
 def test_a_target_with_a_host_is_that_of_its_path_and_the_host_counts(process, target, status):
     with process.connect() as connection:
-        connection.sendall(b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n")
+        connection.sendall(
+            b"GET " + target + b" HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n"
+        )
         assert rest_of(connection).startswith(b"HTTP/1.1 " + status)
 
 

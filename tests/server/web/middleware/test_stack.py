@@ -1,4 +1,6 @@
-"""Which requests are accepted: hosts, pages of other sites in a real browser, headers, and the probe port."""
+"""Which requests are accepted: hosts, pages of other sites in a real browser, headers, and the
+probe port.
+"""
 
 import json
 import re
@@ -19,37 +21,108 @@ from tests.server.conftest import EAGER, Process, Quiet, eventually, here, liste
 from tests.server.web.routes.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
-# --- what a page makes a browser send: headers as Chromium 156 sends them, but for the name of the page's origin ---
+# --- what a page makes a browser send: headers as Chromium 156 sends them, but for the name of the
+# page's origin ---
 
 ELSEWHERE = "https://elsewhere.example"
 SENT_BY_PAGES = {
-    "fetch of JSON, asked about first": ("OPTIONS", "/v1/images/generations", {
-        "access-control-request-method": "POST", "access-control-request-headers": "content-type", "origin": ELSEWHERE,
-        "sec-fetch-mode": "cors", "sec-fetch-site": "cross-site", "sec-fetch-dest": "empty"}),
-    "fetch without cors, or a beacon": ("POST", "/v1/compare", {
-        "content-type": "text/plain;charset=UTF-8", "origin": ELSEWHERE, "sec-fetch-site": "cross-site",
-        "sec-fetch-mode": "no-cors", "sec-fetch-dest": "empty"}),
-    "form": ("POST", "/v1/images/edits", {
-        "content-type": "multipart/form-data; boundary=x", "origin": ELSEWHERE, "upgrade-insecure-requests": "1",
-        "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}),
-    "form of a page of another port": ("POST", "/v1/images/edits", {
-        "content-type": "multipart/form-data; boundary=x", "origin": "http://127.0.0.1:5173",
-        "sec-fetch-site": "same-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}),
-    "form of a sandboxed frame": ("POST", "/v1/images/edits", {
-        "content-type": "application/x-www-form-urlencoded", "origin": "null", "sec-fetch-site": "cross-site",
-        "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}),
-    "image": ("GET", "/v1/compare/cmp-1", {
-        "accept": "image/avif,image/webp,image/apng,*/*;q=0.8", "sec-fetch-site": "cross-site",
-        "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}),
-    "script of a page of another port": ("GET", "/v1/models", {
-        "accept": "*/*", "sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "script"}),
-    "event source": ("GET", "/v1/compare/cmp-1", {
-        "accept": "text/event-stream", "origin": ELSEWHERE, "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors",
-        "sec-fetch-dest": "empty"}),
-    "a browser that says nothing of the site": ("POST", "/v1/images/generations", {
-        "content-type": "text/plain", "origin": ELSEWHERE}),
+    "fetch of JSON, asked about first": (
+        "OPTIONS",
+        "/v1/images/generations",
+        {
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "content-type",
+            "origin": ELSEWHERE,
+            "sec-fetch-mode": "cors",
+            "sec-fetch-site": "cross-site",
+            "sec-fetch-dest": "empty",
+        },
+    ),
+    "fetch without cors, or a beacon": (
+        "POST",
+        "/v1/compare",
+        {
+            "content-type": "text/plain;charset=UTF-8",
+            "origin": ELSEWHERE,
+            "sec-fetch-site": "cross-site",
+            "sec-fetch-mode": "no-cors",
+            "sec-fetch-dest": "empty",
+        },
+    ),
+    "form": (
+        "POST",
+        "/v1/images/edits",
+        {
+            "content-type": "multipart/form-data; boundary=x",
+            "origin": ELSEWHERE,
+            "upgrade-insecure-requests": "1",
+            "sec-fetch-site": "cross-site",
+            "sec-fetch-mode": "navigate",
+            "sec-fetch-dest": "iframe",
+        },
+    ),
+    "form of a page of another port": (
+        "POST",
+        "/v1/images/edits",
+        {
+            "content-type": "multipart/form-data; boundary=x",
+            "origin": "http://127.0.0.1:5173",
+            "sec-fetch-site": "same-site",
+            "sec-fetch-mode": "navigate",
+            "sec-fetch-dest": "document",
+        },
+    ),
+    "form of a sandboxed frame": (
+        "POST",
+        "/v1/images/edits",
+        {
+            "content-type": "application/x-www-form-urlencoded",
+            "origin": "null",
+            "sec-fetch-site": "cross-site",
+            "sec-fetch-mode": "navigate",
+            "sec-fetch-dest": "iframe",
+        },
+    ),
+    "image": (
+        "GET",
+        "/v1/compare/cmp-1",
+        {
+            "accept": "image/avif,image/webp,image/apng,*/*;q=0.8",
+            "sec-fetch-site": "cross-site",
+            "sec-fetch-mode": "no-cors",
+            "sec-fetch-dest": "image",
+        },
+    ),
+    "script of a page of another port": (
+        "GET",
+        "/v1/models",
+        {
+            "accept": "*/*",
+            "sec-fetch-site": "same-site",
+            "sec-fetch-mode": "no-cors",
+            "sec-fetch-dest": "script",
+        },
+    ),
+    "event source": (
+        "GET",
+        "/v1/compare/cmp-1",
+        {
+            "accept": "text/event-stream",
+            "origin": ELSEWHERE,
+            "sec-fetch-site": "cross-site",
+            "sec-fetch-mode": "cors",
+            "sec-fetch-dest": "empty",
+        },
+    ),
+    "a browser that says nothing of the site": (
+        "POST",
+        "/v1/images/generations",
+        {"content-type": "text/plain", "origin": ELSEWHERE},
+    ),
     "a DELETE": ("DELETE", "/v1/compare/cmp-1", {"origin": ELSEWHERE}),
 }
 
@@ -59,7 +132,9 @@ def test_what_a_page_of_another_origin_sends_is_refused_with_an_envelope(server,
     method, path, headers = SENT_BY_PAGES[name]
     before = server.metric('linpix_requests_rejected_total{reason="foreign_origin"}')
     with server.client() as client:
-        answer = client.request(method, path, headers=headers, content=b"{}" if method == "POST" else None)
+        answer = client.request(
+            method, path, headers=headers, content=b"{}" if method == "POST" else None
+        )
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin")
     assert "--allowed-origins" in answer.json()["error"]["message"]
     assert "access-control-allow-origin" not in answer.headers
@@ -70,26 +145,49 @@ def test_our_own_page_curl_and_links_from_elsewhere_are_answered(server):
     with server.client() as client:
         own = {"origin": server.url, "sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
         assert client.post("/v1/images/generations", json={}, headers=own).status_code == 200
-        assert client.post("/v1/images/edits", files={"image": occluded()}, headers=own).status_code == 200
-        assert client.get("/v1/models", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+        assert (
+            client.post("/v1/images/edits", files={"image": occluded()}, headers=own).status_code
+            == 200
+        )
+        assert (
+            client.get("/v1/models", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+        )
         assert client.get("/v1/models", headers={"sec-fetch-site": "none"}).status_code == 200
         assert client.post("/v1/images/generations", json={}).status_code == 200
-        link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+        link = {
+            "sec-fetch-site": "cross-site",
+            "sec-fetch-mode": "navigate",
+            "sec-fetch-dest": "document",
+        }
         for path in ("/", "/docs", "/static/favicon.svg", "/healthz"):
             assert client.get(path, headers=link).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/v1/models", "/metrics", "/static/favicon.svg", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/", "/docs", "/v1/models", "/metrics", "/static/favicon.svg", "/nothing"]
+)
 def test_a_name_that_was_rebound_to_this_machine_is_refused_everywhere(server, path):
     port = server.url.rsplit(":", 1)[1]
     with server.client() as client:
-        for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", f"linpix:{port}"):
+        for host in (
+            "evil.example",
+            f"evil.example:{port}",
+            f"127.0.0.1.evil.example:{port}",
+            f"linpix:{port}",
+        ):
             own = {"origin": f"http://{host}", "sec-fetch-site": "same-origin"}
             answer = client.get(path, headers={"host": host, **own})
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_host")
             assert "--allowed-hosts" in answer.json()["error"]["message"]
-        for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}", f"pix.localhost:{port}"):
-            assert client.get(path, headers={"host": host}).status_code == (404 if path == "/nothing" else 200)
+        for host in (
+            f"localhost:{port}",
+            f"127.0.0.1:{port}",
+            f"[::1]:{port}",
+            f"pix.localhost:{port}",
+        ):
+            assert client.get(path, headers={"host": host}).status_code == (
+                404 if path == "/nothing" else 200
+            )
 
 
 def test_by_default_no_other_address_of_this_machine_is_listened_on(server):
@@ -102,16 +200,30 @@ def test_by_default_no_other_address_of_this_machine_is_listened_on(server):
 def test_a_listed_origin_may_use_the_service_and_reads_its_errors_too(tiny, tmp_path):
     path = private(tmp_path / "keys", line("page", "first"))
     origin = "https://app.example.com"
-    with here(tiny.parent, allowed_origins=f"{origin},http://localhost:5173", api_keys=path,
-              allowed_hosts="pix.example,localhost") as server, server.client() as client:
-        asked = client.options("/v1/images/generations", headers={
-            "origin": origin, "access-control-request-method": "POST", "sec-fetch-site": "cross-site",
-            "access-control-request-headers": "authorization,content-type,x-stainless-os"})
+    with (
+        here(
+            tiny.parent,
+            allowed_origins=f"{origin},http://localhost:5173",
+            api_keys=path,
+            allowed_hosts="pix.example,localhost",
+        ) as server,
+        server.client() as client,
+    ):
+        asked = client.options(
+            "/v1/images/generations",
+            headers={
+                "origin": origin,
+                "access-control-request-method": "POST",
+                "sec-fetch-site": "cross-site",
+                "access-control-request-headers": "authorization,content-type,x-stainless-os",
+            },
+        )
         assert asked.status_code == 200
         assert asked.headers["access-control-allow-origin"] == origin
         assert "POST" in asked.headers["access-control-allow-methods"]
         assert {"authorization", "content-type", "x-stainless-os"} <= set(
-            asked.headers["access-control-allow-headers"].lower().split(","))
+            asked.headers["access-control-allow-headers"].lower().split(",")
+        )
         assert "origin" in asked.headers["vary"].lower()
         page = {"origin": origin, "sec-fetch-site": "cross-site", "host": "pix.example"}
         for headers, status in ((bearer("first"), 200), (bearer("other"), 401)):
@@ -120,8 +232,10 @@ def test_a_listed_origin_may_use_the_service_and_reads_its_errors_too(tiny, tmp_
             assert answer.headers["access-control-allow-origin"] == origin
             assert "access-control-allow-credentials" not in answer.headers
         for other in (ELSEWHERE, "https://app.example.com.evil", "http://app.example.com", "null"):
-            asked = client.options("/v1/images/generations", headers={"origin": other,
-                                                                      "access-control-request-method": "POST"})
+            asked = client.options(
+                "/v1/images/generations",
+                headers={"origin": other, "access-control-request-method": "POST"},
+            )
             assert asked.status_code == 403
             assert "access-control-allow-origin" not in asked.headers
 
@@ -169,7 +283,7 @@ const post = {method: "POST", body: "{}"};
   await new Promise(done => setTimeout(done, 3000));
   await fetch("/told", {method: "POST", body: JSON.stringify(told)});
 })();
-</script>"""
+</script>"""  # noqa: E501
 
 
 def visit(page: str, folder: Path) -> dict[str, str]:
@@ -186,9 +300,20 @@ def visit(page: str, folder: Path) -> dict[str, str]:
             heard.set()
 
     with listening(Site) as url:
-        browser = subprocess.Popen([BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-                                    f"--user-data-dir={folder}", "--remote-debugging-port=0", url],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        browser = subprocess.Popen(
+            [
+                BROWSER,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--no-first-run",
+                f"--user-data-dir={folder}",
+                "--remote-debugging-port=0",
+                url,
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             assert heard.wait(120), "the page has told nothing"
         finally:
@@ -205,42 +330,88 @@ def browser() -> Iterator[None]:
 
 
 def drawn(server: Process) -> float:
-    return server.metric('linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}')
+    return server.metric(
+        'linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}'
+    )
 
 
 @pytest.mark.slow
-def test_a_page_of_another_origin_in_a_real_browser_makes_nothing_work_for_it(browser, tiny, tmp_path):
+def test_a_page_of_another_origin_in_a_real_browser_makes_nothing_work_for_it(
+    browser, tiny, tmp_path
+):
     with serving(tiny.parent) as server:
-        page = ATTACK.replace("TARGET", json.dumps(server.url)).replace("PICTURE", str(list(occluded())))
+        page = ATTACK.replace("TARGET", json.dumps(server.url)).replace(
+            "PICTURE", str(list(occluded()))
+        )
         told = visit(page, tmp_path)
-        assert told == dict.fromkeys(("json", "simple", "read", "metrics", "delete"), "TypeError: Failed to fetch")
-        assert eventually(lambda: server.metric('linpix_requests_rejected_total{reason="foreign_origin"}') >= 10)
-        assert server.metric("linpix_requests_running") == server.metric("linpix_requests_waiting") == 0
+        assert told == dict.fromkeys(
+            ("json", "simple", "read", "metrics", "delete"), "TypeError: Failed to fetch"
+        )
+        assert eventually(
+            lambda: server.metric('linpix_requests_rejected_total{reason="foreign_origin"}') >= 10
+        )
+        assert (
+            server.metric("linpix_requests_running")
+            == server.metric("linpix_requests_waiting")
+            == 0
+        )
         assert drawn(server) == 0
         for endpoint in ("generations", "edits"):
             for outcome in ("completed", "failed", "cancelled"):
-                assert server.metric(f'linpix_requests_total{{endpoint="{endpoint}",outcome="{outcome}"}}') == 0
-        assert httpx.get(server.url + "/v1/compare/cmp-1").status_code == 404, "no comparison was begun"
+                assert (
+                    server.metric(
+                        f'linpix_requests_total{{endpoint="{endpoint}",outcome="{outcome}"}}'
+                    )
+                    == 0
+                )
+        assert httpx.get(server.url + "/v1/compare/cmp-1").status_code == 404, (
+            "no comparison was begun"
+        )
 
 
 # --- headers ---
+
 
 def test_every_answer_has_the_security_headers(server, tiny, tmp_path):
     path = private(tmp_path / "keys", line("a", "first"))
     assert "server" not in server.get("/").headers  # where uvicorn would put its name
     with here(tiny.parent, api_keys=path) as asked, asked.client() as client:
-        answers = [client.get(path) for path in ("/", "/docs", "/openapi.json", "/metrics", "/healthz", "/nothing",
-                                                 "/static/favicon.svg", "/static/swagger-ui.css", "/v1/models")]
-        answers += [client.get("/", headers={"host": "evil.example"}), client.put("/"),
-                    client.post("/v1/images/generations", json={}, headers=bearer("first")),
-                    client.post("/v1/images/generations", json={}, headers=bearer("first") | {"origin": ELSEWHERE}),
-                    client.post("/v1/images/generations", json={}, headers=bearer("first") | {"accept": "image/png"})]
+        answers = [
+            client.get(path)
+            for path in (
+                "/",
+                "/docs",
+                "/openapi.json",
+                "/metrics",
+                "/healthz",
+                "/nothing",
+                "/static/favicon.svg",
+                "/static/swagger-ui.css",
+                "/v1/models",
+            )
+        ]
+        answers += [
+            client.get("/", headers={"host": "evil.example"}),
+            client.put("/"),
+            client.post("/v1/images/generations", json={}, headers=bearer("first")),
+            client.post(
+                "/v1/images/generations", json={}, headers=bearer("first") | {"origin": ELSEWHERE}
+            ),
+            client.post(
+                "/v1/images/generations", json={}, headers=bearer("first") | {"accept": "image/png"}
+            ),
+        ]
         assert {answer.status_code for answer in answers} == {200, 401, 403, 404, 405}
         for answer in answers:
-            policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+            policy = dict(
+                part.strip().split(" ", 1)
+                for part in answer.headers["content-security-policy"].split(";")
+            )
             assert policy["default-src"] == "'self'"
             assert policy["img-src"] == "'self' data: blob:"
-            assert policy["frame-ancestors"] == policy["object-src"] == policy["base-uri"] == "'none'"
+            assert (
+                policy["frame-ancestors"] == policy["object-src"] == policy["base-uri"] == "'none'"
+            )
             assert "unsafe" not in policy["script-src"]
             assert "unsafe" not in policy["style-src"] or answer.url.path == "/docs"
             assert answer.headers["x-content-type-options"] == "nosniff"
@@ -251,6 +422,7 @@ def test_every_answer_has_the_security_headers(server, tiny, tmp_path):
 
 
 # --- the port of the probes ---
+
 
 def probes_of(server: Process) -> str:
     found = lambda: re.search(r"metrics and health at (http://\S+)", "".join(server.printed))  # noqa: E731
@@ -270,8 +442,10 @@ def test_metrics_and_health_may_have_a_port_of_their_own(tiny):
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert httpx.get(there + path, headers={"host": "evil.example"}).status_code == 403
         assert client.post("/v1/images/generations", json={}).status_code == 200
-        assert 'images_completed_total{backend="linear",model="tiny",outcome="completed"} 1.0' in httpx.get(
-            there + "/metrics").text
+        assert (
+            'images_completed_total{backend="linear",model="tiny",outcome="completed"} 1.0'
+            in httpx.get(there + "/metrics").text
+        )
         for path in ("/", "/v1/models", "/docs", "/openapi.json", "/static/favicon.svg"):
             answer = httpx.get(there + path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
@@ -281,11 +455,16 @@ def test_metrics_and_health_may_have_a_port_of_their_own(tiny):
 
 @pytest.mark.slow
 def test_the_port_of_the_probes_answers_until_the_last_image_is_drawn(slow):
-    with serving(slow, *EAGER, "--metrics-port", "0") as server, ThreadPoolExecutor(1) as pool, \
-            server.client() as client:
+    with (
+        serving(slow, *EAGER, "--metrics-port", "0") as server,
+        ThreadPoolExecutor(1) as pool,
+        server.client() as client,
+    ):
         there = probes_of(server)
         running = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 2}))
-        assert eventually(lambda: "linpix_requests_running 1.0" in httpx.get(there + "/metrics").text)
+        assert eventually(
+            lambda: "linpix_requests_running 1.0" in httpx.get(there + "/metrics").text
+        )
         server.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: httpx.get(there + "/readyz").status_code == 503)
         assert httpx.get(there + "/healthz").status_code == 200

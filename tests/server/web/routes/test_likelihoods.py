@@ -22,7 +22,8 @@ from tests.server.conftest import eventually, here, serving
 from tests.server.web.routes.test_images import PICTURE, assert_refused, encode, occluded
 
 PATH = "/v1/images/likelihoods"
-LARGE = encode(np.zeros((28, 28), np.uint8))  # as large as the images of `slow`: half a second for all classes
+# as large as the images of `slow`: half a second for all classes
+LARGE = encode(np.zeros((28, 28), np.uint8))
 COUNTED = 'linpix_requests_total{endpoint="likelihoods",outcome="%s"}'
 
 
@@ -50,21 +51,33 @@ def map_of(answer) -> np.ndarray:
 
 def masked(hidden: np.ndarray) -> bytes:
     """A mask that hides these pixels (H, W)."""
-    return encode(np.stack([np.zeros_like(hidden, np.uint8), np.where(hidden, 0, 255).astype(np.uint8)], -1))
+    return encode(
+        np.stack([np.zeros_like(hidden, np.uint8), np.where(hidden, 0, 255).astype(np.uint8)], -1)
+    )
 
 
 def log_probs_of(net, picture=PICTURE, start=START) -> np.ndarray:
     images = torch.from_numpy(picture.reshape(1, -1).copy())
     with torch.inference_mode():
-        return mixture.log_likelihood(net(images, torch.tensor([start])), images)[0].double().numpy()
+        return (
+            mixture.log_likelihood(net(images, torch.tensor([start])), images)[0].double().numpy()
+        )
 
 
 # --- what is answered ---
 
+
 def test_a_whole_picture_has_the_bits_per_dim_of_evaluate(client, net):
     answer = told(client)
-    assert answer["bits_per_dim"] == pytest.approx(float(bits_of(net, PICTURE.reshape(1, -1))[0]), abs=1e-4)
-    assert (answer["model"], answer["label"], answer["labels"], answer["counted"]) == ("tiny", None, None, 64)
+    assert answer["bits_per_dim"] == pytest.approx(
+        float(bits_of(net, PICTURE.reshape(1, -1))[0]), abs=1e-4
+    )
+    assert (answer["model"], answer["label"], answer["labels"], answer["counted"]) == (
+        "tiny",
+        None,
+        None,
+        64,
+    )
     assert (answer["known"], answer["b64_json"], answer["warnings"]) == (0, None, [])
     assert answer["log_likelihood"] == pytest.approx(-64 * math.log(2) * answer["bits_per_dim"])
 
@@ -72,7 +85,9 @@ def test_a_whole_picture_has_the_bits_per_dim_of_evaluate(client, net):
 def test_a_label_reaches_the_model(client, net):
     answer = told(client, label="3")
     assert answer["label"] == "3"
-    assert answer["log_likelihood"] == pytest.approx(log_probs_of(net, start=START + 4).sum(), abs=1e-3)
+    assert answer["log_likelihood"] == pytest.approx(
+        log_probs_of(net, start=START + 4).sum(), abs=1e-3
+    )
     assert answer["log_likelihood"] != pytest.approx(told(client)["log_likelihood"], abs=1e-2)
     assert told(client, prompt="3")["log_likelihood"] == answer["log_likelihood"]
 
@@ -84,7 +99,9 @@ def test_the_map_has_the_bits_of_each_sub_pixel_and_nothing_where_it_is_known(cl
     bits = map_of(answer)
     assert bits.shape == (8, 8, 1)
     assert np.array_equal(np.isnan(bits[..., 0]), ~hidden)
-    assert bits[..., 0][hidden] == pytest.approx(-log_probs_of(net).reshape(8, 8)[hidden] / math.log(2), abs=1e-4)
+    assert bits[..., 0][hidden] == pytest.approx(
+        -log_probs_of(net).reshape(8, 8)[hidden] / math.log(2), abs=1e-4
+    )
     assert np.nansum(bits) == pytest.approx(9 * answer["bits_per_dim"], abs=1e-4)
     assert (answer["counted"], answer["known"], answer["conditioning"]) == (9, 55, "partial")
     assert (answer["known_before_first_hole"], answer["known_after_last_hole"]) == (19, 26)
@@ -101,7 +118,9 @@ def test_a_map_is_a_picture_too_with_black_for_what_was_expected(client):
     alone = ask(client, image=occluded(3), size="16x16", headers={"accept": "image/png"})
     assert (alone.headers["content-type"], alone.headers["x-linpix-model"]) == ("image/png", "tiny")
     assert alone.content == base64.b64decode(answer["b64_json"])
-    assert float(alone.headers["x-linpix-bits-per-dim"]) == pytest.approx(answer["bits_per_dim"], rel=1e-5)
+    assert float(alone.headers["x-linpix-bits-per-dim"]) == pytest.approx(
+        answer["bits_per_dim"], rel=1e-5
+    )
 
 
 def test_what_transparent_pixels_show_beneath_is_what_is_scored(client):
@@ -131,8 +150,12 @@ def test_all_labels_give_the_posterior_with_the_most_probable_first(client):
 def test_without_a_label_all_labels_together_are_a_mixture(client):
     answer = told(client, labels="all")
     likelihoods = [entry["log_likelihood"] for entry in answer["labels"]]
-    assert answer["log_likelihood"] == pytest.approx(np.logaddexp.reduce(likelihoods) - math.log(10))
-    assert np.nansum(map_of(answer)) == pytest.approx(-answer["log_likelihood"] / math.log(2), abs=1e-3)
+    assert answer["log_likelihood"] == pytest.approx(
+        np.logaddexp.reduce(likelihoods) - math.log(10)
+    )
+    assert np.nansum(map_of(answer)) == pytest.approx(
+        -answer["log_likelihood"] / math.log(2), abs=1e-3
+    )
     one = told(client, labels="all", label="7")
     [seven] = [entry for entry in one["labels"] if entry["label"] == "7"]
     assert one["label"] == "7" and one["log_likelihood"] == seven["log_likelihood"]
@@ -141,13 +164,19 @@ def test_without_a_label_all_labels_together_are_a_mixture(client):
 
 # --- other models ---
 
+
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """A conditional model, one of colours without classes, one without a start token, and one of NaN."""
+    """A conditional model, one of colours without classes, one without a start token, and one of
+    NaN.
+    """
     folder, tiny = tmp_path_factory.mktemp("others"), PRESETS["tiny"]
     configs = {
-        "conditional": CONDITIONAL, "colour": dataclasses.replace(tiny, channels=3, classes=0), "broken": tiny,
-        "startless": dataclasses.replace(tiny, classes=0, first_marginal=(1.0,) + (0.0,) * 255)}
+        "conditional": CONDITIONAL,
+        "colour": dataclasses.replace(tiny, channels=3, classes=0),
+        "broken": tiny,
+        "startless": dataclasses.replace(tiny, classes=0, first_marginal=(1.0,) + (0.0,) * 255),
+    }
     for name, config in configs.items():
         net = net_of(config, spread=0.1)
         if name == "broken":
@@ -164,8 +193,10 @@ def test_a_conditional_model_uses_every_known_pixel(others):
     changed = PICTURE.copy()
     changed[7, 7] = 255 - changed[7, 7]  # after the last hole
     with others.client() as client:
-        one, other = (told(client, encode(picture), masked(hidden), model="conditional", labels="all")
-                      for picture in (PICTURE, changed))
+        one, other = (
+            told(client, encode(picture), masked(hidden), model="conditional", labels="all")
+            for picture in (PICTURE, changed)
+        )
     assert (one["conditioning"], one["counted"], one["known"]) == ("full", 9, 55)
     assert one["log_likelihood"] != other["log_likelihood"]
     assert sum(entry["posterior"] for entry in one["labels"]) == pytest.approx(1)
@@ -173,7 +204,9 @@ def test_a_conditional_model_uses_every_known_pixel(others):
 
 def test_a_model_of_colours_has_three_numbers_a_pixel_and_no_classes(others):
     with others.client() as client:
-        answer = told(client, encode(np.stack([PICTURE] * 3, -1)), model="colour", response_format="b64_json")
+        answer = told(
+            client, encode(np.stack([PICTURE] * 3, -1)), model="colour", response_format="b64_json"
+        )
         assert (map_of(answer).shape, answer["counted"]) == ((8, 8, 3), 192)
         assert_refused(ask(client, model="colour", labels="all"), "labels", "leave it out")
 
@@ -182,11 +215,23 @@ def test_a_picture_that_is_impossible_is_refused_and_is_the_clients_fault(others
     failed = others.metric(COUNTED % "failed")
     with others.client() as client:
         answer = ask(client, model="startless")
-        assert answer.status_code == 400 and "sub-pixel impossible" in answer.json()["error"]["message"]
-        with pytest.raises(ValueError, match="sub-pixel impossible"):  # so commands say it in a line
-            linpix.score("startless", PICTURE, checkpoints=client.app.state.service.settings.checkpoints)
-        assert told(client, encode(np.where(np.arange(64).reshape(8, 8) == 0, 0, PICTURE).astype(np.uint8)),
-                    model="startless")["counted"] == 64
+        assert (
+            answer.status_code == 400
+            and "sub-pixel impossible" in answer.json()["error"]["message"]
+        )
+        # so commands say it in a line
+        with pytest.raises(ValueError, match="sub-pixel impossible"):
+            linpix.score(
+                "startless", PICTURE, checkpoints=client.app.state.service.settings.checkpoints
+            )
+        assert (
+            told(
+                client,
+                encode(np.where(np.arange(64).reshape(8, 8) == 0, 0, PICTURE).astype(np.uint8)),
+                model="startless",
+            )["counted"]
+            == 64
+        )
     assert others.metric(COUNTED % "failed") == failed
 
 
@@ -201,27 +246,54 @@ def test_values_that_are_not_finite_end_one_request_alone(others):
 
 # --- bad input ---
 
-@pytest.mark.parametrize(("files", "fields", "status", "param", "words"), [
-    ({}, {"label": "1"}, 415, None, "must be a form"),
-    ({"mask": occluded()}, {}, 400, "image", "exactly one picture"),
-    ({"image": occluded(), "mask": encode(PICTURE)}, {}, 400, "mask", "no alpha channel"),
-    ({"image": occluded(), "mask": masked(np.zeros((8, 8), bool))}, {}, 400, "mask", "hides nothing"),
-    ({"image": encode(PICTURE)}, {"keep_rows": "8"}, 400, "keep_rows", "hides nothing"),
-    ({"image": encode(PICTURE), "mask": occluded()}, {"keep_rows": "4"}, 400, "mask", "use one of them"),
-    ({"image": encode(PICTURE)}, {"label": "ten"}, 400, "label", "0..9"),
-    ({"image": encode(PICTURE)}, {"labels": "some"}, 400, "labels", "got 'some'"),
-    ({"image": encode(PICTURE)}, {"response_format": "url"}, 400, "response_format", "b64_json"),
-    ({"image": encode(PICTURE)}, {"model": "big"}, 404, "model", "loaded: tiny"),
-    ({"image": encode(PICTURE)}, {"timeout": "0"}, 400, "timeout", "greater than 0"),
-])
-def test_a_bad_upload_or_field_is_refused_and_holds_nothing(client, server, files, fields, status, param, words):
-    answer = client.post(PATH, files={name: ("p.png", data) for name, data in files.items()}, data=fields)
+
+@pytest.mark.parametrize(
+    ("files", "fields", "status", "param", "words"),
+    [
+        ({}, {"label": "1"}, 415, None, "must be a form"),
+        ({"mask": occluded()}, {}, 400, "image", "exactly one picture"),
+        ({"image": occluded(), "mask": encode(PICTURE)}, {}, 400, "mask", "no alpha channel"),
+        (
+            {"image": occluded(), "mask": masked(np.zeros((8, 8), bool))},
+            {},
+            400,
+            "mask",
+            "hides nothing",
+        ),
+        ({"image": encode(PICTURE)}, {"keep_rows": "8"}, 400, "keep_rows", "hides nothing"),
+        (
+            {"image": encode(PICTURE), "mask": occluded()},
+            {"keep_rows": "4"},
+            400,
+            "mask",
+            "use one of them",
+        ),
+        ({"image": encode(PICTURE)}, {"label": "ten"}, 400, "label", "0..9"),
+        ({"image": encode(PICTURE)}, {"labels": "some"}, 400, "labels", "got 'some'"),
+        (
+            {"image": encode(PICTURE)},
+            {"response_format": "url"},
+            400,
+            "response_format",
+            "b64_json",
+        ),
+        ({"image": encode(PICTURE)}, {"model": "big"}, 404, "model", "loaded: tiny"),
+        ({"image": encode(PICTURE)}, {"timeout": "0"}, 400, "timeout", "greater than 0"),
+    ],
+)
+def test_a_bad_upload_or_field_is_refused_and_holds_nothing(
+    client, server, files, fields, status, param, words
+):
+    answer = client.post(
+        PATH, files={name: ("p.png", data) for name, data in files.items()}, data=fields
+    )
     assert_refused(answer, param, words, status)
     assert server.quiet("tiny")
     assert server.metric(COUNTED % "failed") == 0
 
 
 # --- beside other requests ---
+
 
 def test_images_drawn_meanwhile_are_the_same_bit_for_bit(server):
     with server.client() as client, ThreadPoolExecutor(8) as pool:
@@ -245,17 +317,23 @@ def test_a_client_that_leaves_is_not_scored_any_further(scoring):
 
     left = 0
 
-    def left_three_times() -> bool:  # a client that leaves while its upload is decoded is not counted
+    # a client that leaves while its upload is decoded is not counted
+    def left_three_times() -> bool:
         nonlocal left
         left += 1
-        with pytest.raises(httpx.TimeoutException), httpx.Client(base_url=scoring.url, timeout=0.2) as client:
+        with (
+            pytest.raises(httpx.TimeoutException),
+            httpx.Client(base_url=scoring.url, timeout=0.2) as client,
+        ):
             ask(client, LARGE, labels="all")
         return scoring.metric(COUNTED % "cancelled") >= 3
 
     assert eventually(left_three_times, 30)
     assert eventually(lambda: scoring.quiet("slow"))
     assert scoring.metric(COUNTED % "cancelled") <= left, "each is counted once"
-    assert all(scoring.metric(completed % outcome) == 0 for outcome in ("completed", "cancelled", "failed"))
+    assert all(
+        scoring.metric(completed % outcome) == 0 for outcome in ("completed", "cancelled", "failed")
+    )
 
 
 def test_a_deadline_ends_a_request_and_frees_its_place(scoring):
@@ -267,15 +345,27 @@ def test_a_deadline_ends_a_request_and_frees_its_place(scoring):
         assert told(client, LARGE)["counted"] == 784
 
 
-@pytest.mark.parametrize(("flags", "code"), [
-    (("--max-queue", "1"), "queue_full"),
-    pytest.param(("--client-images", "2"), "client_limit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        (("--max-queue", "1"), "queue_full"),
+        pytest.param(("--client-images", "2"), "client_limit", marks=pytest.mark.slow),
+    ],
+)
 def test_a_request_takes_the_place_of_one_image_in_queue_and_limits(slow, flags, code):
-    with (serving(slow, "--slots", "1", *flags) as process, process.client() as client,
-          ThreadPoolExecutor(6) as pool):
-        answers = [answer.result() for answer in [pool.submit(ask, client, LARGE, labels="all") for _ in range(6)]]
+    with (
+        serving(slow, "--slots", "1", *flags) as process,
+        process.client() as client,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        answers = [
+            answer.result()
+            for answer in [pool.submit(ask, client, LARGE, labels="all") for _ in range(6)]
+        ]
         refused = [answer for answer in answers if answer.status_code == 429]
-        assert len(refused) == 4 and {answer.json()["error"]["code"] for answer in refused} == {code}
+        assert len(refused) == 4 and {answer.json()["error"]["code"] for answer in refused} == {
+            code
+        }
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
         assert process.metric(COUNTED % "completed") == 2
         assert process.quiet("slow")

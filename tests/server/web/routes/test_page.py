@@ -1,4 +1,6 @@
-"""The files of the web page: vendored ones as listed in VENDORED.md, and none from other servers."""
+"""The files of the web page: vendored ones as listed in VENDORED.md, and none from other
+servers.
+"""
 
 import hashlib
 import re
@@ -10,13 +12,31 @@ import pytest
 from linpix.server.web.routes.page import STATIC
 from tests.server.conftest import ROOT
 
-OURS = {"VENDORED.md", "favicon.svg", "index.html", "docs.html", "docs.js", "page.css", "page.js", "service.js",
-        "parts.js", "gallery.js", "samples.js", "editor.js", "completion.js", "upload.js", "race.js"}
-LOADS = {"src", "href", "srcset", "action", "formaction", "poster", "data"}  # attributes that name another resource
+OURS = {
+    "VENDORED.md",
+    "favicon.svg",
+    "index.html",
+    "docs.html",
+    "docs.js",
+    "page.css",
+    "page.js",
+    "service.js",
+    "parts.js",
+    "gallery.js",
+    "samples.js",
+    "editor.js",
+    "completion.js",
+    "upload.js",
+    "race.js",
+}
+# attributes that name another resource
+LOADS = {"src", "href", "srcset", "action", "formaction", "poster", "data"}
 
 
 class References(HTMLParser):
-    """The resources that a page names, its links to elsewhere, and its inline scripts and styles."""
+    """The resources that a page names, its links to elsewhere, and its inline scripts and
+    styles.
+    """
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -28,7 +48,8 @@ class References(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        if tag == "a" and (dict(attributes).get("href") or "").startswith("https:"):  # nothing is loaded from there
+        # nothing is loaded from there
+        if tag == "a" and (dict(attributes).get("href") or "").startswith("https:"):
             assert dict(attributes)["rel"] == "noreferrer"
             self.links.append(str(dict(attributes)["href"]))
         else:
@@ -43,12 +64,22 @@ class References(HTMLParser):
         self._keep = False
 
 
-@pytest.mark.parametrize(("folder", "which"), [(STATIC, "*"), (ROOT / "tests/browser", "axe*")], ids=["page", "tests"])
+@pytest.mark.parametrize(
+    ("folder", "which"), [(STATIC, "*"), (ROOT / "tests/browser", "axe*")], ids=["page", "tests"]
+)
 def test_the_vendored_files_are_those_of_the_list(folder, which):
-    listed = dict(re.findall(r"^\| `([^`]+)` \| [^|]+ \| `([0-9a-f]{64})` \|$", (folder / "VENDORED.md").read_text(),
-                             re.MULTILINE))
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob(which)
-             if path.name not in OURS}
+    listed = dict(
+        re.findall(
+            r"^\| `([^`]+)` \| [^|]+ \| `([0-9a-f]{64})` \|$",
+            (folder / "VENDORED.md").read_text(),
+            re.MULTILINE,
+        )
+    )
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.glob(which)
+        if path.name not in OURS
+    }
     assert found == listed
 
 
@@ -73,7 +104,9 @@ def test_no_stylesheet_or_script_names_a_file_elsewhere():
         assert "@import" not in css
         assert all(url.startswith("data:") for url in re.findall(r"url\(\s*[\"']?([^)\"']*)", css))
     for path in [*STATIC.glob("*.css"), *STATIC.glob("*.js")]:
-        assert "sourceMappingURL" not in path.read_text(), f"{path.name} names a source map that is not here"
+        assert "sourceMappingURL" not in path.read_text(), (
+            f"{path.name} names a source map that is not here"
+        )
     assert re.findall(r"(?:xlink:)?href=|url\(", (STATIC / "favicon.svg").read_text()) == []
 
 
@@ -97,7 +130,9 @@ def test_the_page_is_compressed_for_those_who_ask_and_the_api_is_not(client, pat
         return
     assert packed.headers["content-encoding"] == "gzip"
     assert packed.num_bytes_downloaded < 0.5 * len(plain.content)
-    assert "Accept-Encoding" in packed.headers["vary"] and "Accept-Encoding" in plain.headers["vary"]
+    assert (
+        "Accept-Encoding" in packed.headers["vary"] and "Accept-Encoding" in plain.headers["vary"]
+    )
     known = {"accept-encoding": "gzip", "if-none-match": packed.headers["etag"]}
     assert client.get(path, headers=known).status_code == 304
     assert client.head(path, headers={"accept-encoding": "gzip"}).status_code == 200
