@@ -16,7 +16,7 @@ TOKENS = {
     "server + linpix": 86_001,
     "model": 38_965,
     "training": 48_143,
-    "tests + tools + examples": 303_400,
+    "tests + tools + examples": 304_800,
 }
 LINES = {"csrc": 6_556, "server/static": 5_256}
 FOLDED = 3.1  # expressions in a hundred statements that a reader has to take apart
