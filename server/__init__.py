@@ -3,19 +3,19 @@ below it in this list.
 
 cluster/      the same application several times, on Ray Serve: fronts for HTTP, replicas that draw
 app, serve    app.py puts models, the engine thread, admission, routes and middleware together;
-serve.py runs them until
-              a signal ends it
+              serve.py runs them until a signal ends it
 web/          HTTP: what requests ask for, uploads, answers
   middleware/   checks of every request before its route
   routes/       one file for each group of routes
 compare/      the benchmark of attention kinds, live and from the command line
 engine/       admission, on the event loop; and the engine thread, which decodes the images of all
-models
+              models
   decode/       one quantum of one model: join, prefill, decode, leave
 pictures/     uploads in, picture files out: size, orientation, occlusion, photographed digits,
-likelihoods
+              likelihoods
 base          settings, errors, metrics, logs, origins, listening, memory, fault_rules: every
-package may use these static/       the web page, which uses only the API
+              package may use these
+static/       the web page, which uses only the API
 
 Four kinds of object. A Job is what was asked: checked, frozen, picklable (engine/job.py). A Request
 is a job in progress: client, deadline, events, outcome (engine/request.py). An Image is everything
@@ -25,28 +25,26 @@ Event tells the answer what happened to one image.
 
 To follow one request, read these files in this order:
   web/middleware/            connection.py reads its head; stack.py gives it an id, and checks host,
-  origin and key;
-                             bodies.py limits its body. serve.py and app.py put them together
+                             origin and key; bodies.py limits its body. serve.py and app.py put them
+                             together
   web/routes/images.py       its fields are checked: types and ranges by web/request_schemas.py,
-  what decides pixels by
-                             engine/job.py; web/uploads.py decodes an upload. The result is an
-                             Answer, with its Job
+                             what decides pixels by engine/job.py; web/uploads.py decodes an upload.
+                             The result is an Answer, with its Job
   web/answers.py             the Answer works when FastAPI sends it: it admits the request, waits
-  for its images, which
-                             web/routes/images.py encodes, releases the request, and sends them
+                             for its images, which web/routes/images.py encodes, releases the
+                             request, and sends them
   engine/request.py          how every request begins and ends, here or in a front
   engine/admission.py        checks what its client may have, and engine/model.py room in the queue,
-  and time; hands its
-                             Images to the engine thread, and turns each Report into events of
-                             requests; engine/image.py says which images are drawn again, and which
-                             are returned
+                             and time; hands its Images to the engine thread, and turns each Report
+                             into events of requests; engine/image.py says which images are drawn
+                             again, and which are returned
   engine/thread.py           the engine thread: runs the quanta of all models, and background work
-  between them engine/decode/engine.py    one quantum of one model; scheduler.py beside it says
-  which images are in it, prefill.py
-                             reads what they know
+                             between them
+  engine/decode/engine.py    one quantum of one model; scheduler.py beside it says which images are
+                             in it, prefill.py reads what they know
   engine/decode/compiled.py  one call through model/packing.py and csrc/ops.cpp, or for a GPU
-  model/cuda.py; its base,
-                             decoder.py, does the same in torch, and choice.py selects one
+                             model/cuda.py; its base, decoder.py, does the same in torch, and
+                             choice.py selects one
 The event loop owns admission, requests and comparisons; the engine thread owns scheduler, slots and
 decoders. Calls for the thread go through its inbox, and its reports are calls on the event loop.
 Images change on the thread, and the loop only reads them until they are done.
@@ -58,27 +56,4 @@ ends encoding, and a stream that is not read. Failures: the decoder names images
 finite, engine/decode/failures.py finds the one that makes a quantum raise, prefill.py the one that
 cannot be read; the report of that quantum ends their requests. thread.py ends the batch of a
 quantum that raises in another way.
-
-To add
-  a route           a function in web/routes/ (a new file needs a line in app.py), its answer in
-  web/schemas.py, and a
-                    model of its body, if it has one, in web/request_schemas.py; every field and
-                    parameter needs a description and an example. The path of a body is in JSON or
-                    UPLOADS of web/middleware/bodies.py. A route that needs room in a queue returns
-                    an Answer (web/answers.py), and the last part of its path is in ENDPOINTS of
-                    metrics.py
-  an image option   a field in web/request_schemas.py, a flag in linpix/__main__.py, and a parameter
-  in
-                    linpix/cli/draw.py: all three reach new_job in engine/job.py, which checks it.
-                    engine/decode/decoder.py keeps it for each slot, and compiled.py passes it on to
-                    csrc. If it changes the images, linpix/cli/bulk.py must not continue a run that
-                    has another value (_settings)
-  a metric          in metrics.py, where it happens, and in tests/server/test_dashboard.py. Refused
-  requests are counted
-                    in web/error_handlers.py, or in engine/request.py if they were read
-  an attention kind a file in model/attention/ and its line in model/attention/__init__.py; its name
-  and options in
-                    model/config.py, in compare/backends.py, linpix/__main__.py (compare --backends)
-                    and static/race.js. If it draws, choose in model/packing.py says by which
-                    engine, and engine/catalogue.py with how many slots
 """

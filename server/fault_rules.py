@@ -3,8 +3,8 @@ default.
 
     --faults ITEM{,ITEM}    where ITEM is KIND:WHEN{:ms=N}, or seed=N
 
-KIND    throw    every run with the chosen image raises, also when it is repeated, until the image's
-request has ended
+KIND    throw    every run with the chosen image raises, also when it is repeated, until the
+                 image's request has ended
         glitch   the quantum's first run raises; when it is run again, it succeeds
         broken   every run of the quantum raises, and so does the run of the test image after it
         nan      the state of the chosen image becomes NaN
@@ -16,8 +16,8 @@ request has ended
 WHEN    at=N     the N-th quantum of the process, from 1; for prefill: the N-th request
         every=N  each N-th
         from=N   the N-th and all that follow
-        image=N  those with the image of seed N, which is then the chosen image; for throw, nan and
-        prefill only
+        image=N  those with the image of seed N, which is then the chosen image; for throw, nan
+                 and prefill only
 
 Otherwise the chosen image is random. The item seed=N seeds this choice: the same quanta then have
 the same faults.

@@ -1,18 +1,18 @@
 """What only a GPU can say of decoding and training, part by part; `make gpu-check` runs all of
 them.
 
-    python -m tools.benchmarks.cuda PART [--results FILE] [--preset mnist,mnist-large] [--batch
-    64,4096]
-                                         [--state fp32,fp16]
+    python -m tools.benchmarks.cuda PART [--results FILE] [--preset mnist,mnist-large]
+                                         [--batch 64,4096] [--state fp32,fp16]
 
     machine   speed of copies, also within the L2 cache, and of a bf16 product; us of an empty
-    kernel
+              kernel
     decode    images/s, us of a pass and TB/s of state of whole images; and for each number of rows
-    of a graph the us of
-              a pass with each variant of its kernels, of which the fastest is used (model/cuda.py)
+              of a graph the us of a pass with each variant of its kernels, of which the fastest is
+              used (model/cuda.py)
     kernels   us of a pass by kernel, one after the other, without a graph
     products  us of torch's bf16 products in the shapes of `mnist`; and numbers of rows at which a
-    row has other bits training  images/s, launches of a step, and its ms by kind of kernel
+              row has other bits
+    training  images/s, launches of a step, and its ms by kind of kernel
 
 A measurement is a line of FILE as soon as it is done, and what FILE has is not measured again.
 Presets have random weights, which does not change their speed; but where background skips the

@@ -1,9 +1,9 @@
 """The compiled engine against the eager one, and both against what the machine can do: a ledger of
 limits.
 
-    python -m tools.benchmarks.decode [--preset mnist,cifar10] [--batch 1,16,64] [--precision
-    bf16,fp32,int8]
-                                      [--without-eager] [--processor-time] [--json FILE]
+    python -m tools.benchmarks.decode [--preset mnist,cifar10] [--batch 1,16,64]
+                                      [--precision bf16,fp32,int8] [--without-eager]
+                                      [--processor-time] [--json FILE]
 
 Presets have random weights, which does not change their speed; --model takes a checkpoint instead.
 First come this machine's matrix products (4096^3). Then images are decoded from start to end, an
@@ -11,10 +11,11 @@ image row a call: of each row the median over decodes, and the mean of these. Of
 
     gflop            arithmetic of an image, all precisions together
     step_mb          what a step reads and writes: the packed weights once, and the state of every
-    image twice limit            images/s at which the arithmetic would be done at the rates of the
-    matrix products, each part in
-                     its own precision, or at which step_mb would be moved at the rate at which this
-                     machine reads a buffer of weights and states, over and over; whichever is lower
+                     image twice
+    limit            images/s at which the arithmetic would be done at the rates of the matrix
+                     products, each part in its own precision, or at which step_mb would be moved at
+                     the rate at which this machine reads a buffer of weights and states, over and
+                     over; whichever is lower
     limited_by       product or memory
     share            images/s over the limit
     ratio_to_eager   images/s over the eager engine's, fp32, at the same batch

@@ -4,8 +4,8 @@
 
     operator    causal_attention of csrc, as `linpix train` has it
     chunked     its reference in torch: quadratic inside a chunk, cumulative sums of the state
-    between chunks definition  equations 9 to 12 in plain torch: cumulative sums of the state over
-    all tokens
+                between chunks
+    definition  equations 9 to 12 in plain torch: cumulative sums of the state over all tokens
 
 each with torch.compile and without (--eager for the latter alone). A step is forward, backward and
 optimiser, in bf16 where the processor has it, of random images with random weights, which does not
