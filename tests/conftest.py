@@ -30,8 +30,8 @@ import torch
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from tests.nets import net_of, saved
-from tests.server.conftest import ROOT, Process, serving
-from tools.benchmarks.cuda import define_emulated
+from tools.harness.machine import define_emulated
+from tools.harness.servers import ROOT, Process, serving
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -26,7 +26,7 @@ from PIL import Image
 
 from linpix.__main__ import main
 from linpix.model import ops
-from tests.server.conftest import here
+from tools.harness.servers import here
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = Path(__file__).with_name("digests.json")

@@ -29,7 +29,7 @@ import linpix
 from linpix.cli import draw
 from linpix.model import ops
 from linpix.server.engine.decode.choice import new_decoder
-from tests.server.conftest import ROOT, Process, serving
+from tools.harness.servers import ROOT, Process, serving
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DECISIONS = ROOT / "DECISIONS.md"

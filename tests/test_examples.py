@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.linpix.test_main import pixels
-from tests.server.conftest import ROOT, Quiet, listening, serving
 from tests.server.web.test_openai import OLD_CLIENT
+from tools.harness.servers import ROOT, Quiet, listening, serving
 
 FOLDER = ROOT / "examples"
 NODE_MODULES = Path(sys.prefix) / "node_modules"  # where `make test` puts the openai package of npm

@@ -13,9 +13,9 @@ import pytest
 
 from linpix.model import ops
 from linpix.model.config import PRESETS
-from tests.server.conftest import eventually
 from tools.benchmarks.cuda import kernel_of, state_traffic
 from tools.gpu_check import OLDER, ROOT, Check, Step, calls, examine, report
+from tools.harness.servers import eventually
 from tools.results import Results
 
 pytestmark = pytest.mark.slow

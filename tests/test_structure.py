@@ -77,6 +77,13 @@ def test_server_and_training_import_neither_each_other_nor_the_command_line(path
     assert not tops(path) & ({"server", "training", "linpix"} - {room_of(path)})
 
 
+def test_tools_import_no_tests():
+    """Tests import tools: what both use is in tools/harness."""
+    importing = re.compile(r"^ *(?:from|import) tests\b", re.MULTILINE)
+    tools = sorted((ROOT / "tools").rglob("*.py"))
+    assert tools and not [names(path) for path in tools if importing.search(path.read_text())]
+
+
 def test_the_scheduler_imports_no_torch():
     assert "torch" not in tops(ROOT / "server/engine/decode/scheduler.py")
 

@@ -11,7 +11,6 @@ another OUT after a change of the code. If tests of decoding fail, those that di
 the overlap of kernels, and then with the tiles of few rows; the steps that follow use what passed.
 """
 
-import argparse
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from tools.harness.arguments import new_parser, numbers
 from tools.results import Results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -333,15 +333,11 @@ def write_pictures(folder: Path, size: int, count: int = 200) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--out", type=Path, default=ROOT / "build/gpu-check", help="folder for what is found"
     )
-    parser.add_argument(
-        "--call", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 3]
-    )
+    parser.add_argument("--call", type=numbers, default=[1, 2, 3])
     parser.add_argument(
         "--emulated", type=Path, help="kernels for a processor, to try this in tiny form"
     )

@@ -11,7 +11,6 @@ speed of a copy, hide a part of each other: the root of the sum of their squares
 for a launch.
 """
 
-import argparse
 import math
 import re
 import shutil
@@ -23,6 +22,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
+
+from tools.harness.arguments import new_parser
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 CLOCK, SCHEDULERS, COPY = 1755e6, 132 * 4, 4.27e12  # Hz; of an H200; bytes a second
@@ -389,9 +390,7 @@ def cases(rows: int) -> list[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--rows", type=int, default=4096)
     given = parser.parse_args()
     if missing := [name for name in PROGRAMS if not shutil.which(name)]:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from tests.server.conftest import ROOT, Process, serving
+from tools.harness.servers import ROOT, Process, serving
 
 SCREENSHOTS = ROOT / "build/screenshots"
 WAIT_MS = 180_000  # what a busy machine may take for what an idle one does in a moment

@@ -17,7 +17,7 @@ from linpix.training.own.inherit import inverted, negative
 from tests.browser.conftest import Visit, says, written
 from tests.browser.test_samples import asked, rgb
 from tests.fuzz.pictures import encode as png
-from tests.server.conftest import ROOT, serving
+from tools.harness.servers import ROOT, serving
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import says
-from tests.server.conftest import EAGER, serving
+from tools.harness.servers import EAGER, serving
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from linpix.server.compare.report import ENGINES
 from tests.browser.conftest import ROOT, says
-from tests.server.conftest import eventually, serving
+from tools.harness.servers import eventually, serving
 
 pytestmark = pytest.mark.slow
 

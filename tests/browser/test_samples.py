@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from linpix.model import checkpoint
 from tests.browser.conftest import PHONE, WAIT_MS, says
-from tests.server.conftest import EAGER, ROOT, eventually, serving
+from tools.harness.servers import EAGER, ROOT, eventually, serving
 
 # for each frame, the rows that have pixels
 ROWS = """canvases => canvases.map(canvas => {

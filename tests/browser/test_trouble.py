@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import says
-from tests.server.conftest import EAGER, ROOT, eventually, serving
 from tests.server.web.test_keys import line, private
+from tools.harness.servers import EAGER, ROOT, eventually, serving
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 
 from linpix.model import checkpoint
 from tests.fuzz.harness import HEAD, Tally, Target, fuzz
-from tools.benchmarks.decode import machine
+from tools.harness.machine import machine
 
 TALLIES = pytest.StashKey[list[Tally]]()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.harness import Target
 from tests.fuzz.pictures import pictures
-from tests.server.conftest import serving
+from tools.harness.servers import serving
 
 pytestmark = pytest.mark.slow
 

@@ -22,8 +22,8 @@ import linpix
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from tests.nets import saved
-from tests.server.conftest import ROOT, here
 from tests.server.web.routes.test_images import encode, images_of, occluded
+from tools.harness.servers import ROOT, here
 
 GENERATE = "/v1/images/generations"
 PICTURE, KNOWN = (

@@ -15,7 +15,7 @@ import torch
 
 from linpix.model import sharing
 from linpix.model.sharing import PREFIX, SharedWeights, remove_unused
-from tests.server.conftest import eventually
+from tools.harness.servers import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares them")
 OTHER = """

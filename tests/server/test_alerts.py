@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.server.conftest import ROOT
+from tools.harness.servers import ROOT
 
 [GROUP] = yaml.safe_load((ROOT / "deploy/alerts.yml").read_text())["groups"]
 RULES = GROUP["rules"]

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.conftest import EAGER, ROOT, eventually, serving
 from tests.server.test_listening import free_port
+from tools.harness.servers import EAGER, ROOT, eventually, serving
 
 CONFIG = (ROOT / "deploy/nginx.conf").read_text()
 GENERATIONS = "/v1/images/generations"

@@ -19,8 +19,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.conftest import EAGER, ROOT, Process, eventually, serving
 from tests.server.web.routes.test_images import occluded
+from tools.harness.servers import EAGER, ROOT, Process, eventually, serving
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ import yaml
 
 from linpix.server.origins import Origins
 from linpix.server.settings import Settings
-from tests.server.conftest import ROOT, serving
 from tests.server.web.routes.test_images import encode
+from tools.harness.servers import ROOT, serving
 
 
 def dockerfile() -> list[tuple[str, str]]:

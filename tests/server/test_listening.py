@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from linpix.server.listening import listen
-from tests.server.conftest import ROOT, eventually, serving
+from tools.harness.servers import ROOT, eventually, serving
 
 pytestmark = pytest.mark.slow
 

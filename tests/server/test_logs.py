@@ -19,9 +19,9 @@ from linpix.model import checkpoint
 from linpix.server import logs
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
-from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.web.routes.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
+from tools.harness.servers import EAGER, Process, eventually, serving
 
 pytestmark = pytest.mark.slow
 

@@ -24,9 +24,9 @@ from linpix.server.settings import Settings
 from linpix.server.web.routes import images
 from tests.linpix.test_main import inside, linpix
 from tests.nets import saved
-from tests.server.conftest import EAGER, eventually, here, serving
 from tests.server.web.routes.test_images import assert_refused, events_of
 from tests.server.web.test_keys import bearer, line, private
+from tools.harness.servers import EAGER, eventually, here, serving
 
 
 def test_every_route_and_method_that_is_not_there_answers_the_envelope(client):

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.server.conftest import Quiet, listening, serving
 from tests.server.web.routes.test_images import encode
+from tools.harness.servers import Quiet, listening, serving
 
 pytest.importorskip("opentelemetry.instrumentation.fastapi", reason="pip install '.[otel]'")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest

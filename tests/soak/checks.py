@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 
-from tests.soak.client import Record
 from tests.soak.loads import Result, Soak, images_per_second
 from tests.soak.service import Oracle, Service
+from tools.harness.client import Record
 
 GROWTH = 1.10  # of resident memory since the process was warm, at most
 

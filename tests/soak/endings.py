@@ -13,9 +13,9 @@ import torch
 from linpix.model import checkpoint
 from linpix.model.transformer import Transformer
 from tests.soak.checks import measured, otherwise, unanswered
-from tests.soak.client import Record
 from tests.soak.loads import Result, Soak, closed_loop, gather
 from tests.soak.service import Oracle
+from tools.harness.client import Record
 
 READY_S = 5.0  # a restart takes less
 RELOAD_S = 60.0  # other weights are listed sooner

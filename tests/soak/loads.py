@@ -9,21 +9,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from linpix.server.settings import Settings
-from tests.soak.client import Ask, Connection, Record
 from tests.soak.service import Oracle, Service
+from tools.harness.client import EVERYBODY, Ask, Connection, Record
 
 STREAMS = 0.1  # of the requests that come at random, and of those that tell capacity
 RAMP = 0.2  # of a stretch, before rates are counted
 ANSWER_S = 300.0  # for what is under way when a stretch ends
-# All clients here have one address, and are one to a service that limits what each may have at
-# once.
-EVERYBODY = [
-    word
-    for name, value in (("client_images", "0"), ("max_requests", "0"))
-    if name in Settings.model_fields
-    for word in (f"--{name.replace('_', '-')}", value)
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from PIL import Image
 
 from tests.fuzz.pictures import encode
 from tests.soak.checks import measured
-from tests.soak.client import Ask, Picture, Record
 from tests.soak.endings import drain, faults, kill, reload
 from tests.soak.loads import (
     RAMP,
@@ -25,6 +24,7 @@ from tests.soak.loads import (
     one_of_many,
 )
 from tests.soak.service import Oracle, Service
+from tools.harness.client import Ask, Picture, Record
 
 # of their pictures: larger ones leave more of the heap in use than the phases allow
 LARGEST_SIDE = 1024

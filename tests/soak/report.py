@@ -4,7 +4,7 @@ import torch
 
 from linpix.model import checkpoint, ops
 from tests.soak.loads import Plan, Result
-from tools.benchmarks.decode import machine
+from tools.harness.machine import machine
 
 HEADINGS = (
     "load",

@@ -20,8 +20,8 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.job import Job
 from linpix.server.pictures import encode, uploads
-from tests.server.conftest import Process, eventually
-from tests.soak.client import Connection, Picture, Record
+from tools.harness.client import Connection, Picture, Record
+from tools.harness.servers import Process, eventually
 
 # gauges that need not be 0 when nothing runs
 CONSTANT = ("linpix_state_slots", "linpix_comparison_images_per_second")

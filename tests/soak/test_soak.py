@@ -16,10 +16,10 @@ from linpix.model.config import PRESETS
 from tests.nets import net_of, saved
 from tests.soak import report
 from tests.soak.checks import accounted, measured
-from tests.soak.client import Ask, Record
 from tests.soak.loads import Plan, Soak, closed_loop
 from tests.soak.phases import PHASES
 from tests.soak.service import Oracle
+from tools.harness.client import Ask, Record
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from linpix.training import loop
 from linpix.training.batches import Batches, Parts, makers, part_of, readings
 from linpix.training.run import Run, TrainConfig
 from linpix.training.workers import Workers
-from tests.server.conftest import eventually
+from tools.harness.servers import eventually
 
 TINY = PRESETS["tiny"]
 CONDITIONAL = dataclasses.replace(TINY, look_ups=("previous", "row", "column", "class"), patch=4)

@@ -15,8 +15,8 @@ from linpix.model.config import PRESETS
 from linpix.training import datasets
 from linpix.training.datasets import load
 from linpix.training.readers import DataError
-from tests.server.conftest import Quiet, listening
 from tests.training.test_readers import idx, tar
+from tools.harness.servers import Quiet, listening
 
 MNIST, CIFAR10, TINY = PRESETS["mnist"], PRESETS["cifar10"], PRESETS["tiny"]
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}

@@ -34,7 +34,7 @@ from linpix.training.experiments.tokens import (
     kind_config,
     learn,
 )
-from tests.server.conftest import eventually
+from tools.harness.servers import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -28,7 +28,7 @@ from linpix.training.evaluate import evaluate
 from linpix.training.export import export
 from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
-from tests.server.conftest import eventually
+from tools.harness.servers import eventually
 
 TINY = PRESETS["tiny"]
 SETTINGS = TrainConfig(

@@ -23,8 +23,8 @@ from linpix.training.datasets import Dataset
 from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
 from linpix.training.workers import count_for
-from tests.server.conftest import eventually
 from tests.server.test_listening import free_port
+from tools.harness.servers import eventually
 
 TINY = PRESETS["tiny"]
 SETTINGS = TrainConfig(

@@ -15,7 +15,6 @@ Models of other pictures (cifar10-conditional) have no judge: completions have t
 seam of quality.py, which are better the less they are.
 """
 
-import argparse
 import time
 from pathlib import Path
 
@@ -24,17 +23,16 @@ from numpy.typing import NDArray
 
 from linpix.model import checkpoint
 from linpix.training import datasets
-from tests.server.conftest import ROOT, serving
 from tools.benchmarks.occlusion import Asked, Images, error, masks, seam
 from tools.benchmarks.quality import SIDE, SURE, judged, trained_judge
+from tools.harness.arguments import new_parser
+from tools.harness.servers import ROOT, serving
 
 SEEN = 200
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the models' data set")
     parser.add_argument("--models", default="mnist-conditional", help="names, comma-separated")
     parser.add_argument("--count", type=int, default=200, help="test images")

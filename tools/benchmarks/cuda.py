@@ -43,6 +43,8 @@ from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.cuda import GROUP, OVERLAP, TILES, TIMED, GpuPool
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
+from tools.harness.arguments import new_parser, numbers, words
+from tools.harness.machine import define_emulated
 from tools.results import Found, Results
 
 Measure = Callable[..., None]
@@ -50,17 +52,13 @@ STEPS = 30  # of training, after a third as many
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parts = {work.__name__: work for work in (machine, decode, kernels, products, training)}
     parser.add_argument("part", choices=parts)
     parser.add_argument("--results", type=Path, default=Path("build/gpu-check/results.jsonl"))
-    parser.add_argument("--preset", type=lambda text: text.split(","), default=["mnist"])
-    parser.add_argument(
-        "--batch", type=lambda text: [int(word) for word in text.split(",")], default=[64, 4096]
-    )
-    parser.add_argument("--state", type=lambda text: text.split(","), default=["fp32", "fp16"])
+    parser.add_argument("--preset", type=words, default=["mnist"])
+    parser.add_argument("--batch", type=numbers, default=[64, 4096])
+    parser.add_argument("--state", type=words, default=["fp32", "fp16"])
     parser.add_argument("--emulated", type=Path)
     given = parser.parse_args()
     if unknown := set(given.preset) - set(PRESETS):
@@ -75,22 +73,6 @@ def main() -> None:
         if os.environ.get(name) and (name, os.environ[name]) != (OVERLAP, "1")
     }
     parts[given.part](given, partial(Results(given.results).measure, part=given.part, **variables))
-
-
-def define_emulated(library: Path) -> torch.library.Library:
-    """The operators linpix_emulated: the CUDA sources, compiled for a processor."""
-    definitions = torch.library.Library("linpix_emulated", "DEF")
-    for schema in (
-        ops.RECURRENT_STEP,
-        ops.DECODE_QUANTUM,
-        ops.PREFILL,
-        ops.READ,
-        ops.CAUSAL_ATTENTION,
-        ops.CAUSAL_ATTENTION_BACKWARD,
-    ):
-        definitions.define(schema)
-    torch.ops.load_library(str(library))
-    return definitions
 
 
 def device_of(given: argparse.Namespace) -> str:

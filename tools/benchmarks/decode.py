@@ -28,7 +28,6 @@ the number of threads. They are too long where threads wait for each other, so b
 import argparse
 import ctypes
 import json
-import os
 import statistics
 import threading
 import time
@@ -44,13 +43,14 @@ from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.mixture import groups
 from linpix.model.packing import PRECISIONS
-from linpix.model.team import processor_name
 from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CompiledDecoder
 from linpix.server.engine.decode.decoder import Decoder, EagerDecoder
 from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job
+from tools.harness.arguments import new_parser, numbers, words
+from tools.harness.machine import machine
 
 Clock = Callable[[], float]
 EAGER_STEPS = 12  # of the eager engine, whose steps all cost the same and take long
@@ -101,19 +101,14 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    words: Callable[[str], list[str]] = lambda text: text.split(",")  # noqa: E731
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--preset", type=words, default=["mnist", "cifar10"], help=", ".join(PRESETS)
     )
     parser.add_argument(
         "--model", type=words, default=[], help="checkpoints, by name or folder, instead of presets"
     )
-    parser.add_argument(
-        "--batch", type=lambda text: [int(word) for word in text.split(",")], default=[1, 16, 64]
-    )
+    parser.add_argument("--batch", type=numbers, default=[1, 16, 64])
     parser.add_argument("--precision", type=words, default=["bf16", "fp32", "int8"])
     parser.add_argument(
         "--without-eager", action="store_true", help="leave the slow comparison out"
@@ -302,10 +297,6 @@ def described(
 
 def rounded(x: float) -> float:
     return float(f"{x:.4g}")
-
-
-def machine() -> str:
-    return f"{processor_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
 def markdown(circumstances: dict[str, Any], results: list[dict[str, Any]]) -> str:

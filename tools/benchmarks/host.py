@@ -43,7 +43,8 @@ from linpix.server.engine.job import Job
 from linpix.server.engine.request import Request
 from linpix.server.engine.thread import EngineThread
 from linpix.server.metrics import Metrics
-from tools.benchmarks.decode import machine
+from tools.harness.arguments import new_parser, numbers
+from tools.harness.machine import machine
 
 
 class Kernels:
@@ -215,10 +216,7 @@ async def measure(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    numbers: Callable[[str], list[int]] = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
+    parser = new_parser(__doc__)
     parser.add_argument("--images", type=numbers, default=[64, 1024, 4096])
     parser.add_argument("--n", type=int, default=16, help="images a request")
     parser.add_argument("--repeat", type=int, default=5)

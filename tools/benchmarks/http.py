@@ -47,9 +47,10 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job
-from tests.server.conftest import Process, serving
-from tools.benchmarks.decode import machine
 from tools.benchmarks.host import instant
+from tools.harness.arguments import new_parser, numbers
+from tools.harness.machine import machine
+from tools.harness.servers import Process, serving
 
 Load = Callable[[str, int, int, float, str], tuple[float, int]]
 STEADY_S = 1  # after which the first requests, which came at once, have spread
@@ -181,17 +182,13 @@ def served(server: Process, load: Load, given: argparse.Namespace, n: int) -> Re
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--model", default="mnist-small", help="a checkpoint, by name or folder")
     parser.add_argument(
         "--preset", choices=sorted(PRESETS), help="instead of a checkpoint, with random weights"
     )
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument(
-        "--n", type=lambda text: [int(word) for word in text.split(",")], default=[1, 8]
-    )
+    parser.add_argument("--n", type=numbers, default=[1, 8])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--other", type=Path, help="another checkout, to compare with")

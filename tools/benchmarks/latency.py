@@ -12,7 +12,6 @@ mean step of the engine with its mean number of images. Rounds take turns, so th
 machine alike.
 """
 
-import argparse
 import asyncio
 import re
 import time
@@ -22,11 +21,11 @@ from collections.abc import Callable
 import numpy as np
 
 from linpix.model import checkpoint, ops
-from tests.server.conftest import ROOT, Process, serving
-from tests.soak.client import Ask, Connection, Picture
-from tests.soak.loads import EVERYBODY
-from tools.benchmarks.decode import machine
 from tools.benchmarks.occlusion import Asked, masks, upload
+from tools.harness.arguments import new_parser, numbers
+from tools.harness.client import EVERYBODY, Ask, Connection, Picture
+from tools.harness.machine import machine
+from tools.harness.servers import ROOT, Process, serving
 
 PICTURES, HALF = 20, 8
 PLAIN = "plain sample"
@@ -95,10 +94,7 @@ class Steps:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    numbers: Callable[[str], list[int]] = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--model", default="mnist-conditional", help="a checkpoint of 28x28 grey pixels, by name"
     )

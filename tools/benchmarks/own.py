@@ -9,7 +9,6 @@ trained on the same 300 looks at 60 samples, 20 a class, of one attempt and of u
 are of the class asked for (one in three would be by chance). A grid of samples is kept beside.
 """
 
-import argparse
 import math
 import shutil
 import subprocess
@@ -24,7 +23,8 @@ from linpix.model.packing import PRECISIONS, choose, pack
 from linpix.training.datasets import load
 from linpix.training.export import sample_grid
 from linpix.training.own import judge
-from tests.server.conftest import ROOT
+from tools.harness.arguments import new_parser
+from tools.harness.servers import ROOT
 
 SHAPES, EACH, SIDE = ("circle", "square", "star"), 100, 112
 
@@ -54,9 +54,7 @@ def draw(shape: str, random: np.random.Generator) -> Image.Image:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--minutes", default="5")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "own")
     parser.add_argument("--plain", action="store_true", help="without the head start")

@@ -6,19 +6,17 @@ machine.
 Each load is that of a browser without a past, so that nothing comes from its cache.
 """
 
-import argparse
 import shutil
 import statistics
 
 from playwright.sync_api import sync_playwright
 
-from tests.server.conftest import ROOT, serving
+from tools.harness.arguments import new_parser
+from tools.harness.servers import ROOT, serving
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--repeat", type=int, default=9)
     args = parser.parse_args()
     seconds = []

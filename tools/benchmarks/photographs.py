@@ -18,7 +18,6 @@ what came back, and of digits, how many of the four a CNN (tools/benchmarks/qual
 the class that was written; --no-judge does without.
 """
 
-import argparse
 import base64
 import io
 from dataclasses import dataclass
@@ -32,9 +31,10 @@ from PIL import Image, ImageDraw, ImageFilter
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.training import datasets
-from tests.server.conftest import ROOT, serving
 from tools.benchmarks.occlusion import HOLE
 from tools.benchmarks.quality import judged, trained_judge
+from tools.harness.arguments import new_parser
+from tools.harness.servers import ROOT, serving
 
 WAYS, CANDIDATES = 4, 8
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -310,9 +310,7 @@ def sheet(lines: list[list[Image.Image]], side: int = 220) -> Image.Image:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--digits", type=Path, required=True, help="folder of MNIST")
     parser.add_argument(
         "--colours", type=Path, help="folder of CIFAR-10; not needed with --pictures"

@@ -25,7 +25,6 @@ the hole, beside that of the original. And bits/dim of what is hidden, of few pi
 All models have pictures of one size.
 """
 
-import argparse
 import contextlib
 import os
 from pathlib import Path
@@ -42,7 +41,6 @@ from linpix.model.likelihood import Scoring
 from linpix.model.transformer import Transformer
 from linpix.training import datasets
 from linpix.training.own.look import look_of
-from tests.server.conftest import ROOT, serving
 from tools.benchmarks.occlusion import (
     DIGITS,
     Asked,
@@ -54,6 +52,8 @@ from tools.benchmarks.occlusion import (
     write_sheets,
 )
 from tools.benchmarks.strokes import centred, pen_digits
+from tools.harness.arguments import new_parser
+from tools.harness.servers import ROOT, serving
 
 SIDE, SURE, WAYS, FEW, EACH = 28, 0.9, 16, 50, 8
 
@@ -236,9 +236,7 @@ def table(found: dict[str, Figures]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of the models' data set")
     parser.add_argument(
         "--models", default="mnist-small,mnist-conditional", help="names, comma-separated"

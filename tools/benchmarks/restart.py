@@ -10,7 +10,6 @@ is 1 if a round took longer. The processor's seconds, which other work does not 
 where the system has /proc.
 """
 
-import argparse
 import contextlib
 import math
 import os
@@ -24,7 +23,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.server.conftest import ROOT
+from tools.harness.arguments import new_parser
+from tools.harness.servers import ROOT
 
 
 def processor_seconds(pid: int) -> float:
@@ -61,9 +61,7 @@ def kill_at_work(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", default="", help="comma-separated; empty: all")
     parser.add_argument("--checkpoints", type=Path, default=ROOT / "checkpoints")

@@ -10,7 +10,6 @@ application/x-npy. What is under way in the first seconds, while the load become
 counted.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -22,16 +21,15 @@ from functools import partial
 from pathlib import Path
 
 from linpix.model import checkpoint
-from tests.server.conftest import Process, serving
+from tools.harness.arguments import new_parser
+from tools.harness.servers import Process, serving
 from tools.results import Found, Results
 
 PROCESSES = 8  # of clients
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--results", type=Path, default=Path("build/gpu-check/results.jsonl"))
     parser.add_argument("--model", default="mnist-large")
     parser.add_argument(

@@ -13,7 +13,6 @@ change the speed. The ways take turns; of each the median over rounds counts, an
 images/s over those of the definition.
 """
 
-import argparse
 import json
 import platform
 import statistics
@@ -31,6 +30,7 @@ from linpix.model.features import phi
 from linpix.training.batches import part_of
 from linpix.training.loop import loss_function
 from linpix.training.run import Run, TrainConfig
+from tools.harness.arguments import new_parser
 
 Parallel = Callable[..., Tensor]
 
@@ -106,9 +106,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--preset", default="mnist", choices=sorted(PRESETS))
     parser.add_argument(
         "--batch", type=int, default=16, help="images a step; 16 is what training has"

@@ -36,7 +36,8 @@ from linpix.model.transformer import Transformer
 from linpix.training.batches import part_of
 from linpix.training.loop import loss_function
 from linpix.training.run import TrainConfig
-from tools.benchmarks.decode import machine
+from tools.harness.arguments import new_parser
+from tools.harness.machine import machine
 
 FORMS: dict[str, tuple[Literal["plain", "reversible"], bool]] = {
     "plain": ("plain", False),
@@ -47,9 +48,7 @@ FORMS: dict[str, tuple[Literal["plain", "reversible"], bool]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--preset", default="mnist", choices=PRESETS)
     parser.add_argument("--attention", default="linear", choices=("linear", "softmax", "lsh"))
     parser.add_argument("--layers", default="8,16,32", help="comma-separated")

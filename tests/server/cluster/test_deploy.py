@@ -13,7 +13,7 @@ import yaml
 
 from linpix.server.origins import Origins
 from linpix.server.settings import Settings
-from tests.server.conftest import ROOT
+from tools.harness.servers import ROOT
 
 OBJECTS = {
     found["kind"]: found

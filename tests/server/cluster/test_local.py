@@ -28,11 +28,11 @@ from linpix.model.config import PRESETS
 from linpix.model.sharing import PREFIX
 from linpix.model.transformer import Transformer
 from tests.nets import net_of, saved
-from tests.server.conftest import Process, eventually
 from tests.server.test_dashboard import ALERTS, ASKED, WINDOW, watching
 from tests.server.web.routes.test_images import encode
-from tests.soak.client import Ask, Connection, Picture, Record
 from tests.soak.service import Oracle
+from tools.harness.client import Ask, Connection, Picture, Record
+from tools.harness.servers import Process, eventually
 
 pytest.importorskip("ray.serve", reason="the extra is not installed: pip install '.[ray]'")
 pytestmark = pytest.mark.slow

@@ -23,10 +23,10 @@ import yaml
 
 from linpix.server.cluster.local import QUIET, STORE_BYTES, TRIES
 from tests.server.cluster.test_local import Cluster, no_process_comes_after_other_programs
-from tests.server.conftest import ROOT, eventually
 from tests.server.test_listening import free_port
-from tests.soak.client import Ask, Connection, Record
 from tests.soak.service import Oracle
+from tools.harness.client import Ask, Connection, Record
+from tools.harness.servers import ROOT, eventually
 
 pytest.importorskip("ray.serve", reason="the extra is not installed: pip install '.[ray]'")
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from linpix.server.engine.thread import EngineThread
 from linpix.server.errors import ServiceError
 from linpix.server.metrics import Metrics
 from tests.server.compare.test_comparison import make
-from tests.server.conftest import eventually, here
+from tools.harness.servers import eventually, here
 
 PLAN = ComparisonPlan(backends=("linear", "softmax"), batches=(1,), budget_s=0.2)
 LONG = ComparisonPlan(backends=("linear", "softmax"), batches=(1,), budget_s=60.0)

@@ -22,9 +22,9 @@ from linpix.model.config import PRESETS
 from linpix.server.metrics import RELOADS
 from tests.model.test_checkpoint import change_tensors, seal
 from tests.nets import net_of, saved
-from tests.server.conftest import Process, eventually, serving
 from tests.server.web.routes.test_images import events_of
 from tests.server.web.test_leaving import GENERATIONS, SLOW, alone
+from tools.harness.servers import Process, eventually, serving
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.server.conftest import ROOT, here
 from tests.server.web.routes.test_images import edit, encode
+from tools.harness.servers import ROOT, here
 
 
 @pytest.fixture(scope="module")

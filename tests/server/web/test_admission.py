@@ -21,8 +21,8 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tests.server.conftest import Process, eventually, serving
 from tests.server.web.routes.test_images import events_of, occluded
+from tools.harness.servers import Process, eventually, serving
 
 pytestmark = pytest.mark.slow
 

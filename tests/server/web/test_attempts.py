@@ -10,7 +10,6 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import class_log_probs_of
 from tests.nets import CLASS_FIRST, net_of, saved
-from tests.server.conftest import here
 from tests.server.web.routes.test_images import (
     PICTURE,
     assert_refused,
@@ -20,6 +19,7 @@ from tests.server.web.routes.test_images import (
     generate,
     images_of,
 )
+from tools.harness.servers import here
 
 HIDDEN = np.full((8, 8), 255, np.uint8)
 HIDDEN[4:] = 0

@@ -15,7 +15,6 @@ from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs_of
 from linpix.server.engine.image import best_of as best
 from tests.nets import CONDITIONAL, net_of, saved
-from tests.server.conftest import here
 from tests.server.web.routes.test_images import (
     PICTURE,
     assert_refused,
@@ -24,6 +23,7 @@ from tests.server.web.routes.test_images import (
     events_of,
     images_of,
 )
+from tools.harness.servers import here
 
 BAND = np.full((8, 8), 255, np.uint8)
 BAND[2:4] = 0  # hidden: something is known before and after it

@@ -7,8 +7,8 @@ import pytest
 
 from linpix.model.config import PRESETS
 from tests.nets import net_of, saved
-from tests.server.conftest import here
 from tests.server.web.routes.test_images import edit, encode, images_of
+from tools.harness.servers import here
 
 RANDOM = np.random.default_rng(0)
 PICTURE = RANDOM.integers(0, 256, (8, 8, 3), dtype=np.uint8)

@@ -15,10 +15,10 @@ from linpix.model import ops
 from linpix.model.config import PRESETS
 from linpix.training import datasets
 from linpix.training.masks import known_of
-from tests.server.conftest import ROOT, serving
 from tools.benchmarks.occlusion import IN_FLIGHT, Asked, from_first_hole_on, masks, upload
 from tools.benchmarks.quality import SURE, judged, trained_judge
 from tools.benchmarks.strokes import pen_digits
+from tools.harness.servers import ROOT, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not ops.compiled, reason=ops.why())]
 

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from linpix.server.web.service import preferred
-from tests.server.conftest import here
 from tests.server.web.routes.test_images import assert_refused
+from tools.harness.servers import here
 
 JSON = {"content-type": "application/json"}
 LONE = "\\ud800"  # as JSON writes half of a pair; no UTF-8 can

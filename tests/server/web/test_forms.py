@@ -15,7 +15,6 @@ from fastapi import Request
 from linpix.server.web.request_schemas import FORM_FIELDS
 from linpix.server.web.service import UPLOAD_SLOTS
 from linpix.server.web.uploads import FIELD_BYTES, MAX_FIELDS, Form
-from tests.server.conftest import ROOT, eventually, here, serving
 from tests.server.web.routes.test_images import images_of, occluded
 from tests.server.web.test_admission import (
     BOUNDARY,
@@ -26,6 +25,7 @@ from tests.server.web.test_admission import (
     rejected,
     unnamed_files,
 )
+from tools.harness.servers import ROOT, eventually, here, serving
 
 EDIT = "/v1/images/edits"
 END = f"--{BOUNDARY}--\r\n".encode()

@@ -11,8 +11,8 @@ from PIL import Image
 
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
-from tests.server.conftest import here
 from tests.server.web.routes.test_images import assert_refused, edit, events_of, generate, occluded
+from tools.harness.servers import here
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from linpix.server.settings import Settings
 from linpix.server.web import keys
 from linpix.server.web.keys import Keys
 from tests.linpix.test_main import inside, linpix
-from tests.server.conftest import eventually, here, serving
+from tools.harness.servers import eventually, here, serving
 
 
 def line(name, secret, rate=""):

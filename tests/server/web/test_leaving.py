@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.conftest import ROOT, Process, eventually, serving
 from tests.server.web.routes.test_images import events_of, occluded
+from tools.harness.servers import ROOT, Process, eventually, serving
 
 pytestmark = pytest.mark.slow
 

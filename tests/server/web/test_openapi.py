@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from linpix.server.web import schemas
-from tests.server.conftest import ROOT, here, when_possible
 from tests.server.web.routes.test_images import encode, events_of, occluded
+from tools.harness.servers import ROOT, here, when_possible
 
 BAND = np.full((28, 28), 255, np.uint8)
 BAND[10:18] = 0

@@ -13,8 +13,8 @@ from linpix.model import checkpoint, ops
 from linpix.server.engine.decode.decoder import EagerDecoder
 from linpix.server.engine.decode.faults import Faults, InjectedFault, with_faults
 from linpix.server.engine.thread import RESTARTS
-from tests.server.conftest import EAGER, Process, eventually, serving
 from tests.server.web.routes.test_images import events_of
+from tools.harness.servers import EAGER, Process, eventually, serving
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,9 @@ import uvicorn
 
 from linpix.server.web.middleware.connection import HEAD_BYTES, READ_BYTES, Connection
 from linpix.server.web.middleware.stack import SECURITY_HEADERS
-from tests.server.conftest import Process, eventually, serving
 from tests.server.web.middleware.test_stack import probes_of
 from tests.server.web.test_leaving import GENERATIONS, SLOW, head, post, rest_of
+from tools.harness.servers import Process, eventually, serving
 
 HOST = b"host: localhost\r\n"
 

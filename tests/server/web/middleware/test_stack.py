@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from linpix.server.settings import Settings
-from tests.server.conftest import EAGER, Process, Quiet, eventually, here, listening, serving
 from tests.server.web.routes.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
+from tools.harness.servers import EAGER, Process, Quiet, eventually, here, listening, serving
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

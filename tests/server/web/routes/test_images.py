@@ -14,7 +14,7 @@ from linpix.model.config import PRESETS
 from linpix.model.packing import choose
 from tests.fuzz.pictures import encode
 from tests.nets import CONDITIONAL, saved
-from tests.server.conftest import here
+from tools.harness.servers import here
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
 

@@ -18,8 +18,8 @@ from linpix.model.config import PRESETS
 from linpix.model.inputs import START
 from linpix.training.evaluate import bits_of
 from tests.nets import CONDITIONAL, net_of, saved
-from tests.server.conftest import eventually, here, serving
 from tests.server.web.routes.test_images import PICTURE, assert_refused, encode, occluded
+from tools.harness.servers import eventually, here, serving
 
 PATH = "/v1/images/likelihoods"
 # as large as the images of `slow`: half a second for all classes

@@ -10,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 
 from linpix.server.web.routes.page import STATIC
-from tests.server.conftest import ROOT
+from tools.harness.servers import ROOT
 
 OURS = {
     "VENDORED.md",

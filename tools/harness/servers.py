@@ -1,4 +1,4 @@
-"""Servers for tests: real processes on a socket, and the application in this process."""
+"""Servers: real processes on a socket, and the application in this process."""
 
 import contextlib
 import os

@@ -17,6 +17,8 @@ IDLE_S = 3.0
 LOST_S = 400.0  # until an answer is given up: more than a stretch of load has for all its answers
 # between two bytes of a slow writer: the service gives up a body of which nothing comes for 10 s
 SLOW_S = 3.0
+# All clients here have one address, so they are one client to a service that limits each.
+EVERYBODY = ("--client-images", "0", "--max-requests", "0")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
