@@ -10,31 +10,36 @@ TORCH_INDEX_URL ?=
 export OMP_WAIT_POLICY ?= PASSIVE
 
 BIN   := $(VENV)/bin
+TORCH := $(VENV)/constraints.txt
 BASE  := $(VENV)/.installed
 ALL   := $(VENV)/.installed-all
 # npm's openai, for one of the examples: version 6, since 7 needs node 22; and prettier, which lays out the page's files.
 # Without npm, the example's test is skipped.
 NODE  := $(if $(shell command -v npm),$(VENV)/node_modules/.installed)
-INSTALL = $(BIN)/pip install --constraint $(VENV)/constraints.txt --editable
+INSTALL = $(BIN)/pip install --constraint $(TORCH) --editable
 
+.DELETE_ON_ERROR:
 .PHONY: run test test-slow test-all venv check format audit bench fuzz soak sanitize gpu-check
 run: $(BASE)
 	$(BIN)/linpix serve
 
 venv: $(ALL)
 
-$(BASE): pyproject.toml setup.py $(wildcard csrc/*.* csrc/cuda/*.*)
+$(TORCH): pyproject.toml setup.py $(wildcard csrc/*.* csrc/cuda/*.*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || \
 	  $(BIN)/pip install $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH_SPEC)'
-	$(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $(VENV)/constraints.txt
+	$(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' > $@
+
+$(BASE): $(TORCH)
 	$(INSTALL) .
 	touch $@
 
-$(ALL): $(BASE)
+# It has all of the other installation, so the kernels are compiled once.
+$(ALL): $(TORCH)
 	$(INSTALL) '.[dev,train,ray,otel]'
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/openai-1 'openai>=1.99,<2'
-	touch $@
+	touch $(BASE) $@
 
 $(VENV)/node_modules/.installed: | $(ALL)
 	npm install --silent --no-save --no-package-lock --no-audit --no-fund --prefix $(VENV) 'openai@6' 'prettier@3.10.1' && \
