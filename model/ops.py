@@ -28,7 +28,6 @@ SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 # another is not loaded
 SCHEMAS = 16
 
-_library = torch.library.Library("linpix", "DEF")
 RECURRENT_STEP = (
     "recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float"
     " eps) -> Tensor"
@@ -76,14 +75,6 @@ CAUSAL_ATTENTION_BACKWARD = (
     "causal_attention_backward(Tensor g, Tensor q, Tensor k, Tensor v, Tensor offsets,"
     " Tensor y, Tensor normaliser) -> (Tensor, Tensor, Tensor)"
 )
-_library.define(RECURRENT_STEP)
-_library.define(DECODE_QUANTUM)
-_library.define(PREFILL)
-_library.define(READ)
-_library.define(CAUSAL_ATTENTION)
-_library.define(CAUSAL_ATTENTION_BACKWARD)
-_library.define("cpu_kernel() -> str")
-_library.define("cpu_has_fast_bf16() -> bool")
 
 
 def recurrent_step_reference(
@@ -229,21 +220,12 @@ def _of_chunks_before(x: Tensor) -> Tensor:
     return F.pad(x.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
 
 
-_library.impl("recurrent_step", recurrent_step_reference, "CompositeExplicitAutograd")
-_library.impl("causal_attention", causal_attention_reference, "CompositeExplicitAutograd")
-_library.impl(
-    "causal_attention_backward", causal_attention_backward_reference, "CompositeExplicitAutograd"
-)
-
-
-@torch.library.register_fake("linpix::recurrent_step")
 def _recurrent_step_shape(
     q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, slots: Tensor, eps: float
 ) -> Tensor:
     return v.new_empty(v.shape)
 
 
-@torch.library.register_fake("linpix::causal_attention")
 def _causal_attention_shape(
     q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -252,7 +234,6 @@ def _causal_attention_shape(
     )
 
 
-@torch.library.register_fake("linpix::causal_attention_backward")
 def _causal_attention_backward_shape(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, y: Tensor, normaliser: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,13 +260,6 @@ def _refuse_second_gradient(ctx: Any, *_: Tensor) -> None:
     )
 
 
-torch.library.register_autograd("linpix::causal_attention_backward", _refuse_second_gradient)
-torch.library.register_autograd(
-    "linpix::causal_attention", _causal_attention_gradient, setup_context=_keep_for_backward
-)
-
-
-@torch.library.register_fake("linpix::decode_quantum")
 def _decode_quantum_shape(
     canvas: Tensor,
     known: Tensor,
@@ -320,7 +294,6 @@ def _decode_quantum_shape(
     )
 
 
-@torch.library.register_fake("linpix::prefill")
 def _prefill_shape(
     canvas: Tensor,
     known: Tensor,
@@ -345,7 +318,6 @@ def _prefill_shape(
     return None
 
 
-@torch.library.register_fake("linpix::read")
 def _read_shape(
     S: Tensor,
     z: Tensor,
@@ -360,6 +332,57 @@ def _read_shape(
     threads: int,
 ) -> Tensor:
     return inputs.new_empty(slots.shape[0], inputs.shape[1])
+
+
+def _define() -> None:
+    """Define the operators, with their references, the shapes of their results, and gradients."""
+    library = torch.library.Library("linpix", "DEF")
+    for schema in (
+        RECURRENT_STEP,
+        DECODE_QUANTUM,
+        PREFILL,
+        READ,
+        CAUSAL_ATTENTION,
+        CAUSAL_ATTENTION_BACKWARD,
+        "cpu_kernel() -> str",
+        "cpu_has_fast_bf16() -> bool",
+    ):
+        library.define(schema)
+    for name, reference in (
+        ("recurrent_step", recurrent_step_reference),
+        ("causal_attention", causal_attention_reference),
+        ("causal_attention_backward", causal_attention_backward_reference),
+    ):
+        library.impl(name, reference, "CompositeExplicitAutograd")
+    for name, shape in (
+        ("recurrent_step", _recurrent_step_shape),
+        ("causal_attention", _causal_attention_shape),
+        ("causal_attention_backward", _causal_attention_backward_shape),
+        ("decode_quantum", _decode_quantum_shape),
+        ("prefill", _prefill_shape),
+        ("read", _read_shape),
+    ):
+        torch.library.register_fake(f"linpix::{name}", shape)
+    torch.library.register_autograd("linpix::causal_attention_backward", _refuse_second_gradient)
+    torch.library.register_autograd(
+        "linpix::causal_attention", _causal_attention_gradient, setup_context=_keep_for_backward
+    )
+    # torch outlives this module, and the operators live as long as their library
+    torch.ops.linpix.defined = SCHEMAS, library
+
+
+def _define_once() -> None:
+    """Define the operators, unless this module was imported before, as in a notebook that imports
+    packages again. Modules of both imports then use the same operators.
+    """
+    schemas, _ = getattr(torch.ops.linpix, "defined", (None, None))
+    if schemas is None:
+        _define()
+    elif schemas != SCHEMAS:
+        raise ImportError(
+            f"this process has the operators of another LinPix (version {schemas} of their schemas,"
+            f" not {SCHEMAS}); start Python again"
+        )
 
 
 def find_library(kind: str) -> Path | None:
@@ -395,6 +418,7 @@ def _check_choice() -> None:
         ) from error
 
 
+_define_once()
 compiled = _load("cpu")
 if compiled:
     _check_choice()

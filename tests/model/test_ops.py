@@ -144,3 +144,38 @@ def test_without_the_library_everything_is_computed_in_torch():
     )
     assert done.returncode == 0, done.stderr
     assert "hides the compiled kernels" in done.stdout
+
+
+@pytest.mark.parametrize("kernel", [ops.kernel(), "none"])
+def test_it_can_be_imported_again_and_reloaded(kernel):
+    """As notebooks and servers of scripts do. What the first import made is used afterwards."""
+    code = """if True:
+        import gc, importlib, sys, torch
+        from linpix.model import ops
+        q = torch.ones(3, 1, 8, requires_grad=True)
+        def gradient():
+            y, _ = torch.ops.linpix.causal_attention(q, q, q, torch.tensor([0, 3]), 1e-6)
+            return torch.autograd.grad(y.sum(), q)[0].tolist()
+        first = gradient()
+        for again in range(2):
+            for name in [name for name in sys.modules if name.startswith("linpix")]:
+                del sys.modules[name]
+            del ops
+            gc.collect()
+            from linpix.model import ops
+            assert gradient() == first
+        importlib.reload(ops)
+        assert gradient() == first
+        ops.torch.ops.linpix.defined = -1, None
+        importlib.reload(ops)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"LINPIX_KERNEL": kernel},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: this process has the operators of another LinPix (version -1 of their"
+        f" schemas, not {ops.SCHEMAS}); start Python again"
+    )
