@@ -33,13 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if alone or serving:
         gc.disable()
         atexit.register(gc.freeze)
-    if serving:
-        # Until the server handles SIGTERM there is nothing to drain. Not SystemExit: a native
-        # module that is being imported takes it for its own failure.
-        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-        # pending until the server handles it: else it would end the process
-        if hasattr(signal, "SIGHUP"):
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    # Until the server handles SIGTERM there is nothing to drain. And the first process of a
+    # container never gets a signal that it does not handle. Not SystemExit: a native module that is
+    # being imported takes it for its own failure.
+    if serving or (alone and os.getpid() == 1):
+        status = 0 if serving else 128 + signal.SIGTERM
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(status))
+    # pending until the server handles it: else it would end the process
+    if serving and hasattr(signal, "SIGHUP"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     # a stream that a shell has closed (>&-) is None; a file's name may not be in the locale's
     # encoding
     if alone:

@@ -5,6 +5,8 @@ import io
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,7 @@ from PIL import Image
 
 from linpix.__main__ import _parser, main
 from linpix.model import checkpoint, ops
+from tests.server.conftest import eventually
 
 ENGINE = "compiled" if ops.compiled else "eager"  # of --engine auto
 
@@ -335,6 +338,24 @@ def test_doctor_says_which_engine_runs_and_why():
     assert ("using VNNI" in facts["int8_products"]) == (
         facts["kernel"] in ("avx512vnni", "avx512bf16")
     )
+
+
+CONTAINER = ["unshare", "--pid", "--fork", "--kill-child"]  # the program is its first process
+
+
+@pytest.mark.skipif(
+    not shutil.which("unshare") or subprocess.run([*CONTAINER, "true"]).returncode != 0,
+    reason="only root may make a namespace of processes",
+)
+def test_a_command_that_is_the_first_process_of_a_container_ends_at_sigterm(tiny, tmp_path):
+    """For it, the kernel drops signals without a handler."""
+    command = [*CONTAINER, sys.executable, "-m", "linpix", "sample", "--model", str(tiny)]
+    command += ["--count", "1000000", "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as outer:
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+        assert eventually((tmp_path / "out").exists, 60), "it draws"
+        os.kill(int(children.read_text()), signal.SIGTERM)
+        assert outer.wait(30) == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow
