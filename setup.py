@@ -66,6 +66,21 @@ def nvcc() -> Path | None:
     return Path(found).resolve() if found else None
 
 
+def folders() -> dict[str, str]:
+    """Where the packages are: through src/, whose one link leads to linpix/; or, in a checkout
+    without symbolic links (git's default on Windows, and some archives), where the links would
+    lead.
+
+    An editable install puts src/ on the path, so that `import linpix` finds the package in any
+    folder. Without it, setuptools installs a finder of its own, which Python asks last: beside a
+    clone of the name linpix, Python takes that for an empty package.
+    """
+    if Path("src/linpix/model").is_dir():
+        return {"": "src"}
+    rooms = {f"linpix.{room}": room for room in ("model", "server", "training")}
+    return {"linpix": "linpix"} | rooms
+
+
 class BuildKernels(build_ext):
     """Builds one shared library for each Extension. Libraries are optional: a failure becomes a
     warning.
@@ -78,7 +93,7 @@ class BuildKernels(build_ext):
     def build_extension(self, extension: Extension) -> None:
         places = [
             Path(self.get_ext_fullpath(extension.name)).parent,
-            *[Path("linpix/model")] * self.editable_mode,
+            *[Path("model")] * self.editable_mode,
         ]
         kind = extension.name.split("_")[1]
         for stale in (path for place in places for path in place.glob(f"liblinpix_{kind}*.so")):
@@ -212,4 +227,4 @@ libraries = [
     )
     for kind, source in (("cpu", "csrc/ops.cpp"), ("cuda", "csrc/cuda/ops.cpp"))
 ]
-setup(ext_modules=libraries, cmdclass={"build_ext": BuildKernels})
+setup(package_dir=folders(), ext_modules=libraries, cmdclass={"build_ext": BuildKernels})

@@ -1,7 +1,7 @@
 """LinPix from Python: `load`, `sample`, `complete`, `score`, `models`; `linpix.cli` has the
 commands.
 
-Its other packages are folders beside this one, linked into it:
+Its other packages are folders beside this one:
 
 - `linpix.model`: the transformers and their checkpoints; depends on neither server nor training.
 - `linpix.server`: the service (server/__init__.py is its map).
@@ -22,6 +22,12 @@ if TYPE_CHECKING:  # an import of linpix alone needs nothing but Python
 
 __all__ = ["complete", "load", "models", "sample", "score"]
 __version__ = "0.1.0"
+
+# In a checkout, links lead to these folders, so that type checkers and editors find them. Where
+# links were not made, as on Windows, Python finds them all the same.
+_folder = Path(__file__).parent
+if not (_folder / "model").is_dir():
+    __path__.append(str(_folder.parent))
 
 Picture: TypeAlias = Union[str, Path, "Image", "ArrayLike"]
 

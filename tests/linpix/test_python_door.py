@@ -12,6 +12,8 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -352,10 +354,37 @@ def test_linpix_is_found_beside_a_clone_of_that_name(tmp_path):
     assert told.stdout == "sample\n", told.stderr
 
 
-def test_an_editable_install_adds_nothing_but_linpix_to_the_path():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert settings["package-dir"] == {"": "src"}
-    assert [path.name for path in (ROOT / "src").iterdir() if path.suffix != ".egg-info"] == [
-        "linpix"
-    ]
-    assert (ROOT / "src" / "linpix").samefile(ROOT / "linpix")
+@pytest.mark.slow
+@pytest.mark.parametrize("links", ["true", "false"])
+def test_every_kind_of_installation_finds_all_packages(links, tmp_path):
+    """Also from a clone without symbolic links, as git makes it on Windows."""
+    clone = tmp_path / "clone"
+    checkout = ["git", "-C", str(ROOT), "-c", f"core.symlinks={links}", "checkout-index", "--all"]
+    subprocess.run([*checkout, f"--prefix={clone}/"], check=True)
+    assert (clone / "linpix/server").is_symlink() == (links == "true")
+    build = "from setuptools import build_meta as b; b.build_{}('../{}')"
+    for kind in ("wheel", "editable"):
+        subprocess.run(
+            [sys.executable, "-c", build.format(kind, kind)],
+            cwd=clone,
+            env=os.environ | {"CC": "/nowhere/cc", "CXX": "/nowhere/c++"},
+            check=True,
+        )
+        [wheel] = (tmp_path / kind).glob("*.whl")
+        zipfile.ZipFile(wheel).extractall(tmp_path / kind)
+
+    find = """if True:
+        import importlib.util, site, sys
+        site.addsitedir(sys.argv[1])
+        for room in ("model", "server", "training"):
+            print(importlib.util.find_spec(f"linpix.{room}").origin)
+        print(*[name for name in ("model", "server", "tests") if importlib.util.find_spec(name)])
+    """
+    inside = {"wheel": "wheel/linpix", "editable": "clone", "clone": "clone"}
+    for kind, folder in inside.items():
+        alone = [sys.executable, "-IS", "-c", find, str(tmp_path / kind)]
+        told = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True, check=True)
+        *found, others = told.stdout.splitlines()
+        for file, room in zip(found, ("model", "server", "training"), strict=True):
+            assert Path(file).samefile(tmp_path / folder / room / "__init__.py")
+        assert others == ("model server tests" if kind == "clone" else "")
