@@ -108,7 +108,7 @@ def test_the_event_loop_and_the_engine_thread_share_nothing_that_needs_a_lock():
     threads = {
         names(path) for path in FILES if room_of(path) == "server" and "threading" in tops(path)
     }
-    assert threads == {"server/engine/thread.py", "server/logs.py"}
+    assert threads == {"server/cluster/local.py", "server/engine/thread.py", "server/logs.py"}
 
 
 def test_only_the_engine_thread_and_bulk_work_run_quanta():

@@ -3,13 +3,18 @@ command.
 """
 
 import contextlib
+import ctypes
 import logging
+import math
 import os
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from linpix.model.sharing import remove_unused
@@ -17,6 +22,7 @@ from linpix.model.team import usable_cores
 
 from .. import logs
 from ..engine.catalogue import Catalogue
+from ..engine.thread import LOST
 from ..listening import listen, url_of
 from ..serve import warn_of_exposure
 from ..settings import Settings
@@ -40,6 +46,8 @@ QUIET = {  # variables that Ray reads before it begins; those that a user has se
 STORE_BYTES = 80 * 2**20  # of shared memory for large objects, of which we have none
 TRIES = 3  # Ray gives up its start after 30 s, which may be too short on a busy machine
 LOOK_S = 0.1
+END_S = 30.0  # after --drain-timeout, or a second signal, until all of Ray must have ended
+PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
 logger = logging.getLogger("linpix")
 
@@ -64,13 +72,17 @@ def serve(settings: Settings) -> None:
     warn_of_exposure(settings)
     _hear(signal.default_int_handler)
     folder = tempfile.mkdtemp(prefix="linpix-ray-")  # for Ray's logs and sockets
+    guard = Guard(folder)
+    guard.start()
     try:
         _begin(folder, settings.replicas * settings.replica_threads + settings.fronts + 1)
+        guard.node = ray._private.worker._global_node
         _hear(signal.default_int_handler)  # Ray has put handlers of its own in the place of these
         _start(settings)
         with contextlib.suppress(KeyboardInterrupt):  # of a signal
             while True:
                 time.sleep(LOOK_S)
+        guard.latest = time.monotonic() + settings.drain_timeout + END_S
         # of a second one, which ends what is not finished
         with contextlib.suppress(KeyboardInterrupt):
             # before the replicas, which finish what the fronts have admitted
@@ -80,9 +92,59 @@ def serve(settings: Settings) -> None:
             cluster.shutdown()
     finally:
         _hear(signal.SIG_IGN)
+        guard.look()  # what was raised may follow from it
+        guard.node = None
+        guard.latest = min(guard.latest, time.monotonic() + END_S)
         ray.shutdown()
+        guard.clear()
+
+
+class Guard(threading.Thread):
+    """Ends the command and all processes of its cluster when one of Ray's own has died, or when its
+    end takes too long: a call of Ray may then wait for ever.
+    """
+
+    def __init__(self, folder: str) -> None:
+        """folder: Ray's. Becomes the parent of processes whose own parent dies, to end them too."""
+        super().__init__(daemon=True)
+        self._folder = folder
+        self.node: Any = None  # of Ray; its processes have to live
+        self.latest = math.inf  # when the command must have ended, on the monotonic clock
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def run(self) -> None:
+        while True:
+            time.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """End this process if it cannot go on."""
+        node, why = self.node, ""
+        if node is not None and (dead := node.dead_processes()):
+            why = f"Ray's {dead[0][0]} has died"
+        elif time.monotonic() > self.latest:
+            why = "Ray did not end in time"
+        if why:
+            logger.critical("%s; the command ends with status %d", why, LOST)
+            self.clear()
+            os._exit(LOST)
+
+    def clear(self) -> None:
+        """Kill what is left of the cluster, and remove its files."""
+        _kill_family()
         remove_unused()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _kill_family() -> None:
+    """Kill all processes that this one began, and those that they began, where Linux lists them."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")  # of the thread that began them
+    while children.exists() and (found := children.read_text().split()):
+        for pid in map(int, found):
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def _hear(handler: Any) -> None:
@@ -119,6 +181,7 @@ def _begin(folder: str, cores: int) -> None:
             return
         except Exception as error:  # Ray has no class for it
             ray.shutdown()
+            _kill_family()  # of a start that it gave up, Ray ends nothing
             if not left:
                 raise OSError(
                     f"Ray did not start: {error}; if {folder} is a long path, set TMPDIR to a short"

@@ -27,12 +27,13 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.sharing import PREFIX
 from linpix.model.transformer import Transformer
+from linpix.server.engine.thread import LOST
 from tests.nets import net_of, saved
 from tests.server.test_dashboard import ALERTS, ASKED, WINDOW, watching
 from tests.server.web.routes.test_images import encode
 from tests.soak.service import Oracle
 from tools.harness.client import Ask, Connection, Picture, Record
-from tools.harness.servers import Process, eventually
+from tools.harness.servers import Process, eventually, serving
 
 pytest.importorskip("ray.serve", reason="the extra is not installed: pip install '.[ray]'")
 pytestmark = pytest.mark.slow
@@ -376,3 +377,28 @@ def test_a_second_signal_ends_everything_at_once(tmp_path):
     assert time.monotonic() < began + 60
     assert eventually(lambda: not [pid for pid in family if Path(f"/proc/{pid}").exists()], 20)
     server.stop()
+
+
+@pytest.mark.parametrize(
+    ("program", "sent", "why"),
+    [
+        ("/raylet ", signal.SIGKILL, "raylet has died"),
+        ("/gcs_server ", signal.SIGKILL, "gcs_server has died"),
+        ("ServeController", signal.SIGSTOP, "Ray did not end in time"),
+    ],
+)
+def test_it_ends_and_leaves_nothing_when_a_process_of_ray_fails(program, sent, why, tmp_path):
+    saved(tmp_path / "small", net_of(PRESETS["mnist-small"], seed=os.getpid()))
+    flags = ("--replicas", "1", "--fronts", "1", "--replica-threads", "1", "--drain-timeout", "1")
+    with serving(tmp_path, *flags) as server:
+        family = processes(server.process.pid)
+        [engine] = [pid for pid, command in family.items() if ":Engine" in command]
+        weights = weights_of(engine)
+        [failing] = [pid for pid, command in family.items() if program in command]
+        os.kill(failing, sent)
+        if sent == signal.SIGSTOP:
+            server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(120) == LOST
+    assert why in "".join(server.printed)
+    assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
+    assert weights and not any(Path(file).exists() for file in weights)
