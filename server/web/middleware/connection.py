@@ -10,9 +10,11 @@ import secrets
 import sys
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from httptools import HttpParserError
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ...errors import ServiceError
@@ -26,8 +28,26 @@ READ_BYTES = 2**14
 MAX_AHEAD = 8  # a client may send so many requests ahead, and its leaving is still noticed
 AHEAD_BYTES = 2**16  # and so much of the last one's body, which nothing reads yet
 _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]+)(.*)")
-# the parser would take the body for another protocol
-_UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade:[^\r\n]*\r\n")
+
+
+class Parser(HttpRequestParser):
+    """httptools' parser, but a request that asks for another protocol is read as if it did not."""
+
+    def __init__(self, connection: "Connection") -> None:
+        super().__init__(connection)
+        self._connection = connection
+        # for requests that are sent ahead of an answer that closes the connection
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def feed_data(self, data: bytes) -> None:
+        while data:
+            try:
+                super().feed_data(data)
+                return
+            except HttpParserUpgrade as upgrade:
+                head_end = upgrade.args[0]
+            data = self._connection.head_without_upgrade() + data[head_end:]
+            self.__init__(self._connection)  # type: ignore[misc]  # it may have seen "close"
 
 
 class Connection(HttpToolsProtocol):
@@ -35,14 +55,20 @@ class Connection(HttpToolsProtocol):
     timeout_keep_alive.
 
     Large heads are refused, and wishes for another protocol ignored. What is not HTTP is answered
-    with our envelope. Reads are small, so that other connections have their turn. scope["state"]
-    says as `trusted` whether the peer is a proxy to be believed.
+    with our envelope, after the requests before it. HTTP/1.0 gets neither chunks nor 100 Continue.
+    Reads are small, so that other connections have their turn. scope["state"] says as `trusted`
+    whether the peer is a proxy to be believed.
     """
 
     app: Any  # uvicorn's ProxyHeadersMiddleware
     # requests that were not yet answered when the last head came, and that one
     _cycles: Sequence[Any] = ()
     _unread = 0  # bytes since the last whole head or piece of a body
+    _refusal = b""  # the answer to what cannot be read; from then on, nothing more is read
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.parser = Parser(self)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -60,13 +86,11 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal:
+            return
         cycle, body_bytes = self.cycle, len(self.cycle.body) if self.cycle else 0
         # uvicorn would stop it
         timer, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
-        # two requests
-        between = not isinstance(self.headers, list) and not (cycle and cycle.more_body)
-        if between and (end := data.find(b"\r\n\r\n") + 2) > 1:
-            data = _UPGRADE.sub(b"", data[:end]) + data[end:]
         super().data_received(data)
         if self.cycle is cycle:  # no head was completed
             self.timeout_keep_alive_task = timer
@@ -74,7 +98,7 @@ class Connection(HttpToolsProtocol):
             timer.cancel()
         read = self.cycle is not cycle or (cycle and len(cycle.body) > body_bytes)
         self._unread = 0 if read else self._unread + len(data)
-        if self._unread > HEAD_BYTES and not self.transport.is_closing():
+        if self._unread > HEAD_BYTES and not self.transport.is_closing() and not self._refusal:
             self.send_400_response(
                 f"the head is too large; at most {HEAD_BYTES:,} bytes are allowed"
             )
@@ -82,21 +106,37 @@ class Connection(HttpToolsProtocol):
             # uvicorn has paused it, and would not notice that the client leaves
             self.flow.resume_reading()
 
+    def _should_upgrade(self) -> bool:
+        """uvicorn's callbacks then skip a head that asks for another protocol; Parser reads it
+        again.
+        """
+        return True
+
+    def head_without_upgrade(self) -> bytes:
+        """The last head, as it was sent, but without its Upgrade headers."""
+        first = self.parser.get_method() + b" " + self.url
+        lines = [first + b" HTTP/" + self.parser.get_http_version().encode()]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
     def on_headers_complete(self) -> None:
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
             raise HttpParserError(
                 f"the head is too large; at most {HEAD_BYTES:,} bytes are allowed"
             )
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise HttpParserError("CONNECT is for proxies, and this server is not one")
+            return
+        version = self.parser.get_http_version()
         hosts = [name for name, _ in self.headers].count(b"host")
-        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+        if hosts > 1 or (not hosts and version == "1.1"):
             raise HttpParserError("send exactly one Host header")
         if any(
             name == b"transfer-encoding" and value.lower() != b"chunked"
             for name, value in self.headers
         ):
             raise HttpParserError("Transfer-Encoding must be chunked")
-        if self.parser.should_upgrade():
-            raise HttpParserError("this server speaks HTTP/1.1 only; leave out the Upgrade header")
         # a target with a host, which replaces the Host header
         if whole := _ABSOLUTE.fullmatch(self.url):
             self.headers[:] = [
@@ -109,6 +149,8 @@ class Connection(HttpToolsProtocol):
         self.scope["state"]["trusted"] = (
             self.client[0] if self.client else None
         ) in self.app.trusted_hosts
+        if version < "1.1":
+            self.expect_100_continue = False
         super().on_headers_complete()
         self._cycles = [
             *(cycle for cycle in self._cycles if not cycle.response_complete),
@@ -116,36 +158,68 @@ class Connection(HttpToolsProtocol):
         ]
         self.headers = deque(maxlen=0)  # type: ignore[assignment]  # headers after a body are thrown away
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if cycle.scope["http_version"] < "1.1":
+            cycle.keep_alive = cycle.chunked_encoding = False
+            app = partial(_without_chunks, app, cycle)
+        super()._start_asgi_task(cycle, app)
+
     def send_400_response(self, msg: str) -> None:
-        """Answer what cannot be read; if an answer has already begun, end that one instead."""
-        running = next((cycle for cycle in self._cycles if not cycle.response_complete), None)
-        if running:
-            running.disconnected = True  # its answer can no longer be sent
-        if running is None or not running.response_started:
-            error, request_id = sys.exception(), secrets.token_hex(8)
-            cause = error and error.__context__  # httptools wraps what its callbacks raise
-            why = cause if isinstance(cause, HttpParserError) else error or msg
-            answer = response_of(
-                ServiceError(f"the request cannot be read: {str(why)[:200]}", 400, "invalid_http")
-            )
-            answer.headers.update(
-                {"connection": "close", "x-request-id": request_id, **SECURITY_HEADERS}
-            )
-            self.transport.write(
-                b"".join(
-                    [
-                        b"HTTP/1.1 400 Bad Request\r\n",
-                        *(b"%s: %s\r\n" % header for header in answer.raw_headers),
-                        b"\r\n",
-                        bytes(answer.body),
-                    ]
-                )
-            )
-            access(
-                method="OTHER",
-                route=None,
-                status=answer.status_code,
-                request_id=request_id,
-                client=self.client[0] if self.client else "unknown",
-            )
-        self.transport.close()
+        """Answer what cannot be read, once the requests before it are answered. If it is the body
+        of a request, that request gets this answer; if its own has begun, that one is ended.
+        """
+        waiting = [cycle for cycle in self._cycles if not cycle.response_complete]
+        broken = waiting.pop() if waiting and waiting[-1].more_body else None
+        self._cycles = waiting
+        if broken and waiting:
+            self.pipeline.popleft()  # it has not begun
+        elif broken:
+            broken.disconnected = True  # its answer can no longer be sent
+        error, request_id = sys.exception(), secrets.token_hex(8)
+        cause = error and error.__context__  # httptools wraps what its callbacks raise
+        why = cause if isinstance(cause, HttpParserError) else error or msg
+        answer = response_of(
+            ServiceError(f"the request cannot be read: {str(why)[:200]}", 400, "invalid_http")
+        )
+        answer.headers.update(
+            {"connection": "close", "x-request-id": request_id, **SECURITY_HEADERS}
+        )
+        lines = [b"HTTP/1.1 400 Bad Request"]
+        lines += [name + b": " + value for name, value in answer.raw_headers]
+        self._refusal = b"\r\n".join([*lines, b"", bytes(answer.body)])
+        if broken and broken.response_started:
+            self.transport.close()
+            return
+        access(
+            method="OTHER",
+            route=None,
+            status=answer.status_code,
+            request_id=request_id,
+            client=self.client[0] if self.client else "unknown",
+        )
+        self._refuse()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._refusal:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Send the refusal, if all requests before it are answered."""
+        answered = all(cycle.response_complete for cycle in self._cycles)
+        if answered and not self.transport.is_closing():
+            self.transport.write(self._refusal)
+            self.transport.close()
+
+
+async def _without_chunks(
+    app: ASGIApp, cycle: Any, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Call an app, whose answer then ends when the connection is closed."""
+
+    async def send_piece(message: Message) -> None:
+        # uvicorn checks the length of an answer that has no chunks; this one's is not known
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_piece)

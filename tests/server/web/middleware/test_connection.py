@@ -91,16 +91,74 @@ def test_no_byte_of_a_body_is_taken_for_a_header(process, pieces):
     )
 
 
+WISH = b"connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n"
+DRAW_TWO = head(GENERATIONS, 8)[:-2] + WISH + b'\r\n{"n": 0}'
+LIST = b"GET /v1/models HTTP/1.1\r\n" + HOST + WISH + b"\r\n"
+
+
 @pytest.mark.slow
-def test_a_wish_for_another_protocol_that_comes_in_pieces_is_refused_and_its_body_not_lost_silently(
-    process,
-):
+@pytest.mark.parametrize("pieces", ["whole", "in two reads", "byte by byte"])
+def test_a_wish_for_another_protocol_is_ignored_however_its_head_arrives(process, pieces):
+    """Its body counts, and so do requests that follow in the same read, with the same wish."""
+    sent = DRAW_TWO + LIST + LIST.replace(WISH, WISH + b"connection: close\r\n")
+    cuts = {"whole": [len(sent)], "in two reads": [60], "byte by byte": range(1, len(sent))}
     with process.connect() as connection:
-        connection.sendall(head(GENERATIONS, 2)[:-2] + b"connection: upgrade\r\nupg")
-        time.sleep(0.2)
-        connection.sendall(b"rade: h2c\r\n\r\n{}")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        begin = 0
+        for end in [*cuts[pieces], len(sent)]:
+            connection.sendall(sent[begin:end])
+            time.sleep(0.2 if pieces == "in two reads" else 0.001)
+            begin = end
         received = rest_of(connection)
-    assert received.startswith(b"HTTP/1.1 400") and b"leave out the Upgrade header" in received
+    statuses = [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"400", b"200", b"200"]
+    assert b"n: input should be greater than or equal to 1, got 0" in received
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [b"localhost:80", b"/v1/models"])
+def test_a_tunnel_is_refused(process, target):
+    with process.connect() as connection:
+        connection.sendall(b"CONNECT " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert rest_of(connection).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [b"1.0", b"0.9"])
+@pytest.mark.parametrize("more", [b"", b"connection: keep-alive\r\n"], ids=["closed", "kept"])
+def test_an_answer_to_http_1_0_has_no_chunks_and_ends_with_its_connection(process, version, more):
+    sent = post(n=1, stream=True, partial_images=0).replace(b"HTTP/1.1", b"HTTP/" + version, 1)
+    with process.connect() as connection:
+        connection.sendall(sent.replace(b"\r\n", b"\r\nexpect: 100-continue\r\n" + more, 1))
+        top, body = rest_of(connection).split(b"\r\n\r\n", 1)
+    assert top.startswith(b"HTTP/1.1 200") and b"connection: close" in top
+    assert b"transfer-encoding" not in top
+    assert body.startswith(b"event: image_generation.completed\n") and body.endswith(b"}\n\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"rubbish\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\n\r\n",
+        head(GENERATIONS, 0).replace(b"content-length: 0", b"transfer-encoding: chunked") + b"x",
+    ],
+    ids=["not HTTP", "without a host", "a body without a size"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_read_is_refused_after_the_answers_before_it(process, bad, stream):
+    """Further bytes, which no parser reads any more, do not bring a second refusal."""
+    with process.connect() as connection:
+        connection.sendall(post(n=1, stream=stream) + post(n=0) + bad)
+        time.sleep(0.2)
+        connection.sendall(bad)
+        received = rest_of(connection)
+    answers = received.split(b"HTTP/1.1 ")[1:]
+    assert [answer[:3] for answer in answers] == [b"200", b"400", b"400"]
+    assert b"b64_json" in answers[0] and b'"n: input' in answers[1]
+    assert b"invalid_http" in answers[2] and b"connection: close" in answers[2]
+    assert eventually(lambda: process.quiet("tiny"), 15)
 
 
 @pytest.mark.slow
