@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .attempts import MAX_ATTEMPTS
+from .attention import attention_for
 from .config import ModelConfig
 from .heads import log_likelihood
 from .pieces import torn, whole
@@ -31,6 +32,8 @@ from .transformer import Transformer
 
 FORMAT_VERSION = 1
 SHARD_BYTES = 16 * 2**20  # hosts of git repositories warn about larger files
+# the default model, the first of these that exists
+_FIRST = ("mnist", "mnist-conditional", "mnist-small")
 TEMPERATURE_RANGE = (0.5, 1.2)  # for a checkpoint that names none
 MAX_TEMPERATURE = 10.0  # highest temperature that a request may ask for
 # most bytes of config.json, SHA256SUMS, and any other listed file without tensors
@@ -648,22 +651,32 @@ def name_of(folder: Path) -> str:
 
 
 def folders(root: Path) -> list[Path]:
-    """The checkpoint folders under root, sorted by name.
+    """The checkpoint folders under root: the default model's first, all others sorted by name.
 
     Folders that a save or a training run keeps beside them are left out, as are folders that this
     process may not enter, such as a volume's lost+found.
     """
-    return sorted(
+    found = sorted(
         path
         for path in root.iterdir()
         if os.path.isfile(path / "config.json") and path.suffix not in (".new", ".old", ".training")
     )
+    return sorted(found, key=lambda path: _FIRST.index(path.name) if path.name in _FIRST else 9)
 
 
-def find(name: str | Path, checkpoints: Path | None = None) -> Path:
-    """The folder of MODEL: a name under checkpoints, or a folder. Raises CheckpointError, listing
-    the names.
+def find(name: str | Path | None, checkpoints: Path | None = None) -> Path:
+    """The folder of MODEL: a name under checkpoints, or a folder; None: of the default model.
+    Raises CheckpointError, listing the names.
     """
+    if name is None:
+        found = folders(root(checkpoints))
+        drawing = (path for path in found if attention_for(config_of(path)).steps_as)
+        if (first := next(drawing, None)) is None:
+            raise CheckpointError(
+                f"{root(checkpoints)} holds no checkpoint that draws images; give another folder"
+                " with --checkpoints, or train a model with linpix train"
+            )
+        return first
     if not isinstance(name, str | Path):
         raise CheckpointError(
             f"model must be a name or a folder, and comes first; got a {type(name).__name__}"

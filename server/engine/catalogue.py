@@ -19,8 +19,6 @@ from .decode.engine import Engine
 from .decode.faults import Faults, with_faults
 
 logger = logging.getLogger("linpix")
-# the default model, the first of these that exists
-_FIRST = ("mnist", "mnist-conditional", "mnist-small")
 
 
 class Catalogue:
@@ -206,13 +204,7 @@ class Catalogue:
                 f"{root} holds no checkpoint; give another folder with --checkpoints, or train a "
                 "model with linpix train"
             )
-        return sorted(
-            found,
-            key=lambda folder: (
-                _FIRST.index(folder.name) if folder.name in _FIRST else 9,
-                folder.name,
-            ),
-        )
+        return found
 
 
 def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:
