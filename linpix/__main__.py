@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from linpix.training.flags import COMMANDS, model_flags, number
+from linpix.training.flags import COMMANDS, checkpoints_flag, model_flags, number
 
 from . import __version__
 
@@ -209,7 +209,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
         "image",
         help="PNG, JPEG or WebP; its transparent pixels are hidden; if it has none, all are",
     )
-    model_flags(scoring)
+    model_flags(scoring, required=False)
     scoring.add_argument("--mask", help="picture whose transparent pixels are hidden")
     scoring.add_argument(
         "--keep-rows", type=number(int, 0), help="image rows that are known; those below are hidden"
@@ -263,13 +263,16 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
         training = command(name, text, "linpix.training.commands", add_flags.__name__)
         if wanted == [name]:
             add_flags(training)
+    listing = command("models", "list the models, the default one first")
+    checkpoints_flag(listing)
+    listing.add_argument("--json", action="store_true", help="print one JSON object")
     examining = command("doctor", "show which kernels run on this machine, and why")
     examining.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
 def _drawing_flags(parser: argparse.ArgumentParser) -> None:
-    model_flags(parser)
+    model_flags(parser, required=False)
     parser.add_argument(
         "--count", type=number(int, 1, 1_000_000), default=1, help="number of images"
     )
@@ -325,6 +328,7 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
         variable = f"LINPIX_{name.upper()}"
         parser.add_argument(
             f"--{name}",
+            type=str.lower,
             default=os.environ.get(variable) or default,
             help=f"{text} (or {variable})",
             **limits,

@@ -36,13 +36,16 @@ def number(
     return parse
 
 
-def model_flags(parser: argparse.ArgumentParser, *, positional: bool = False) -> None:
+def model_flags(
+    parser: argparse.ArgumentParser, *, positional: bool = False, required: bool = True
+) -> None:
+    text = "a name under --checkpoints, or a folder"
     if positional:
-        parser.add_argument("model", help="a name under --checkpoints, or a folder")
+        parser.add_argument("model", help=text)
+    elif required:
+        parser.add_argument("--model", required=True, help=text)
     else:
-        parser.add_argument(
-            "--model", required=True, help="a name under --checkpoints, or a folder"
-        )
+        parser.add_argument("--model", help=f"{text}; default: the first of linpix models")
     checkpoints_flag(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -1,4 +1,4 @@
-"""The commands serve, sample, complete, compare and doctor. Each takes the parsed flags."""
+"""The commands serve, sample, complete, compare, models and doctor. Each takes the parsed flags."""
 
 import argparse
 import dataclasses
@@ -15,8 +15,10 @@ from tqdm import tqdm
 
 from linpix.model import checkpoint as checkpoints
 from linpix.model import ops
+from linpix.model.attention import attention_for
 from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool
+from linpix.model.packing import choose
 from linpix.model.transformer import Transformer
 from linpix.server import serve as service
 from linpix.server.compare import chart
@@ -256,6 +258,37 @@ def compare(given: argparse.Namespace) -> None:
     if given.out:
         warn("compare", chart.write(result, Path(given.out)))
     _say(given, result, table(result))
+
+
+def models(given: argparse.Namespace) -> None:
+    columns = "{size:7} {colours:6} {classes:3} classes  {attention:8} {engine:20} {checkpoint:.16}"
+    found, lines = [], []
+    for folder in checkpoints.folders(checkpoints.root(given.checkpoints)):
+        try:
+            facts = _facts_of(folder)
+            line = columns.format(**facts)
+        except ValueError as error:  # the others are listed nevertheless
+            facts, line = {"error": str(error)}, str(error)
+        found.append({"model": folder.name, **facts})
+        lines.append(f"{folder.name:20} {line}")
+    _say(given, {"models": found}, "\n".join(lines))
+
+
+def _facts_of(folder: Path) -> dict[str, Any]:
+    """What is known of a checkpoint without reading its tensors. Raises ValueError."""
+    config = checkpoints.config_of(folder)
+    engine = "draws no images"
+    if attention_for(config).steps_as:
+        chosen = choose(config, device="auto")
+        engine = f"{chosen.engine} {chosen.precision} {chosen.device}"
+    return {
+        "size": f"{config.width}x{config.height}",
+        "colours": "grey" if config.channels == 1 else "colour",
+        "classes": config.classes,
+        "attention": config.attention,
+        "engine": engine,
+        "checkpoint": checkpoints.digest_of(folder),
+    }
 
 
 def doctor(given: argparse.Namespace) -> None:

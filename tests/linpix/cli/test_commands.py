@@ -9,6 +9,7 @@ import math
 import os
 import pty
 import select
+import shutil
 import struct
 import subprocess
 import sys
@@ -439,3 +440,35 @@ def test_complete_and_score_warn_of_holes_outside_the_crop(tiny, tmp_path):
     for command in (["complete", "--out", tmp_path / "out.png", "--seed", 1], ["score"]):
         ended = succeeds(*command, tmp_path / "wide.png", "--model", tiny)
         assert "86 % of the hidden pixels are outside" in ended.stderr
+
+
+# --- models ---
+
+
+def test_models_are_listed_with_the_default_one_first_which_is_then_drawn(tiny, tmp_path):
+    """A model that cannot draw is never the default, and one that cannot be read hides no other."""
+    net = checkpoint.load(tiny)
+    for name in ("zebra", "mnist-small"):
+        saved(tmp_path / name, net)
+    shutil.copytree(checkpoint.find("mnist-small-lsh-1"), tmp_path / "ant")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    flags = ("--checkpoints", tmp_path, "--json")
+    listed = json.loads(succeeds("models", *flags).stdout)["models"]
+    assert [one["model"] for one in listed] == ["mnist-small", "ant", "broken", "zebra"]
+    assert (listed[0]["size"], listed[0]["classes"]) == ("8x8", 10)
+    assert listed[0]["checkpoint"] == checkpoint.digest_of(tmp_path / "mnist-small")
+    assert "broken/config.json" in listed[2]["error"] and "error" not in listed[3]
+    lines = succeeds("models", "--checkpoints", tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [one["model"] for one in listed]
+
+    out = ("--out", tmp_path / "drawn", "--precision", "FP32")
+    assert json.loads(succeeds("sample", *flags, *out).stdout)["model"] == "mnist-small"
+    for name in ("mnist-small", "broken"):
+        shutil.rmtree(tmp_path / name)
+    assert json.loads(succeeds("sample", *flags, *out).stdout)["model"] == "zebra"
+
+
+def test_without_any_model_the_cure_is_said(tmp_path):
+    ended = inside("sample", "--checkpoints", tmp_path, "--out", tmp_path / "out")
+    assert ended.returncode == 2 and "train a model with linpix train" in ended.stderr
