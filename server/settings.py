@@ -142,9 +142,6 @@ Seconds = Annotated[float, SECONDS]
 Bytes = Annotated[int, BYTES]
 Listed = Annotated[str, LIST]
 Address = Annotated[str, AfterValidator(lambda host: host.strip("[]"))]  # brackets are for URLs
-Level = Annotated[
-    Literal["debug", "info", "warning", "error"], BeforeValidator(lambda level: str(level).lower())
-]
 HIDDEN: JsonDict = {"hidden": True}  # from --help
 
 
@@ -358,7 +355,7 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         "text", description="format of the log on standard error; json: one object per line"
     )
-    log_level: Level = Field(
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info",
         description=(
             "least severe messages to log; debug: also probes, scrapes, files of "
@@ -390,6 +387,9 @@ class Settings(BaseSettings):
                 value == "" or (name in ("port", "metrics_port") and _of_kubernetes(value))
             )
         }
+        for name, field in cls.model_fields.items():
+            if get_origin(field.annotation) is Literal and isinstance(given.get(name), str):
+                given[name] = given[name].lower()
         here = (
             given.get("device") == "cpu"
             or given.get("engine") == "eager"

@@ -2,11 +2,14 @@
 
 import json
 import re
+from typing import Literal, get_args, get_origin
 
 import pytest
 
 from linpix.model import ops
 from linpix.server.settings import BYTES, SECONDS, Settings, misspelt, names_of
+
+KINDS = {name: field.annotation for name, field in Settings.model_fields.items()}
 
 
 @pytest.mark.parametrize("text", ["a", "a=", "=b", "a=b,a=c"])
@@ -48,8 +51,15 @@ def test_a_misspelt_variable_is_reported_with_the_nearest_setting():
     assert "linpix serve --help" in misspelt({"LINPIX_COFFEE_COLOUR_XYZ": ""})[0]
 
 
-def test_a_log_level_may_be_written_in_capitals():
-    assert Settings(log_level="DEBUG").log_level == "debug"
+@pytest.mark.parametrize("name", [name for name in KINDS if get_origin(KINDS[name]) is Literal])
+def test_one_of_few_values_may_be_written_in_any_case(name, monkeypatch):
+    for value in get_args(KINDS[name]):
+        for written in (value.upper(), value.title(), f" {value} "):
+            assert getattr(Settings(**{name: written}), name) == value
+            monkeypatch.setenv(f"LINPIX_{name.upper()}", written)
+            assert getattr(Settings(), name) == value
+    with pytest.raises(ValueError, match=name):
+        Settings(**{name: "NONE"})
 
 
 @pytest.mark.parametrize(
