@@ -54,9 +54,22 @@ _OTHERS: tuple[tuple[int, bytes, str], ...] = (
     (4, b"jP  ", "JPEG 2000; save it as PNG or JPEG"),
     (0, b"8BPS", "a Photoshop file; export it as PNG"),
     (0, b"%PDF", "a PDF; export the page as PNG"),
-    (0, b"<svg", "an SVG; export it as PNG"),
-    (0, b"<?xml", "XML, perhaps an SVG; export it as PNG"),
     (0, b"\0\0\x01\0", "an icon (ICO); save it as PNG"),
+    (0, b"\x1f\x8b", "gzip; unpack it first"),
+    (0, b"PK\3\4", "a ZIP archive; unpack it, and send one picture of it"),
+)
+# how texts begin that are sent in place of a picture, after white space
+_TEXTS: tuple[tuple[bytes, str], ...] = (
+    (rb"(?i:<svg)", "an SVG; export it as PNG"),
+    (rb"(?i:<\?xml)", "XML, perhaps an SVG; export it as PNG"),
+    (
+        rb"(?i:<(!doctype|html|head|body|!--))",
+        "an HTML page, perhaps of an error or a login; download the picture itself",
+    ),
+    (rb"[{\[]\s*[\"{\[\d}\]]", "JSON; send the picture itself"),
+    (rb"version https://git-lfs", "a pointer of Git LFS; git lfs pull fetches the file itself"),
+    (rb"(?i:data:)[\w/+.-]*[;,]", "a data URL; decode the base64 in it, and send the bytes"),
+    (rb"[\w+/-]{24}[\w+/=\r\n-]*\Z", "text, probably base64; decode it, and send the bytes"),
 )
 _HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
@@ -72,7 +85,11 @@ def other_kind(data: bytes) -> str | None:
         if any(brand in brands for brand in _HEIC):
             return "HEIC, as iPhones save photographs; export it as JPEG"
         return "a video or a similar file; send one picture of it as PNG or JPEG"
-    return next((name for at, magic, name in _OTHERS if data.startswith(magic, at)), None)
+    for at, magic, name in _OTHERS:
+        if data.startswith(magic, at):
+            return name
+    text = data[:1024].removeprefix(b"\xef\xbb\xbf").lstrip()
+    return next((name for begins, name in _TEXTS if re.match(begins, text)), None)
 
 
 def pixels_of(data: bytes) -> Pixels | None:

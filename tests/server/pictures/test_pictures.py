@@ -1,6 +1,8 @@
 """Uploads become sub-pixels by stated rules; bad ones raise only InvalidRequest."""
 
+import base64
 import dataclasses
+import gzip
 import struct
 from typing import Any
 
@@ -393,6 +395,32 @@ def test_an_upload_that_is_not_png_jpeg_or_webp_is_415(data):
     words = ["PNG, JPEG or WebP", str(len(data))]
     assert_refused("image", words, data, status=415)
     assert_refused("mask", words, encode(noise(8, 8)), mask=data, status=415)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\n <!DOCTYPE html>\n<title>Log in</title>", "an HTML page"),
+        (b"\xef\xbb\xbf<HTML><body>404", "an HTML page"),
+        (b'  {"error": {"message": "gone"}}', "JSON"),
+        (b"[\n  1, 2]", "JSON"),
+        (gzip.compress(b"picture"), "gzip"),
+        (b"PK\x03\x04" + bytes(40), "a ZIP archive"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git lfs pull"),
+        (base64.b64encode(encode(noise(8, 8))), "base64"),
+        (base64.encodebytes(encode(noise(40, 40), "JPEG")), "base64"),
+        (base64.urlsafe_b64encode(encode(noise(8, 8), "WEBP")), "base64"),
+        (b"data:image/png;base64,iVBORw0K", "a data URL"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "an SVG"),
+    ],
+)
+def test_what_is_sent_in_place_of_a_picture_is_named(data, words):
+    assert_refused("image", [f"{len(data)} bytes: ", words], data, status=415)
+
+
+@pytest.mark.parametrize("data", [b"hello", b"a text of some words, not in base64", bytes(99)])
+def test_what_is_not_known_is_shown_by_its_first_bytes(data):
+    assert_refused("image", [f"{len(data)} bytes that begin with"], data, status=415)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
