@@ -66,6 +66,7 @@ _SPLIT = re.compile(
     r"(?=(?:set|data|images|pictures)?(?![^\W\d_]))",
     re.IGNORECASE,
 )
+_SHARD = re.compile(r"shard-\d{5,}")
 _ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
 _ARRAYS = (
     ".csv",
@@ -259,7 +260,7 @@ def arrange(
     shuffled but the same on every machine, and a picture added later moves few others to the other
     split.
     """
-    inner: _Parts = {name: PurePosixPath(name).parts for name in names}
+    inner: _Parts = {name: _without_shards(PurePosixPath(name).parts) for name in names}
     while (splits := _splits(inner)).keys() == {"train"} or (
         not splits
         and len({parts[0] for parts in inner.values()}) == 1
@@ -359,6 +360,14 @@ def _splits(inner: _Parts) -> dict[Split, str]:
     return {}
 
 
+def _without_shards(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts of a path without folders that `linpix sample --shards` made, which are not
+    classes.
+    """
+    *folders, file = parts
+    return (*(folder for folder in folders if not _SHARD.fullmatch(folder)), file)
+
+
 def _classes(pictures: _Parts) -> set[str]:
     """The folders of the classes of a split."""
     return {unicodedata.normalize("NFC", parts[0]) for parts in pictures.values() if len(parts) > 1}
@@ -412,14 +421,15 @@ def _listed(names: list[str]) -> str:
 def _class_name(folder: str, where: Path) -> str:
     """The name of a class folder, in NFC: macOS writes an accent as a character of its own."""
     try:
-        folder.encode()
-    except UnicodeEncodeError:
+        # a locale that is not UTF-8, such as C, has let each byte in as a character
+        name = folder.encode("utf-8", "surrogateescape").decode()
+    except UnicodeError:
         raise DataError(
             where,
             f"has a class folder whose name is not UTF-8 ({written(folder)})",
             "rename the folder",
         ) from None
-    return unicodedata.normalize("NFC", folder)
+    return unicodedata.normalize("NFC", name)
 
 
 def _numbers_by_value(name: str) -> tuple[str, str]:

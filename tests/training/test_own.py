@@ -365,6 +365,17 @@ def test_pictures_are_looked_at_and_made_one_size(tmp_path, colour, plain, prese
         assert (picture.size, picture.mode) == (size, mode)
 
 
+def test_a_name_may_be_as_long_as_a_file_system_allows(tmp_path):
+    """In bytes: a letter with an accent has two. Names that differ late remain two names."""
+    (tmp_path / "mine").mkdir()
+    accented = "\u00e4" * 125
+    for number in range(10):
+        for name in (f"{accented}{number}.jpg", f"{number}{'x' * 249}.png"):
+            Image.new("L", (30, 30), 20 * number).save(tmp_path / "mine" / name)
+    made = automatic.plan(tmp_path / "mine", tmp_path / "made")
+    assert made.pictures == 20 and len(list((tmp_path / "made").iterdir())) == 20
+
+
 def test_what_a_training_has_written_among_the_pictures_is_left_out_and_named(tmp_path):
     mine = tmp_path / "mine"
     put(mine, 24, False)

@@ -6,6 +6,8 @@ import lzma
 import os
 import re
 import struct
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -497,6 +499,27 @@ def test_a_class_whose_name_is_not_utf8_is_refused_by_name(packed, tmp_path):
         archive.add(data, "data")
     with refused("has a class folder whose name is not UTF-8 (caf\\xe9)", "rename the folder"):
         read_pictures(tmp_path / "data.tar" if packed else data, "train", GREY)
+
+
+def test_the_name_of_a_class_is_utf8_whatever_the_locale_is(tmp_path):
+    fill(tmp_path, *(f"{name}/{i}.png" for name in ("caf\u00e9", "tea") for i in range(10)))
+    asked = (
+        "import sys; from pathlib import Path; from linpix.training.folders import read_pictures;"
+        "print(ascii(read_pictures(Path(sys.argv[1]), 'train', (4, 4, 1))[2]))"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", asked, str(tmp_path)]
+    printed = subprocess.check_output(command, env=os.environ | plain, text=True)
+    assert printed == "('caf\\xe9', 'tea')\n"
+
+
+def test_shards_of_sampled_images_are_not_classes(tmp_path):
+    names = [f"{i:06}-{i}.png" for i in range(20)]
+    fill(tmp_path / "drawn", *(f"shard-{i % 2:05}/{name}" for i, name in enumerate(names)))
+    images, labels, classes = read_pictures(tmp_path / "drawn", "train", GREY)
+    assert len(images) == 18 and classes == () and (labels == -1).all()
+    fill(tmp_path / "sorted", *(f"{i % 2}/shard-00000/{name}" for i, name in enumerate(names)))
+    assert read_pictures(tmp_path / "sorted", "train", GREY)[2] == ("0", "1")
 
 
 def test_a_class_has_one_name_however_its_accents_are_written(tmp_path):

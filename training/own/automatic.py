@@ -2,7 +2,9 @@
 them to one size.
 """
 
+import hashlib
 import itertools
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ PLAIN = {GREY: "mnist-small", COLOUR: "cifar10-small"}
 _LOOKED_AT = 64  # so many pictures, chosen at random, decide whether all are in colour
 _COLOURED = 12  # a picture is coloured if its channels differ by more on average, of 255
 _WHITE = 250  # a picture of lighter pixels alone would look empty on white
+_LONGEST_NAME = 255  # bytes, on most file systems
 _SHORT, _LONG = 5.0, 45.0  # minutes: for up to 300 pictures, and for 10,000 and more
 
 
@@ -91,7 +94,7 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
         if isinstance(picture, str):
             left_out.setdefault(picture, []).append(path.relative_to(pictures).as_posix())
             continue
-        place = target / path.relative_to(pictures).with_name(path.name + ".png")
+        place = target / path.relative_to(pictures).with_name(_name_of_copy(path.name))
         place.parent.mkdir(parents=True, exist_ok=True)
         ImageOps.fit(
             picture.convert("RGB" if coloured else "L"), (config.width, config.height)
@@ -99,6 +102,16 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
     count = len(files) - sum(map(len, left_out.values()))
     minutes = min(_LONG, max(_SHORT, _SHORT * (count / 300) ** 0.63))
     return Plan(preset, round(minutes), count, left_out)
+
+
+def _name_of_copy(name: str) -> str:
+    """It keeps the suffix, since 1.jpg may be beside 1.gif; a name that would be too long for a
+    file system is replaced.
+    """
+    raw = os.fsencode(name)
+    if len(raw) > _LONGEST_NAME - 4:
+        return hashlib.sha256(raw).hexdigest() + ".png"
+    return name + ".png"
 
 
 def _picture(path: Path, reason: str, ground: str = "white") -> Image.Image | str:
