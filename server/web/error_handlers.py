@@ -79,7 +79,7 @@ async def handle(http: Request, failure: Exception) -> Response:
     else:
         assert isinstance(failure, HTTPException)
         if failure.status_code == 405:
-            allow = _allowed(http, (failure.headers or {}).get("Allow", "GET"))
+            allow = _allowed(http)
             failure.detail = f"{http.method} is not allowed at {http.url.path}; allowed: {allow}"
         error = _of_http(http, failure)
     if not getattr(http.state, "counted", False):
@@ -166,11 +166,12 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
     return ServiceError(message, failure.status_code)
 
 
-def _allowed(http: Request, first: str) -> str:
-    """The methods of a path. first: those of the first route that matches it, which are all that
-    the router names.
+def _allowed(http: Request) -> str:
+    """The methods of a path: the router names those of the first route that matches it, and HEAD is
+    none of FastAPI's.
     """
     for template, operations in http.app.openapi()["paths"].items():
         if compile_path(template)[0].match(http.url.path):
-            return ", ".join(sorted(map(str.upper, operations)))
-    return first
+            methods = {method.upper() for method in operations}
+            return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
+    return "GET, HEAD"  # the page and its files
