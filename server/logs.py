@@ -193,6 +193,21 @@ def configure(form: Literal["text", "json"], level: str = "info") -> None:
     # its warnings are about what clients send
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     logging.captureWarnings(True)
+    if TRACED:
+        _trace_without_messages()
+
+
+def _trace_without_messages() -> None:
+    """FastAPI's instrumentation records a span for each piece of an answer, so a stream would have
+    hundreds; no variable prevents it.
+    """
+    with contextlib.suppress(ImportError):
+        from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+
+        instrumentor = FastAPIInstrumentor()
+        if instrumentor.is_instrumented_by_opentelemetry:
+            instrumentor.uninstrument()
+            instrumentor.instrument(exclude_spans=["receive", "send"])
 
 
 def spans(*parts: tuple[str, float, float]) -> None:

@@ -38,6 +38,8 @@ class Answer(Response):
     """
 
     job: Job
+    # when the first picture began to be encoded, and the last one ended; by time.monotonic
+    encoding = 0.0, 0.0
 
     def __init__(self, http: Http, fields: PictureFields) -> None:
         """Raises InvalidRequest."""
@@ -131,6 +133,7 @@ class Answer(Response):
                     ("queue", request.began, began),
                     ("prefill", began, drawing),
                     ("decode", drawing, request.drawn),
+                    ("encode", *self.encoding),
                 )
 
     async def in_one_piece(self, request: Request) -> Response:

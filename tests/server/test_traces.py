@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 PICTURE = encode(np.zeros((8, 8), np.uint8))
 PARTS = {
-    "/v1/images/generations": ["queue", "decode", "encode", "encode"],
+    "/v1/images/generations": ["queue", "decode", "encode"],
     "/v1/images/edits": ["queue", "prefill", "decode", "encode"],
 }
 

@@ -14,7 +14,6 @@ from fastapi import APIRouter, Body, File, Request, Response
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from numpy.typing import NDArray
 
-from ... import logs
 from ...engine.image import best_of
 from ...engine.job import label_of, new_job
 from ...engine.request import Event
@@ -365,8 +364,7 @@ class Images(Answer):
             }
             if self.job.attempts > 1:
                 facts["attempts"] = recognised.attempts
-        if logs.TRACED:
-            logs.spans(("encode", began, time.monotonic()))
+        self.encoding = self.encoding[0] or began, time.monotonic()
         return file, facts
 
     def _response(self, files: tuple[bytes, ...], facts: tuple[dict[str, Any], ...]) -> Response:
