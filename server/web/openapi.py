@@ -16,6 +16,7 @@ from ..errors import ServiceError
 from ..pictures.encode import NPY
 from .error_handlers import envelope
 from .middleware.bodies import PLAIN_BYTES
+from .request_schemas import EditBody
 from .schemas import EditEvent, ErrorEnvelope, GenerationEvent
 
 Responses = dict[int | str, dict[str, Any]]  # a FastAPI route's `responses`
@@ -107,7 +108,14 @@ _MEANING = {
     504: "not possible within the time limit of the request",
 }
 _PLACE = "#/components/schemas/{model}"
-_ERROR = {"$ref": _PLACE.format(model=ErrorEnvelope.__name__)}
+
+
+def schema_of(model: type[BaseModel]) -> dict[str, str]:
+    """The place of a model's schema, for what FastAPI does not know."""
+    return {"$ref": _PLACE.format(model=model.__name__)}
+
+
+_ERROR = schema_of(ErrorEnvelope)
 _RETRY = {
     "Retry-After": {
         "description": "seconds to wait before another try, computed from the remaining steps",
@@ -171,7 +179,7 @@ def event_stream(events: str, *data: type[BaseModel]) -> dict[str, Any]:
     """The `content` of a stream of server-sent events. Its schema is that of the data of one event,
     as in OpenAI's.
     """
-    kinds = [{"$ref": _PLACE.format(model=kind.__name__)} for kind in data]
+    kinds = [schema_of(kind) for kind in data]
     return {
         "text/event-stream": {
             "schema": (
@@ -254,7 +262,10 @@ def describe(app: FastAPI, *, keys: bool) -> None:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas |= models_json_schema(
-        [(model, "serialization") for model in (ErrorEnvelope, GenerationEvent, EditEvent)],
+        [
+            (EditBody, "validation"),
+            *((model, "serialization") for model in (ErrorEnvelope, GenerationEvent, EditEvent)),
+        ],
         ref_template=_PLACE,
     )[1]["$defs"]
     for path, operations in schema["paths"].items():

@@ -37,6 +37,23 @@ _Timeout = Annotated[
         ),
     ),
 ]
+_KeepRows = Annotated[
+    int | None,
+    Field(
+        examples=[14],
+        description=(
+            "image rows of the model's size "
+            "to keep; the rows below are filled in; not together with a mask"
+        ),
+    ),
+]
+
+# a 7, as a PNG of 28x28
+_SEVEN = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAABwAAAAcAQAAAABaduI5AAAAO0lEQVR42mNg"
+    "wAsY//9gYGJgYGFgYmD4w8DAwGDBwAQlGBgYGBgeQFhMDIxwFtMBmCw7A0wMweLDYxkAEJcGIri9gOoA"
+    "AAAASUVORK5CYII="
+)
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 _timeout: TypeAdapter[float | None] = TypeAdapter(_Timeout)
@@ -214,20 +231,11 @@ class UploadFields(BaseModel):
             "transparent parts say what is hidden, instead of the transparent parts of image"
         ),
     )
-    keep_rows: int | None = Field(
-        None,
-        examples=[14],
-        description=(
-            "image rows of the model's size "
-            "to keep; the rows below are filled in; not together with a mask"
-        ),
-    )
+    keep_rows: _KeepRows = None
 
 
-class EditForm(GenerateBody, UploadFields):
-    """What is hidden is drawn. Unknown fields are ignored, and the answer's warnings name them."""
-
-    model_config = ConfigDict(strict=False)
+class EditFields(GenerateBody):
+    """What an edit has besides its pictures."""
 
     prepare: Preparation | None = Field(
         None,
@@ -256,6 +264,43 @@ class EditForm(GenerateBody, UploadFields):
             " known pixels; default: use all known pixels that the model can use"
         ),
     )
+
+
+class EditForm(EditFields, UploadFields):
+    """What is hidden is drawn. Unknown fields are ignored, and the answer's warnings name them."""
+
+    model_config = ConfigDict(strict=False)
+
+
+class PictureReference(BaseModel):
+    """A picture in JSON."""
+
+    model_config = ConfigDict(strict=True)
+
+    image_url: str | None = Field(
+        None,
+        examples=[_SEVEN],
+        description="the picture as a data URL in base64; no other address is fetched",
+    )
+    file_id: str | None = Field(
+        None, examples=[None], description="always refused, since this server keeps no files"
+    )
+
+
+class EditBody(EditFields):
+    """An edit as JSON, as in OpenAI's API. Unknown fields are ignored, and the answer's warnings
+    name them.
+    """
+
+    images: list[PictureReference] = Field(
+        examples=[[{"image_url": _SEVEN}]], description="the picture: exactly one"
+    )
+    mask: PictureReference | None = Field(
+        None,
+        examples=[None],
+        description="picture whose transparent parts say what is hidden",
+    )
+    keep_rows: _KeepRows = None
 
 
 class LikelihoodForm(PictureFields, UploadFields):
@@ -333,6 +378,15 @@ GENERATE: dict[str, Any] = {  # example bodies, by what they show
 EDIT: dict[str, Any] = {
     "the lower half": {"value": {"image": "seven.png", "keep_rows": 14, "seed": 5}},
     "the transparent part of a mask": {"value": {"image": "seven.png", "mask": "mask.png", "n": 2}},
+}
+EDIT_JSON: dict[str, Any] = {
+    "the lower half": {
+        "value": {
+            "images": [{"image_url": _SEVEN}],
+            "keep_rows": 14,
+            "seed": 5,
+        }
+    },
 }
 LIKELIHOOD: dict[str, Any] = {
     "a whole picture, and its class": {"value": {"image": "seven.png", "labels": "all"}},

@@ -21,7 +21,8 @@ from ...settings import Settings
 from ..request_schemas import TIMEOUT_HEADER, timeout_of
 
 IMAGES = "/v1/images/"
-UPLOADS = ("/v1/images/edits", "/v1/images/likelihoods")  # the routes whose bodies may be large
+EDITS = "/v1/images/edits"  # which takes JSON too
+UPLOADS = (EDITS, "/v1/images/likelihoods")  # the routes whose bodies may be large
 JSON = ("/v1/images/generations", "/v1/compare")
 # largest body of every other route: while it waits, its JSON may take 30 times as much memory
 PLAIN_BYTES = 2**17
@@ -119,7 +120,8 @@ class Exchange:
         if self._upload:
             media, options = parse_options_header(kind)
             charset = options.get(b"charset", b"utf-8").decode("latin-1")
-            if media != b"multipart/form-data":
+            json = self._path == EDITS and JSON_MEDIA.fullmatch(kind)
+            if media != b"multipart/form-data" and not json:
                 raise ServiceError(
                     "the body must be a form: send the header 'Content-Type: multipart/form-data; "
                     f"boundary=...', got {shown(kind)}",

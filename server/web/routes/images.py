@@ -23,8 +23,16 @@ from ...pictures import encode, uploads
 from ...pictures.overlay import Overlay
 from ..answers import Answer, as_json
 from ..error_handlers import envelope
-from ..openapi import UPLOADING, image_responses
-from ..request_schemas import EDIT, GENERATE, TIMEOUT_PARAMETER, EditForm, GenerateBody
+from ..openapi import UPLOADING, image_responses, schema_of
+from ..request_schemas import (
+    EDIT,
+    EDIT_JSON,
+    GENERATE,
+    TIMEOUT_PARAMETER,
+    EditBody,
+    EditForm,
+    GenerateBody,
+)
 from ..schemas import EditEvent, EditResponse, GenerationEvent, ImageData, ImagesResponse, Usage
 from ..uploads import FormRoute, decoded
 
@@ -81,7 +89,10 @@ async def generate(
     openapi_extra={
         "parameters": [TIMEOUT_PARAMETER],
         "requestBody": {
-            "content": {"multipart/form-data": {"examples": EDIT}},
+            "content": {
+                "multipart/form-data": {"examples": EDIT},
+                "application/json": {"schema": schema_of(EditBody), "examples": EDIT_JSON},
+            },
             "description": (
                 "A picture, and which part of "
                 "it to fill in. Unknown fields are ignored and listed in the answer's warnings."

@@ -1,6 +1,7 @@
 """Which forms are accepted, by a real server process."""
 
 import asyncio
+import base64
 import resource
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from fastapi import Request
 
 from linpix.server.web.request_schemas import FORM_FIELDS
 from linpix.server.web.service import UPLOAD_SLOTS
-from linpix.server.web.uploads import FIELD_BYTES, MAX_FIELDS, Form
+from linpix.server.web.uploads import MAX_FIELDS, TEXT_BYTES, Form
 from tests.server.web.routes.test_images import images_of, occluded
 from tests.server.web.test_admission import (
     BOUNDARY,
@@ -122,7 +123,7 @@ def test_a_form_in_any_other_charset_is_refused_by_its_head(server, client, char
     ("path", "kind", "coding", "says"),
     [
         (EDIT, None, None, "multipart/form-data"),
-        (EDIT, "application/json", None, "got 'application/json'"),
+        ("/v1/images/likelihoods", "application/json", None, "got 'application/json'"),
         (EDIT, "application/x-www-form-urlencoded", None, "multipart/form-data"),
         (EDIT, "multipart/x", None, "multipart"),
         (EDIT, "multipart/form-data; boundary=x", "gzip", "without a Content-Encoding, got 'gzip'"),
@@ -209,10 +210,86 @@ def test_unknown_fields_and_files_are_ignored_and_named_and_too_many_are_refused
     for body, says in (
         (one + many + END, "Too many fields"),
         (IMAGE + part("spare", b"", "x") * 3 + END, "Too many files"),
-        (one + part("prompt", b"x" * (FIELD_BYTES + 1)) + END, "exceeded maximum size"),
+        (one + part("prompt", b"x" * TEXT_BYTES) + END, "131,072 bytes together; shorten prompt"),
     ):
         assert says in error_of(send(client, body))["message"]
-    assert send(client, IMAGE + part("prompt", b"x" * FIELD_BYTES) + END).status_code == 200
+
+
+@pytest.mark.parametrize("prompt", ["7 " * 16_000, "7 " + "\u8bf7\U0001f642" * 15_999])
+def test_a_prompt_may_be_as_long_in_a_form_as_in_json(client, prompt):
+    """OpenAI allows 32,000 characters, some of which have four bytes."""
+    read = send(client, IMAGE + part("prompt", prompt.encode()) + END).json()
+    assert read["data"][0]["revised_prompt"] == "7"
+    assert client.post("/v1/images/generations", json={"prompt": prompt}).status_code == 200
+    assert client.post(EDIT, json={"prompt": prompt, "images": [REFERENCE]}).status_code == 200
+
+
+DATA_URL = f"data:image/png;base64,{base64.b64encode(occluded()).decode()}"
+REFERENCE = {"image_url": DATA_URL}
+
+
+def test_an_edit_as_json_is_the_edit_of_its_form(client):
+    """With openai's fields, and with ours; an alpha channel or a mask says what is hidden."""
+    drawn = images_of(send(client, IMAGE + part("seed", b"3") + part("n", b"2") + END))
+    body = {"images": [REFERENCE], "seed": 3, "n": 2, "mask": None, "quality": "high"}
+    answer = client.post(EDIT, json=body)
+    assert np.array_equal(images_of(answer), drawn)
+    assert answer.json()["warnings"] == ["ignored: quality"]
+    masked = {"images": [REFERENCE], "mask": REFERENCE, "seed": 3, "n": 2}
+    assert np.array_equal(images_of(client.post(EDIT, json=masked)), drawn)
+    streamed = client.post(EDIT, json={"images": [REFERENCE], "stream": True, "label": 7})
+    assert "event: image_edit.completed" in streamed.text
+
+
+def test_a_data_url_is_read_as_programs_escape_it(client):
+    """PHP escapes each slash, .NET each plus sign, and some quote what has a meaning in URLs."""
+    escapes = ({"/": "\\/"}, {"/": "\\u002f", "+": "\\u002B", "=": "\\u003D"}, {"=": "%3D"})
+    head, data = DATA_URL.split(",")
+    for escaped in escapes:
+        literal = f"{head},{data.translate(str.maketrans(escaped))}"
+        body = f'{{"images" :[ {{"image_url"\n: "{literal}"}}]}}'
+        answer = client.post(EDIT, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({}, "images", "field required"),
+        ({"images": []}, "images", "exactly one picture in images, got 0"),
+        ({"images": [REFERENCE] * 2}, "images", "got 2"),
+        ({"images": [REFERENCE] * 20}, "images", "got 20"),
+        ({"images": [REFERENCE], "image": DATA_URL}, "image", '"images": [{"image_url"'),
+        ({"images": DATA_URL}, "images", "list"),
+        ({"images": [DATA_URL]}, "images.0", "PictureReference"),
+        ({"images": [{}]}, "images.0", "either image_url or file_id"),
+        ({"images": [REFERENCE | {"file_id": "file-1"}]}, "images.0", "either"),
+        ({"images": [{"file_id": "file-1"}]}, "images.0.file_id", "no file 'file-1'"),
+        ({"images": [REFERENCE], "mask": {"file_id": "f"}}, "mask.file_id", "no file 'f'"),
+        ({"images": [{"image_url": "https://a/b"}]}, "images.0.image_url", "no other address"),
+        ({"images": [{"image_url": "#0"}]}, "images.0.image_url", "got '#0'"),
+        ({"images": [{"image_url": "data:,x"}]}, "images.0.image_url", "got 'data:,x'"),
+        ({"images": [{"image_url": DATA_URL[:-1]}]}, "images.0.image_url", "padding"),
+        ({"images": [{"image_url": 'data:"x"'}]}, None, "not JSON"),
+        ({"images": [{"image_url": DATA_URL[:22]}]}, "image", "has 0 bytes"),
+        ({"images": [REFERENCE], "n": "2"}, "n", "valid integer, got '2'"),
+        ({"images": [REFERENCE], "stream": "true"}, "stream", "valid boolean"),
+        ({"images": [REFERENCE], "user": "x" * 2**17}, None, "131,"),
+        ([REFERENCE], None, "must be a JSON object"),
+    ],
+)
+def test_an_edit_as_json_that_is_wrong_is_told_what_is_right(client, fields, param, says):
+    answer = client.post(EDIT, json=fields)
+    assert 400 <= answer.status_code < 500
+    assert error_of(answer)["param"] == param and says in error_of(answer)["message"]
+
+
+def test_json_of_megabytes_is_not_parsed_apart_from_its_pictures(client):
+    """As lists in lists it would take 30 times its memory; a picture may have them all."""
+    deep = {"images": [REFERENCE], "x": [[]] * 2**18}
+    assert client.post(EDIT, json=deep).status_code == 413
+    large = {"images": [{"image_url": DATA_URL + "A" * 2**21}]}
+    assert client.post(EDIT, json=large).status_code == 200
 
 
 def test_of_unknown_fields_little_is_kept():
