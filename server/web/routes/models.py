@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from ...engine.request import ServedModel
 from ...errors import model_not_found
 from ...pictures import encode
-from ..openapi import error_responses, ok_response
+from ..openapi import LEAVING, error_responses, ok_response
 from ..schemas import Board, ModelCard, ModelList, Name
 from ..service import ServiceDep
 
@@ -47,10 +47,12 @@ def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
 @router.get(
     "/v1/models",
     summary="List the models",
-    responses=ok_response("the loaded models", links={"describe_model": {"model": "data/0/id"}}),
+    responses=ok_response("the loaded models", links={"describe_model": {"model": "data/0/id"}})
+    | error_responses(*LEAVING),
 )
 async def list_models(service: ServiceDep) -> ModelList:
     """The loaded models, the default one first."""
+    service.requests.check_open()
     return ModelList(
         data=[
             card_of(served, service.settings.aliases) for served in service.requests.models.values()
@@ -62,8 +64,9 @@ async def list_models(service: ServiceDep) -> ModelList:
     "/v1/models/{model}",
     summary="Describe a model",
     responses=ok_response("the model")
-    | error_responses(model_not_found("mnist-large", ["mnist-small"])),
+    | error_responses(model_not_found("mnist-large", ["mnist-small"]), *LEAVING),
 )
 async def describe_model(model: Name, service: ServiceDep) -> ModelCard:
     """One loaded model."""
+    service.requests.check_open()
     return card_of(service.find(model), service.settings.aliases)
