@@ -123,15 +123,22 @@ async def _service(request: Request) -> Service:
 ServiceDep = Annotated[Service, Depends(_service)]
 
 
+def weights(accept: str) -> dict[str, float]:
+    """The weight of each value in an Accept header, or in Accept-Encoding."""
+    found: dict[str, float] = {}
+    for part in accept.split(","):
+        value, *parameters = (text.strip().lower() for text in part.split(";"))
+        try:
+            found[value] = float(
+                next((text[2:] for text in parameters if text.startswith("q=")), 1)
+            )
+        except ValueError:
+            found[value] = 0.0
+    return found
+
+
 def preferred(accept: str) -> str:
     """The media type that an Accept header weighs most; of equal ones the first."""
-    best, most = "", 0.0
-    for part in accept.split(","):
-        media, *parameters = (text.strip().lower() for text in part.split(";"))
-        try:
-            weight = float(next((text[2:] for text in parameters if text.startswith("q=")), 1))
-        except ValueError:
-            weight = 0.0
-        if weight > most:
-            best, most = media, weight
-    return best
+    found = weights(accept)
+    best = max(found, key=lambda media: found[media])
+    return best if found[best] > 0 else ""

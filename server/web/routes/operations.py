@@ -1,16 +1,17 @@
 """How the service is doing: /v1/status, /metrics, /healthz and /readyz."""
 
+import gzip
 import time
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, Field
 
 from ...engine.request import ServedModel
 from ...errors import starting
 from ..openapi import LEAVING, error_responses, ok_response
 from ..schemas import Device, Engine, LatestComparison, Name, Precision, Slots
-from ..service import ServiceDep
+from ..service import ServiceDep, weights
 
 router = APIRouter()
 probes = APIRouter(tags=["operations"])  # on a separate port, if --metrics-port is set
@@ -123,11 +124,16 @@ class Status(BaseModel):
     response_class=Response,
     responses=ok_response("all metrics", content=_TEXT),
 )
-async def show_metrics(service: ServiceDep) -> Response:
+async def show_metrics(
+    service: ServiceDep, accept_encoding: Annotated[str, Header(include_in_schema=False)] = ""
+) -> Response:
     """Prometheus text."""
-    return Response(
-        service.requests.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
-    )
+    text = service.requests.metrics.text()
+    headers = {"vary": "accept-encoding"}
+    if weights(accept_encoding).get("gzip"):
+        text = gzip.compress(text, compresslevel=1)
+        headers["content-encoding"] = "gzip"
+    return Response(text, 200, headers, "text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get(
