@@ -107,7 +107,8 @@ def application(service: Service) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         lifespan=partial(_life, requests),
-        servers=[{"url": settings.root_path or "/"}],
+        # relative to the address of this document, whose path a proxy may have changed
+        servers=[{"url": "."}],
         generate_unique_id_function=lambda route: route.name,
         openapi_tags=openapi.TAGS,
         license_info={"name": "MIT", "identifier": "MIT"},

@@ -77,7 +77,8 @@ def test_all_is_found_under_the_path_of_a_proxy(tiny, removed):
         assert client.post("/pix/v1/images/generations", json={}).status_code == 200
         assert client.get("/pix").headers["location"] == "pix/"
         assert client.get("/pixels/v1/models").status_code == 404
-        assert ask("/pix/openapi.json").json()["servers"] == [{"url": "/pix"}]
+        [base] = ask("/pix/openapi.json").json()["servers"]
+        assert ask(urljoin("/pix/openapi.json", f"{base['url']}/v1/models")).status_code == 200
 
 
 def test_a_path_of_a_proxy_does_not_lead_past_the_keys(tiny, tmp_path):
@@ -106,10 +107,31 @@ def test_HEAD_is_answered_as_GET_is(client):
 
 
 def test_a_405_names_every_method_that_is_allowed(client):
-    answer = client.put("/v1/compare/cmp-1")
-    assert answer.status_code == 405
-    assert answer.headers["allow"] == "DELETE, GET"
-    assert "DELETE, GET" in answer.json()["error"]["message"]
+    for path, allowed in (
+        ("/v1/compare/cmp-1", "DELETE, GET, HEAD"),
+        ("/v1/models/tiny", "GET, HEAD"),
+        ("/healthz", "GET, HEAD"),
+        ("/openapi.json", "GET, HEAD"),
+        ("/static/page.js", "GET, HEAD"),
+        ("/", "GET, HEAD"),
+        ("/v1/images/edits", "POST"),
+    ):
+        answer = client.put(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        assert f"allowed: {allowed}" in answer.json()["error"]["message"]
+
+
+def test_metrics_are_compressed_if_asked(client):
+    for asked, coding in (
+        ("gzip, deflate, br", "gzip"),
+        ("br;q=1.0, GZIP;q=0.5", "gzip"),
+        ("gzip;q=0, identity", None),
+        ("", None),
+    ):
+        answer = client.get("/metrics", headers={"accept-encoding": asked})
+        assert answer.headers.get("content-encoding") == coding
+        assert answer.headers["vary"] == "accept-encoding"
+        assert "linpix_requests_running 0.0" in answer.text
 
 
 def test_poison_reaches_the_decoder(tiny):
@@ -322,9 +344,14 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes_and_hangups_change_no
         assert eventually(lambda: server.metric("linpix_requests_running") == 2)
         server.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: httpx.get(server.url + "/readyz").status_code == 503)
-        refused = httpx.post(server.url + "/v1/images/generations", json={})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
-        assert refused.headers["retry-after"]
+        for refused in (
+            httpx.post(server.url + "/v1/images/generations", json={}),
+            httpx.get(server.url + "/v1/models"),
+            httpx.get(server.url + "/v1/models/slow"),
+        ):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert refused.headers["retry-after"]
+        assert httpx.get(server.url + "/v1/status").json()["status"] == "draining"
         server.process.send_signal(signal.SIGHUP)
         assert not eventually(
             lambda: server.metric('linpix_checkpoint_reloads_total{outcome="unchanged"}') > 0, 0.3
