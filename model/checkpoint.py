@@ -6,6 +6,7 @@ A folder is written under a temporary name and then renamed. Reading is strict. 
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import unicodedata
@@ -42,6 +43,8 @@ LARGEST_TEXT = 2**20
 # level, which cost 0.07 bits/dim of a model that knows many values exactly, as those of MNIST can
 # be known.
 _EXACT = ("head.", "norm.")
+# half of a surrogate pair, which JSON and names of files may hold: no UTF-8, and so no answer, can
+HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -319,8 +322,8 @@ def _bytes(path: Path) -> bytes:
 
 
 def _fields(text: str) -> dict[str, Any]:
-    """A JSON object. Raises ValueError, also for what json.loads accepts: duplicate names, NaN and
-    infinity.
+    """A JSON object. Raises ValueError, also for what json.loads accepts: duplicate names, NaN,
+    infinity and halves of surrogate pairs.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -336,6 +339,13 @@ def _fields(text: str) -> dict[str, Any]:
     fields = json.loads(text, object_pairs_hook=once, parse_constant=refuse)
     if not isinstance(fields, dict):
         raise ValueError(f"must be a JSON object, got {type(fields).__name__}")
+    whole = json.dumps(fields, ensure_ascii=False)
+    if half := HALF_A_PAIR.search(whole):
+        before = whole[max(0, half.start() - 40) : half.end()]
+        raise ValueError(
+            f"contains half a surrogate pair, which is not text and cannot be sent, at the end of"
+            f" {before!a}; write the whole character"
+        )
     return fields
 
 

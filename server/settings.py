@@ -58,16 +58,16 @@ def misspelt(environment: Mapping[str, str]) -> list[str]:
 
 
 def names_of(text: str) -> dict[str, str]:
-    """NAME=MODEL pairs, comma-separated. Raises ValueError for anything else, or a name given
-    twice.
+    """NAME=MODEL pairs, comma-separated. Raises ValueError for anything else, or a name that is
+    given twice or that an answer could not show.
     """
     found: dict[str, str] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         name, equals, model = (part.strip() for part in pair.partition("="))
-        if not (name and equals and model) or name in found:
+        if not (name.isprintable() and name and equals and model) or name in found:
             raise ValueError(
-                "give NAME=MODEL, comma-separated and each NAME once, such as"
-                " gpt-image-1=mnist-small"
+                "give NAME=MODEL, comma-separated and each NAME once, in printable characters, such"
+                " as gpt-image-1=mnist-small"
             )
         found[name] = model
     return found

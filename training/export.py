@@ -138,11 +138,12 @@ def grid(images: NDArray[np.uint8], config: ModelConfig) -> bytes:
 
 
 def provenance(data: str, class_names: tuple[str, ...], **facts: Any) -> dict[str, Any]:
-    """A checkpoint's provenance, as stored in config.json. Paths in the command may have bytes that
-    are not UTF-8.
+    """A checkpoint's provenance, as stored in config.json. Paths in the command, and the name of an
+    imported file, may have bytes that are not UTF-8.
     """
-    if "command" in facts:
-        facts["command"] = written(facts["command"])
+    for name, fact in facts.items():
+        if isinstance(fact, str):
+            facts[name] = written(fact)
     return {
         "data": data,
         "class_names": list(class_names),

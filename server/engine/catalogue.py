@@ -9,6 +9,7 @@ from pathlib import Path
 from linpix.model import checkpoint
 from linpix.model.attention import attention_for
 from linpix.model.checkpoint import Checkpoint, CheckpointError
+from linpix.model.config import ModelConfig
 from linpix.model.packing import choose
 
 from ..memory import free_bytes
@@ -54,7 +55,7 @@ class Catalogue:
         weights.
         """
         for folder in self._folders():
-            checkpoint.config_of(folder)
+            _config_of(folder)
 
     async def reload(self, admission: Admission) -> None:
         """Serve what the folders hold now; digests show what has changed. On the event loop, but
@@ -156,7 +157,7 @@ class Catalogue:
         """The model of a folder; None if its attention draws no images (ValueError if it is
         required or named).
         """
-        settings, config = self._settings, checkpoint.config_of(folder)
+        settings, config = self._settings, _config_of(folder)
         if not attention_for(config).steps_as:
             if settings.models or required:
                 raise ValueError(
@@ -205,6 +206,18 @@ class Catalogue:
                 "model with linpix train"
             )
         return found
+
+
+def _config_of(folder: Path) -> ModelConfig:
+    """The architecture of a model whose name answers and metrics can have. Raises
+    CheckpointError.
+    """
+    name = checkpoint.name_of(folder)
+    if checkpoint.HALF_A_PAIR.search(name):
+        raise CheckpointError(
+            f"a model's name must be UTF-8, since answers have it, got {name!a}; rename its folder"
+        )
+    return checkpoint.config_of(folder)
 
 
 def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:

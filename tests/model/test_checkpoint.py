@@ -159,6 +159,12 @@ def test_a_class_is_found_by_its_name_exactly_or_else_without_case_and_with_acce
     assert [found.class_of(text) for text in asked] == [0, 1, 2, 2, 3, 3, 3, None]
 
 
+def test_names_of_any_whole_characters_are_read(folder):
+    names = ["\U0001f469\u200d\U0001f52c", "\uffff", "e\u0301", *"abcdefg"]
+    change_fields(folder, "provenance", class_names=names)
+    assert read(folder).class_names == tuple(names)
+
+
 def test_a_checkpoint_from_before_a_field_was_added_has_its_default(folder):
     before = load(folder)
     change_fields(
@@ -282,6 +288,15 @@ FIELDS = {
         "divided of real_look",
     ),
     "wrong time": ("provenance", {"created": "today"}, "created must be a number"),
+    "half a pair as a class": (
+        "provenance",
+        {"class_names": ["a", "\ud800"]},
+        r"half a surrogate pair.* at the end of '.*class_names.*ud800'; write the whole",
+    ),
+    "half a pair in a key": ("provenance", {"bits_per_dim": {"\udfff": 1}}, "half a surrogate"),
+    "half a pair in a twin": ("architecture", {"twin_of": "a\udce9"}, "half a surrogate pair"),
+    "half a pair deep in a list": ("provenance", {"x": [[{"y": "\ud83d!"}]]}, "half a surrogate"),
+    "half a pair in limits": ("provenance", {"limits": "It \ud800."}, "half a surrogate pair"),
     "wrong twin": ("architecture", {"twin_of": ["mnist"]}, "twin_of must be a name"),
     "a list of one": ("architecture", {"look_ups": "previous"}, "look_ups must be a list"),
     "no numbers": (

@@ -12,7 +12,7 @@ from linpix.server.settings import BYTES, SECONDS, Settings, misspelt, names_of
 KINDS = {name: field.annotation for name, field in Settings.model_fields.items()}
 
 
-@pytest.mark.parametrize("text", ["a", "a=", "=b", "a=b,a=c"])
+@pytest.mark.parametrize("text", ["a", "a=", "=b", "a=b,a=c", "\udce9=b", "a\n=b,x\0=c"])
 def test_an_alias_is_a_name_and_a_model(text):
     with pytest.raises(ValueError, match="NAME=MODEL"):
         names_of(text)

@@ -18,9 +18,12 @@ import pytest
 import torch
 
 from linpix.model import checkpoint, ops
+from linpix.model.checkpoint import CheckpointError
 from linpix.model.config import PRESETS
+from linpix.server.engine.catalogue import Catalogue
 from linpix.server.metrics import RELOADS
-from tests.model.test_checkpoint import change_tensors, seal
+from linpix.server.settings import Settings
+from tests.model.test_checkpoint import change_fields, change_tensors, seal
 from tests.nets import net_of, saved
 from tests.server.web.routes.test_images import events_of
 from tests.server.web.test_leaving import GENERATIONS, SLOW, alone
@@ -274,6 +277,10 @@ def break_config(folder: Path) -> None:
     seal(folder)
 
 
+def name_half_a_character(folder: Path) -> None:
+    change_fields(folder, "provenance", class_names=["\ud800"])
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -284,8 +291,9 @@ def break_config(folder: Path) -> None:
         ),
         (break_config, "config.json: Expecting"),
         (lambda folder: (folder / "SHA256SUMS").unlink(), "SHA256SUMS is missing"),
+        (name_half_a_character, "config.json: contains half a surrogate pair"),
     ],
-    ids=["bit", "nan", "config", "no sums"],
+    ids=["bit", "nan", "config", "no sums", "half a character"],
 )
 def test_a_bad_checkpoint_is_refused_by_name_and_the_old_one_stays(reloading, spoil, words):
     process, folder = reloading
@@ -335,6 +343,19 @@ def test_a_bad_one_does_not_keep_the_others_from_being_read(folder):
         assert reload(process, 5) == {"refused": 2, "replaced": 1, "unchanged": 1, "removed": 1}
         assert list(served(process)) == ["a", "b", "tiny"]
         assert served(process)["b"] == new
+
+
+def test_a_model_whose_name_no_answer_can_have_is_refused_when_it_starts_and_when_it_is_added(
+    folder,
+):
+    with left_quiet(folder) as process:
+        draw(folder / "caf\udce9", 1)
+        assert reload(process, 2) == {"refused": 1, "unchanged": 1}
+        assert list(served(process)) == ["tiny"]
+    with pytest.raises(CheckpointError, match=r"must be UTF-8.* got 'caf\\udce9'; rename"):
+        Catalogue(Settings(checkpoints=folder)).read()
+    with pytest.raises(CheckpointError, match="must be UTF-8"):
+        Catalogue(Settings(checkpoints=folder)).check()
 
 
 def test_a_checkpoint_in_the_middle_of_being_written_is_not_taken_for_removed(folder):
