@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, Union
 
 if TYPE_CHECKING:  # an import of linpix alone needs nothing but Python
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike
     from PIL.Image import Image
 
@@ -30,6 +32,7 @@ if not (_folder / "model").is_dir():
     __path__.append(str(_folder.parent))
 
 Picture: TypeAlias = Union[str, Path, "Image", "ArrayLike"]
+Labels: TypeAlias = Union[int, str, "Sequence[int | str | None]"]
 
 
 def models(checkpoints: str | Path | None = None) -> list[str]:
@@ -41,11 +44,15 @@ def models(checkpoints: str | Path | None = None) -> list[str]:
     ]
 
 
-def load(model: str | Path, checkpoints: str | Path | None = None) -> "Transformer":
-    """The transformer itself, a torch module: float32, in evaluation mode.
+def load(
+    model: str | Path, checkpoints: str | Path | None = None, *, trainable: bool = False
+) -> "Transformer":
+    """The transformer itself, a torch module: float32, in evaluation mode, its weights frozen.
 
     model:       a name of `models()`, or a checkpoint folder
     checkpoints: folder of models; None: that of LinPix
+    trainable:   thaw the weights (requires_grad), to train them further; else gradients are not
+                 computed
     Raises CheckpointError, a ValueError.
     """
     from linpix.model.checkpoint import find, load
@@ -53,14 +60,15 @@ def load(model: str | Path, checkpoints: str | Path | None = None) -> "Transform
     from .cli.draw import undisturbed
 
     with undisturbed():
-        return load(find(model, None if checkpoints is None else Path(checkpoints)))
+        net = load(find(model, None if checkpoints is None else Path(checkpoints)))
+    return net.requires_grad_(trainable)
 
 
 def sample(
     model: str | Path,
     count: int = 1,
     *,
-    label: int | str | None = None,
+    label: Labels | None = None,
     seed: int | None = None,
     temperature: float | None = None,
     candidates: int | None = None,
@@ -75,7 +83,8 @@ def sample(
     It has the lists `seeds`, `labels` and `confidences`, and `grid()` makes one PIL image of it.
 
     model:       a name of `models()`, or a checkpoint folder
-    label:       the class, by name or number; None: any class
+    label:       the class, by name or number, or a list of classes, one for each image, with which
+                 count may be left out; None: any class
     seed:        of the first image; image i has seed + i, and a server draws the same image for it;
                  None: a random seed
     temperature: 1: as trained; lower: less varied; higher: more varied; None: the model's own
@@ -112,7 +121,7 @@ def complete(
     count: int = 1,
     *,
     prepare: Literal["none", "mnist"] = "none",
-    label: int | str | None = None,
+    label: Labels | None = None,
     seed: int | None = None,
     temperature: float | None = None,
     candidates: int | None = None,

@@ -45,6 +45,9 @@ LARGEST_TEXT = 2**20
 _EXACT = ("head.", "norm.")
 # half of a surrogate pair, which JSON and names of files may hold: no UTF-8, and so no answer, can
 HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+# what keyboards write for an apostrophe and a hyphen
+_APOSTROPHES = "\u2018\u2019\u02bc\u02b9\u2032\uff07`\u00b4"
+_TYPED = dict.fromkeys(map(ord, _APOSTROPHES), "'") | {0x2010: "-", 0x2011: "-"}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -134,11 +137,14 @@ class Checkpoint:
 
 
 def folded(text: str, *, cased: bool = False) -> str:
-    """A name as it is compared: without case, unless cased, and with an accent in its letter or
+    """A name as it is compared: without case and, as in Turkish capitals, with or without the dot
+    of an i, unless cased; with any apostrophe, hyphen or space, and an accent in its letter or
     after it.
     """
-    plain = unicodedata.normalize("NFD", text.strip())
-    return unicodedata.normalize("NFC", plain if cased else plain.casefold())
+    plain = unicodedata.normalize("NFD", " ".join(text.split())).translate(_TYPED)
+    if not cased:
+        plain = plain.casefold().replace("i\u0307", "i").replace("\u0131", "i")
+    return unicodedata.normalize("NFC", plain)
 
 
 def load(folder: Path | str) -> Transformer:
@@ -558,7 +564,7 @@ def save(
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     for name, shard in _shards(rounded(net, dtype)).items():
-        safetensors.torch.save_file(shard, new / name)
+        (new / name).write_bytes(_with_metadata(safetensors.torch.save(shard), net.config))
     fields = {
         "format_version": FORMAT_VERSION,
         "architecture": net.config.to_json(),
@@ -574,6 +580,22 @@ def save(
     for name, content in (files or {}).items():
         (new / name).write_bytes(content)
     _put(folder)
+
+
+def _with_metadata(file: bytes, config: ModelConfig) -> bytes:
+    """A safetensors file with metadata for programs that see this file alone. safetensors would
+    write them in random order, and the digest of equal checkpoints would differ.
+    """
+    end = 8 + int.from_bytes(file[:8], "little")
+    size = f"{config.width}x{config.height}x{config.channels}"
+    metadata = {
+        "format": "pt",
+        "model": f"LinPix {FORMAT_VERSION}, {size}, {config.attention} attention",
+        "digest": f"sha256:{hashlib.sha256(file[end:]).hexdigest()}",  # of the tensors' bytes
+    }
+    header = json.dumps({"__metadata__": metadata} | json.loads(file[8:end])).encode()
+    header += b" " * (-len(header) % 8)  # the tensors stay aligned
+    return len(header).to_bytes(8, "little") + header + file[end:]
 
 
 def describe(folder: Path, facts: Mapping[str, Any], card: Callable[[str], str] = str) -> None:
@@ -603,7 +625,7 @@ def _put(folder: Path) -> None:
     """Rename the finished new folder to `folder`; a folder that has this name is removed."""
     new, old = _beside(folder)
     for path in new.iterdir():
-        # safetensors makes its files private, but a service may run as another user
+        # whatever the umask is: a service may run as another user
         path.chmod(0o644)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

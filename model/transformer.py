@@ -319,7 +319,6 @@ class Transformer(nn.Module):
     def _parallel(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.attention.parallel(layer, q, k, v, training=self.training)
 
-    @torch.inference_mode()
     def parameters_of(self, images: Tensor | np.ndarray, label: int | None = None) -> Tensor:
         """Parameters of whole images, (B, T) uint8: (B, n, P) float32. Raises ValueError.
 

@@ -42,6 +42,8 @@ _ATTRIBUTION = {
     ),
 }
 
+_ON_HUBS = {"mnist": "ylecun/mnist", "cifar10": "uoft-cs/cifar10"}  # names of these data there
+
 
 # Facts about drawing, by data set: default temperature, useful range, and limits. For checkpoints
 # without facts of their own. See DECISIONS.md.
@@ -206,7 +208,7 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     figures = "\n".join(
         [figures, *(f"| {name} | {value} |" for name, value in drawing_rows(source).items())]
     ).strip()
-    return f"""# {name}
+    return f"""{_head(config, source["data"])}# {name}
 {picture}
 An autoregressive model of {colours} images of {config.width} x {config.height}: a transformer with {config.attention}
 attention that predicts each {config.tokens} from {whom}, {predicted}.
@@ -225,6 +227,21 @@ Data: {_ATTRIBUTION.get(source["data"], source["data"])}. Trained by `{source["c
 seed {source.get("seed", "unknown")}). {source.get("history", "")}
 {" ".join(use)}
 """  # noqa: E501
+
+
+def _head(config: ModelConfig, data: str) -> str:
+    """The YAML by which hubs list a model and link its data."""
+    trained_on = f"datasets:\n- {_ON_HUBS[data]}\n" if data in _ON_HUBS else ""
+    return f"""---
+library_name: linpix
+pipeline_tag: unconditional-image-generation
+tags:
+- safetensors
+- autoregressive
+- {config.attention}-attention
+{trained_on}---
+
+"""
 
 
 def drawing_rows(source: dict[str, Any]) -> dict[str, str]:

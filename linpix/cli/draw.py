@@ -5,7 +5,7 @@ import numbers
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -32,13 +32,18 @@ def produce(
     job: Job,
     done: Callable[[Image], object] = lambda image: None,
     advanced: Callable[[Report], object] = lambda report: None,
+    labels: Sequence[int | None] = (),
 ) -> tuple[list[Image], float]:
     """Draw a job's images, as many at a time as there are slots.
 
     Returns them, or the best of candidates, and the seconds of decoding, prefills included. done is
-    called with each image that is finished, and then advanced with the quantum's report.
+    called with each image that is finished, and then advanced with the quantum's report. labels: of
+    each image; none: the job's.
     """
-    engine.scheduler.submit(images_of(job, "all"))
+    waiting = images_of(job, "all")
+    for image, label in zip(waiting, labels, strict=False):
+        image.job, image.label = replace(job, label=label), label
+    engine.scheduler.submit(waiting)
     images: dict[int, Image] = {}
     seconds = 0.0
     while engine.busy:
@@ -114,7 +119,7 @@ def draw(
     given: tuple[object, object] | None,
     prepare: Preparation = "none",
     *,
-    label: int | str | None,
+    label: Any,
     batch: int,
     checkpoints: str | Path | None,
     progress: bool | None,
@@ -142,7 +147,19 @@ def draw(
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
     checkpoint = read(find(model, None if checkpoints is None else Path(checkpoints)))
     config = checkpoint.net.config
+    labels: list[int | None] = []
+    if np.ndim(label) == 1:
+        labels, label = [class_of(one, checkpoint) for one in np.asarray(label).tolist()], None
+        if count == 1:
+            count = max(1, len(labels))
+        if len(labels) != count or options["candidates"] is not None:
+            raise ValueError(
+                f"a list of labels has one for each image, and goes without candidates; got"
+                f" {len(labels)} labels for {count} images"
+            )
     job = new_job(checkpoint, count, label=class_of(label, checkpoint), **options)
+    for warning in checkpoint.temperature_warnings(job.temperature):
+        warnings.warn(warning, stacklevel=4)
     if given is not None:
         upload = read_given(*given, config, preparation=prepare)
         job = replace(job, canvas=upload.canvas, known=upload.known)
@@ -155,10 +172,12 @@ def draw(
         file=sys.stderr,
     ) as bar:
         images, _ = produce(
-            Engine(new_decoder(checkpoint, min(job.count, batch))), job, lambda image: bar.update()
+            Engine(new_decoder(checkpoint, min(job.count, batch))),
+            job,
+            lambda image: bar.update(),
+            labels=labels,
         )
-    checked = [image.recognised for image in images]
-    classes = [job.label if one is None else one.label for one in checked]
+    checked, classes = [image.recognised for image in images], [image.label for image in images]
     return Images(
         pixels_of(images).reshape(count, *config.image_shape),
         config,

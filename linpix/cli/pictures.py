@@ -52,6 +52,12 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
     def __array_finalize__(self, made_of: object) -> None:
         self._model = getattr(made_of, "_model", None)
 
+    def __array_wrap__(
+        self, array: NDArray[Any], context: object = None, return_scalar: bool = False
+    ) -> Any:
+        """A result without dimensions, such as a mean, is a number as those of numpy are."""
+        return array[()] if array.ndim == 0 else super().__array_wrap__(array)
+
     def __reduce__(self) -> Any:  # for other processes
         plain = np.asarray(self)
         return (

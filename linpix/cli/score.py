@@ -59,10 +59,12 @@ def score(
     image: object,
     known: object,
     label: int | str | None,
-    posterior: bool,
+    posterior: object,
     folder: str | Path | None,
 ) -> Score:
     """`linpix.score`."""
+    if not isinstance(posterior, (bool, np.bool_)):
+        raise ValueError(f"posterior must be True or False, got {posterior!r}")
     checkpoint = read(find(model, None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     found = read_given(image, known, config, scored=True)

@@ -11,11 +11,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linpix.model.attempts import MAX_ATTEMPTS
-from linpix.model.checkpoint import Checkpoint
+from linpix.model.checkpoint import MAX_TEMPERATURE, Checkpoint, folded
 from linpix.model.inputs import first_hole
 from linpix.model.philox import MAX_SEED
 
 from ..errors import InvalidRequest, shown
+
+# Other words for classes of MNIST and CIFAR-10. A model whose classes have other names understands
+# only these names.
+SYNONYMS = {
+    "0": "zero nought",
+    "1": "one",
+    "2": "two",
+    "3": "three",
+    "4": "four",
+    "5": "five",
+    "6": "six",
+    "7": "seven",
+    "8": "eight",
+    "9": "nine",
+    "airplane": "aeroplane plane aircraft jet airliner",
+    "automobile": "car auto sedan",
+    "bird": "birdie sparrow",
+    "cat": "kitten kitty tomcat",
+    "deer": "stag doe fawn reindeer",
+    "dog": "puppy hound doggy",
+    "frog": "toad treefrog",
+    "horse": "pony foal mare stallion",
+    "ship": "boat vessel ferry steamer yacht",
+    "truck": "lorry",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,9 +100,10 @@ def new_job(
             "returned",
             param="candidates",
         )
-    if temperature is not None and not 0 <= temperature < float("inf"):
+    if temperature is not None and not 0 <= temperature <= MAX_TEMPERATURE:
         raise InvalidRequest(
-            f"temperature must be a number of at least 0, got {temperature}", param="temperature"
+            f"temperature must be a number from 0 to {MAX_TEMPERATURE:g}, got {temperature}",
+            param="temperature",
         )
     if temperature is None:
         temperature = checkpoint.temperature
@@ -137,12 +163,16 @@ def new_job(
 
 
 def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:
-    """The number of a class that is given by number or name. Raises InvalidRequest, which lists the
-    classes.
+    """The number of a class that is given by number, name or synonym. Raises InvalidRequest, which
+    lists the classes.
     """
     if label is None:
         return None
     names, number = checkpoint.class_names, checkpoint.class_of(str(label))
+    if number is None:
+        word = folded(str(label))
+        known = [name for name in names if word in SYNONYMS.get(name, "").split()]
+        number = names.index(known[0]) if known else None
     if number is None:
         allowed = (
             f"0..{len(names) - 1} or one of {', '.join(names)}"

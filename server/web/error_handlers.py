@@ -1,6 +1,7 @@
 """Error handlers: one envelope for every route and cause."""
 
 import logging
+import sys
 from typing import Any
 
 from fastapi import Request
@@ -114,6 +115,11 @@ def _of_fields(failure: RequestValidationError) -> ServiceError:
         return InvalidRequest(
             f"the body is not JSON: {first.get('ctx', {}).get('error', 'syntax error')}"
         )
+    if first["type"] == "string_unicode":
+        return InvalidRequest(
+            f"the body has a field named {shown(first['input'])}, which is half a surrogate pair"
+            " and not text; leave it out, or write the whole character"
+        )
     if first["loc"] == ("body",):
         return InvalidRequest(
             f"the body must be a JSON object, such as {{}}, got {shown(first['input'])}"
@@ -154,6 +160,11 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
         message = "the body is not JSON: it must be text in UTF-8"
     elif isinstance(failure.__cause__, RecursionError):
         message = "the body is not JSON that can be read: it has too many levels"
+    elif isinstance(failure.__cause__, ValueError):  # of Python's int
+        message = (
+            "the body is not JSON that can be read: a whole number in it may have up to"
+            f" {sys.get_int_max_str_digits():,} digits"
+        )
     elif failure.status_code == 404:
         path, routes = http.url.path[:80], http.app.openapi()["paths"]
         cure = next(

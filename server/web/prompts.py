@@ -6,35 +6,11 @@ from collections.abc import Sequence
 
 from linpix.model.checkpoint import folded
 
+from ..engine.job import SYNONYMS
 from .error_handlers import sendable
 
 LONGEST = 1_000  # characters of a prompt that are read
 MAX_LISTED = 10  # largest number of words without effect that a warning lists
-
-# Other words for classes of MNIST and CIFAR-10. A model whose classes have other names understands
-# only these names.
-_SYNONYMS = {
-    "0": "zero nought",
-    "1": "one",
-    "2": "two",
-    "3": "three",
-    "4": "four",
-    "5": "five",
-    "6": "six",
-    "7": "seven",
-    "8": "eight",
-    "9": "nine",
-    "airplane": "aeroplane plane aircraft jet airliner",
-    "automobile": "car auto sedan",
-    "bird": "birdie sparrow",
-    "cat": "kitten kitty tomcat",
-    "deer": "stag doe fawn reindeer",
-    "dog": "puppy hound doggy",
-    "frog": "toad treefrog",
-    "horse": "pony foal mare stallion",
-    "ship": "boat vessel ferry steamer yacht",
-    "truck": "lorry",
-}
 
 
 def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
@@ -57,7 +33,7 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
     found = [
         (words.count(" ", 0, words.find(named)), -len(named), label, named)
         for label, (name, words) in enumerate(zip(known, map(said.__getitem__, cased), strict=True))
-        for named in map(_spaced, (name, *_SYNONYMS.get(name, "").split()))
+        for named in map(_spaced, (name, *SYNONYMS.get(name, "").split()))
         if named.strip() and named in words
     ]
     if not found:
@@ -87,9 +63,9 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
 
 
 def _spaced(text: str) -> str:
-    """The words of a text, each between two spaces. A number keeps its sign and what follows its
-    point.
+    """The words of a folded text, each between two spaces. A number keeps its sign and what follows
+    its point.
     """
     # I'd is one word, dog's is two
-    words = r"(?<!\w)-?\d+\.\d+|(?<!\w)-\d+|['\u2019]s\b|[^\W_]+(?:['\u2019](?!s\b)[^\W_]+)*"
+    words = r"(?<!\w)-?\d+\.\d+|(?<!\w)-\d+|'s\b|[^\W_]+(?:'(?!s\b)[^\W_]+)*"
     return " ".join(["", *re.findall(words, text), ""])

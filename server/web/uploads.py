@@ -62,8 +62,8 @@ class Form(MultiPartParser):
             part.field_name = part.field_name[:NAME_CHARACTERS]
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        name = self._current_part.field_name
-        if self._current_part.file is None and start < end and FILES.fullmatch(name):
+        part, name = self._current_part, self._current_part.field_name
+        if part.file is None and start < end and FILES.fullmatch(name):
             raise InvalidRequest(
                 f"{name} must be a file, so its part needs a filename; with curl, -F "
                 f"{name}=@picture.png sends one. A picture as text, such as base64, is not read",

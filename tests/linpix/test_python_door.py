@@ -62,6 +62,16 @@ def test_load_gives_the_transformer_of_a_folder(tiny):
     assert isinstance(net, Transformer) and not net.training
     images = torch.zeros(2, net.config.subpixels, dtype=torch.uint8)
     assert net.parameters_of(images).shape == (2, net.config.subpixels, 3 * net.config.mixtures)
+    assert not any(weight.requires_grad for weight in net.parameters())
+
+
+def test_a_model_that_is_loaded_to_be_trained_learns(tiny):
+    net = linpix.load(tiny, trainable=True)
+    images = torch.zeros(2, net.config.subpixels, dtype=torch.uint8)
+    before = net.head.weight.detach().clone()
+    net.parameters_of(images).square().mean().backward()
+    torch.optim.Adam(net.parameters()).step()
+    assert not torch.equal(net.head.weight, before)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +132,7 @@ def test_score_gives_what_a_server_gives(tiny, server):
         (np.ones((8, 8), bool), {}, "known hides nothing.*leave out known"),
         (np.ones((8, 8)), {}, "known must be bool"),
         (None, {"label": "cat"}, "label must be a class"),
+        (None, {"posterior": "x"}, "posterior must be True or False, got 'x'"),
     ],
 )
 def test_a_score_that_cannot_be_is_refused(tiny, known, options, message):
@@ -165,6 +176,34 @@ def test_images_say_of_each_its_seed_its_class_and_how_sure_the_model_is(tiny, c
             and again.labels == [name]
             and again.confidences == [sure]
         )
+
+
+def test_each_image_may_have_a_class_of_its_own_and_any_model_says_which_it_drew(class_first):
+    model = str(class_first)
+    drawn = linpix.sample(model, seed=7, label=["seven", 2, None, "4"], attempts=1)
+    assert drawn.labels[:2] == ["7", "2"] and drawn.labels[3] == "4"
+    assert drawn.labels[2] in tuple("0123456789") and drawn.confidences == [None] * 4
+    for seed, label, image in zip(drawn.seeds, drawn.labels, drawn, strict=True):
+        [alone] = linpix.sample(model, seed=seed, label=label, attempts=1)
+        assert np.array_equal(alone, image)
+    again = linpix.complete(model, PICTURE, KNOWN, 2, seed=7, label=np.array([3, 5]), attempts=2)
+    assert again.labels == ["3", "5"]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.uint8])
+def test_a_reduction_to_one_number_is_a_number_of_numpy(tiny, dtype):
+    drawn = linpix.sample(str(tiny), 2, seed=7).astype(dtype)
+    plain = np.asarray(drawn)
+    for reduce in (np.mean, np.max, np.sum, np.std, np.median, np.any, np.argmax, np.linalg.norm):
+        found, expected = reduce(drawn), reduce(plain)
+        assert type(found) is type(expected) and found == expected
+    assert drawn.mean(axis=0).shape == (8, 8) and repr(drawn.max()) == repr(plain.max())
+
+
+def test_a_temperature_at_which_images_are_not_useful_gets_a_warning(tiny):
+    with pytest.warns(UserWarning, match=r"draws well at temperatures from .*, got 9$") as warned:
+        linpix.sample(str(tiny), seed=7, temperature=9)
+    assert warned[0].filename == __file__
 
 
 def test_numbers_may_be_those_of_numpy(tiny, class_first):
@@ -276,7 +315,11 @@ def test_a_forked_process_draws_the_same_images():
         ({"temperature": "1"}, "temperature must be a number, got '1'"),
         ({"count": 0}, "count must be at least 1"),
         ({"batch": 0}, "batch must be at least 1"),
-        ({"temperature": -1}, "temperature must be a number"),
+        ({"temperature": -1}, "temperature must be a number from 0 to 10, got -1"),
+        ({"temperature": 10.5}, "temperature must be a number from 0 to 10, got 10.5"),
+        ({"label": [1, 2], "count": 3}, "one for each image.*; got 2 labels for 3 images"),
+        ({"label": []}, "got 0 labels for 1 images"),
+        ({"label": [1, "ten"]}, "label must be a class of tiny: .*; got 'ten'"),
         ({"label": "ten"}, r"label must be a class of tiny: 0\.\.9 or one of 0, 1"),
         ({"seed": 2**53}, "image i uses seed \\+ i"),
         ({"model": "none"}, "there is no model 'none'"),

@@ -116,6 +116,24 @@ def test_bf16_halves_the_file_and_rounds_all_weights_but_those_of_the_head(tmp_p
         assert exact or tensor.ndim < 2 or not torch.equal(found.state_dict()[name], tensor)
 
 
+def test_a_file_of_tensors_says_what_it_is(tmp_path):
+    save(tmp_path / "made", net := net_of(1), PROVENANCE, "# made\n")
+    file = tmp_path / "made/model.safetensors"
+    with safetensors.safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    content = file.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    assert metadata == {
+        "format": "pt",
+        "model": "LinPix 1, 8x8x1, linear attention",
+        "digest": f"sha256:{hashlib.sha256(content[end:]).hexdigest()}",
+    }
+    assert (
+        end % 8 == 0
+        and content[end:] == safetensors.torch.save(net.state_dict())[-len(content) + end :]
+    )
+
+
 def test_large_checkpoints_are_cut_into_shards(tmp_path, monkeypatch):
     net = net_of(1)
     monkeypatch.setattr(checkpoint, "SHARD_BYTES", 4096)
@@ -157,6 +175,28 @@ def test_a_class_is_found_by_its_name_exactly_or_else_without_case_and_with_acce
     found = read(folder)
     asked = ["a", "A", "caf\u00e9", "CAFE\u0301", "th\u00e9", " th\u00c9 ", "3", "cafe"]
     assert [found.class_of(text) for text in asked] == [0, 1, 2, 2, 3, 3, 3, None]
+
+
+def test_a_name_is_found_as_keyboards_write_it(folder):
+    names = ["O'Neil", "\u0130zmir", "T-shirt", "Diyarbak\u0131r", "polar bear", *"ABCDE"]
+    change_fields(folder, "provenance", class_names=names)
+    asked = {
+        "O\u2019Neil": 0,
+        "o\u02bcneil": 0,
+        "O`NEIL": 0,
+        "izmir": 1,
+        "IZMIR": 1,
+        "i\u0307zmir": 1,
+    }
+    asked |= {
+        "T\u2011shirt": 2,
+        "DIYARBAKIR": 3,
+        "diyarbakir": 3,
+        "Polar\u00a0 bear": 4,
+        "ONeil": None,
+    }
+    found = read(folder)
+    assert {text: found.class_of(text) for text in asked} == asked
 
 
 def test_names_of_any_whole_characters_are_read(folder):
@@ -445,7 +485,7 @@ def cut(*_, **__):
 
 
 @pytest.mark.parametrize(
-    "name", ["safetensors.torch.save_file", "json.dumps", "hashlib.sha256", "pathlib.Path.rename"]
+    "name", ["safetensors.torch.save", "json.dumps", "hashlib.sha256", "pathlib.Path.rename"]
 )
 def test_an_interrupted_save_leaves_the_old_checkpoint(name, folder, monkeypatch):
     before = load(folder)
@@ -476,7 +516,7 @@ def test_a_save_cut_between_its_renames_loses_nothing_and_says_where_it_is(folde
     assert_same(load(folder.with_name("tiny.old")), before)
     # cut again, early: the old checkpoint is back under its name
     with monkeypatch.context() as patch:
-        patch.setattr(safetensors.torch, "save_file", cut)
+        patch.setattr(safetensors.torch, "save", cut)
         with pytest.raises(PowerCut):
             save(folder, net_of(8), PROVENANCE, "")
     assert_same(load(folder), before)

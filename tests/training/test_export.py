@@ -6,6 +6,7 @@ import dataclasses
 import os
 
 import pytest
+import yaml
 
 from linpix.model.config import PRESETS
 from linpix.training.export import attempts_of, card, drawing_rows, provenance, with_rows
@@ -29,6 +30,22 @@ def test_a_command_with_bytes_that_are_not_utf8_is_kept_in_a_form_that_can_be_se
     assert (
         provenance("mine", (), command=os.fsdecode(b"--data caf\xe9"))["command"]
         == "--data caf\\xe9"
+    )
+
+
+@pytest.mark.parametrize(("data", "known"), [("mnist", ["ylecun/mnist"]), ("x: [", None)])
+def test_a_card_begins_with_what_hubs_read(data, known):
+    source = {"class_names": [], "data": data, "command": "linpix train", "commit": "1a2b3c4"}
+    start, head, text = card("mine", PRESETS["tiny"], source).split("---\n", 2)
+    facts = yaml.safe_load(head)
+    assert start == "" and text.startswith("\n# mine\n") and facts.get("datasets") == known
+    assert facts["pipeline_tag"] == "unconditional-image-generation"
+    assert facts["library_name"] == "linpix" and "linear-attention" in facts["tags"]
+
+
+def test_the_name_of_an_imported_file_is_kept_in_a_form_that_can_be_sent():
+    assert provenance("mine", (), imported_from=os.fsdecode(b"\xe9.pth"))["imported_from"] == (
+        "\\xe9.pth"
     )
 
 

@@ -54,8 +54,8 @@ def test_images_answers_and_seeds():
             "at least 4, got 3; the best 4 are returned",
         ),
         ({"answers": 4, "candidates": 17, "limit": 16}, "candidates", r"4\.\.16 here, got 17"),
-        ({"temperature": -0.1}, "temperature", "at least 0, got -0.1"),
-        ({"temperature": float("nan")}, "temperature", "at least 0, got nan"),
+        ({"temperature": -0.1}, "temperature", "from 0 to 10, got -0.1"),
+        ({"temperature": float("nan")}, "temperature", "from 0 to 10, got nan"),
         (
             {"seed": -1},
             "seed",
@@ -100,6 +100,13 @@ def test_seeds_of_numpy_do_not_overflow(seed):
     assert seeds(job(answers=8, seed=seed)) == [*range(250, 258)]
     with pytest.raises(TypeError, match="float"):
         job(seed=5.0)
+
+
+def test_a_class_may_be_given_by_a_synonym_that_is_not_a_name():
+    digits = dataclasses.replace(TINY, class_names=tuple("0123456789"))
+    assert [class_of(label, digits) for label in ("seven", " Nought", "7")] == [7, 0, 7]
+    mixed = dataclasses.replace(TINY, class_names=("car", "automobile", "auto"))
+    assert [class_of(label, mixed) for label in ("car", "auto", "sedan")] == [0, 2, 1]
 
 
 def test_a_class_is_given_by_number_or_name():

@@ -211,6 +211,7 @@ def test_unknown_fields_and_files_are_ignored_and_named_and_too_many_are_refused
         (one + many + END, "Too many fields"),
         (IMAGE + part("spare", b"", "x") * 3 + END, "Too many files"),
         (one + part("prompt", b"x" * TEXT_BYTES) + END, "131,072 bytes together; shorten prompt"),
+        (one + part("seed", b"7" * TEXT_BYTES) + END, "131,072 bytes together; shorten seed"),
     ):
         assert says in error_of(send(client, body))["message"]
 
