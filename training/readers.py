@@ -23,7 +23,9 @@ from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
+
+from linpix.model.orientation import TURNS, orientation
 
 Split = Literal["train", "test"]
 Shape = tuple[int, int, int]  # height, width, channels
@@ -206,11 +208,11 @@ def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
         with Image.open(io.BytesIO(raw), formats=PICTURE_FORMATS) as image:
             # in the header: a huge picture is never decoded
             fits = image.size in ((width, height), (height, width))
-            upright = _upright(image) if fits else image
-            if upright.size != (width, height):
+            turned = upright(image) if fits else image
+            if turned.size != (width, height):
                 raise DataError(
                     name,
-                    f"is {upright.width} x {upright.height} (width x height), expected "
+                    f"is {turned.width} x {turned.height} (width x height), expected "
                     f"{width} x {height} as the model",
                     cure,
                 )
@@ -222,14 +224,14 @@ def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
                 raise DataError(
                     name, "is animated or has several pages", "save each as a picture of its own"
                 )
-            alpha = upright.convert("RGBA").getchannel("A") if image.has_transparency_data else None
+            alpha = turned.convert("RGBA").getchannel("A") if image.has_transparency_data else None
             if alpha and alpha.getextrema() != (255, 255):  # hidden colours are arbitrary
                 raise DataError(
                     name,
                     "is partly transparent",
                     "put it on a background first, as in: magick IN -background white -flatten OUT",
                 )
-            return np.array(upright.convert("L" if channels == 1 else "RGB")).reshape(-1)
+            return np.array(turned.convert("L" if channels == 1 else "RGB")).reshape(-1)
     except DataError:
         raise
     except Exception as error:  # Pillow's decoders raise many types on broken files
@@ -240,15 +242,13 @@ def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
         ) from error
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """The picture as its EXIF data says that it is held; as it lies where these data are
-    damaged.
+def upright(image: Image.Image) -> Image.Image:
+    """The picture as its EXIF data says that it is held, by the same reading as an upload's; as it
+    lies where these data are damaged.
     """
-    try:
-        return ImageOps.exif_transpose(image)
-    # as many types as Pillow's decoders; a damaged picture raises again where it is decoded
-    except Exception:
-        return image
+    image.load()  # a PNG may have its EXIF data at the end; a TIFF is turned by Pillow
+    turn = TURNS.get(orientation(image.info.get("exif", b"")))
+    return image.transpose(Image.Transpose[turn]) if turn else image
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from linpix.model.config import ModelConfig
+from linpix.model.orientation import orientation
 from linpix.server.errors import InvalidRequest
 from linpix.server.pictures import uploads
-from linpix.server.pictures.pictures import LARGEST_UPLOAD
+from linpix.server.pictures.pictures import LARGEST_UPLOAD, eight_bits, upright
 
 from . import animation
+
+MAX_16_BIT = 2**16 - 1
+_PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}  # modes whose colours are multiplied by their alpha
 
 
 class Images(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -122,7 +127,7 @@ def read_given(image: object, known: object, config: ModelConfig, **options: Any
     elif isinstance(known, (str, Path, Image.Image)):
         mask = _encoded(_picture_of(known))
     elif known is not None:
-        kept, sizes = np.asarray(known), [(config.height, config.width)]
+        kept, sizes = _array(known, "known"), [(config.height, config.width)]
         if isinstance(picture, Image.Image) and picture.size[::-1] != sizes[0]:
             sizes.insert(0, picture.size[::-1])
         if kept.dtype != np.bool_ or (
@@ -145,15 +150,9 @@ def _picture_of(given: object) -> Image.Image | Path:
     if isinstance(given, (str, Path)):
         return Path(given)
     if isinstance(given, Image.Image) and given.mode != "F":
-        given = ImageOps.exif_transpose(given)
-        if given.mode == "I":
-            return given.convert("I;16")
-        return (
-            given
-            if given.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-            else given.convert("RGBA" if given.has_transparency_data else "RGB")
-        )
-    values = np.asarray(given)
+        given.load()  # a PNG may have its EXIF data at the end
+        return _writable(upright(given, orientation(given.info.get("exif", b""))))
+    values = _array(given, "image")
     if (
         values.dtype != np.uint8
         or values.ndim not in (2, 3)
@@ -170,6 +169,38 @@ def _picture_of(given: object) -> Image.Image | Path:
             f" or (height, width, 3), got {values.dtype} of shape {values.shape}{cure}"
         )
     return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
+
+
+def _array(given: object, name: str) -> NDArray[Any]:
+    """An array, or a tensor of any device, also one that needs gradients. name: for the error."""
+    try:
+        if isinstance(given, torch.Tensor):
+            given = given.detach().cpu()
+            if given.is_floating_point():
+                given = given.float()  # numpy has no bfloat16
+        return np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} cannot be read as an array: {error}") from error
+
+
+def _writable(picture: Image.Image) -> Image.Image:
+    """The picture in a mode of 8 bits that PNG has. Raises ValueError."""
+    mode = picture.mode
+    if mode == "I":  # which does not say how many bits it has
+        least, most = picture.getextrema()
+        if least < 0 or 0 < most <= 255 or most > MAX_16_BIT:
+            raise ValueError(
+                "a PIL image of mode I must have values of 16 bits, up to more than 255 and at most"
+                f" {MAX_16_BIT:,}, got {least}..{most}; bring it to 8 bits first, and if it has"
+                ' them, give image.convert("L")'
+            )
+    if mode.startswith("I"):
+        return eight_bits(picture)
+    if mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
+        return picture
+    if mode in _PREMULTIPLIED:
+        return picture.convert(_PREMULTIPLIED[mode])
+    return picture.convert("RGBA" if picture.has_transparency_data else "RGB")
 
 
 def _encoded(picture: Image.Image | Path) -> bytes:

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from linpix.model.orientation import TURNS
+
 from ..errors import InvalidRequest
 from . import sanitise
 from .coverage import Crop, cut
@@ -21,21 +23,27 @@ MAX_SCANS = 500  # of one JPEG: each costs 33 bytes of upload, but a pass over a
 MAX_SCANNED = 32 * LARGEST_UPLOAD
 OPAQUE = 128  # pixels of at least this alpha are known
 
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}  # by EXIF's orientation
-
 # load readers and writers now, not while a request waits or when no more files can be opened
 Image.init()
 # Once for the process: catch_warnings is not thread-safe, and a client's odd picture does not
 # belong in our log.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+def upright(picture: Image.Image, orientation: int) -> Image.Image:
+    """orientation: as EXIF counts, 1..8; 1 is upright."""
+    turn = TURNS.get(orientation)
+    return picture.transpose(Image.Transpose[turn]) if turn else picture
+
+
+def eight_bits(wide: Image.Image) -> Image.Image:
+    """Grey of 16 bits as L, or LA if a value is transparent: Pillow would clip it, not scale it."""
+    values = np.asarray(wide).astype(np.uint32)
+    grey = ((values + 128) // 257).astype(np.uint8)
+    if "transparency" in wide.info:
+        alpha = np.where(values == wide.info["transparency"], 0, 255).astype(np.uint8)
+        return Image.fromarray(np.dstack([grey, alpha]))
+    return Image.fromarray(grey)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,15 +143,11 @@ def _opened(data: bytes, param: str) -> Picture:
         )
     if found.kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
-    if found.orientation in _UPRIGHT:
-        picture = picture.transpose(_UPRIGHT[found.orientation])
+    picture = upright(picture, found.orientation)
     alpha = None
-    if picture.mode.startswith("I"):  # 16-bit grey: Pillow would clip it to 8 bits, not scale it
-        wide = np.asarray(picture)
-        if "transparency" in picture.info:
-            alpha = np.where(wide == picture.info["transparency"], 0, 255).astype(np.uint8)
-        picture = Image.fromarray(((wide.astype(np.uint32) + 128) // 257).astype(np.uint8))
-    elif picture.has_transparency_data:
+    if picture.mode.startswith("I"):
+        picture = eight_bits(picture)
+    if picture.has_transparency_data:
         picture = picture.convert("RGBA")
         alpha = np.asarray(picture.getchannel("A"))
     elif picture.mode not in ("L", "RGB"):

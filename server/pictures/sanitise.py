@@ -10,9 +10,10 @@ frames and a small colour profile, and drops everything else but the pixels.
 import re
 import struct
 import zlib
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
+
+from linpix.model.orientation import MARK, orientation
 
 ContainerFormat = Literal["PNG", "JPEG", "WEBP"]
 
@@ -28,7 +29,6 @@ _ALONE = {0x01, 0xD8}  # markers without a length; restarts, also without, are p
 _LEFT_OUT = {*range(0xE1, 0xF0), 0xFE} - {0xEE}
 _EXIF, _PROFILE, _END, _SCAN = 0xE1, 0xE2, 0xD9, 0xDA
 _WEBP_PIXELS = (b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF")
-_ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _png(data: bytes) -> Pixels:
     view, at = memoryview(data), len(_PNG)
     first: dict[bytes, memoryview] = {}  # the first chunk of each name before the pixels
     rows: list[memoryview] = []
-    frames, orientation = 0, 1
+    frames, exif = 0, memoryview(b"")
     for _ in range(MAX_PIECES):
         length, name = struct.unpack_from(">I4s", data, at)
         body, end = view[at + 8 : at + 8 + length], at + 8 + length
@@ -136,7 +136,7 @@ def _png(data: bytes) -> Pixels:
         elif not rows:
             first.setdefault(name, body)
         if name == b"eXIf":
-            orientation = _orientation(body)
+            exif = body
         at = end + 4
     else:
         raise ValueError(f"more than {MAX_PIECES} chunks")
@@ -155,7 +155,7 @@ def _png(data: bytes) -> Pixels:
         "PNG",
         b"".join(whole),
         frames=max(1, frames),
-        orientation=orientation,
+        orientation=orientation(exif),
         profile=_inflated(first[b"iCCP"]) if b"iCCP" in first else b"",
     )
 
@@ -176,8 +176,8 @@ def _jpeg(data: bytes) -> Pixels:
     """The first of several pictures: in a phone's file, the photograph comes before its previews or
     film.
     """
-    at, scans, orientation, kept = 2, 0, 0, [b"\xff\xd8"]
-    profile = b""
+    at, scans, kept = 2, 0, [b"\xff\xd8"]
+    profile, exif = b"", list[bytes]()
     for _ in range(MAX_PIECES):
         found = _MARKER.search(data, at)
         if scans:  # the pixels themselves
@@ -190,8 +190,9 @@ def _jpeg(data: bytes) -> Pixels:
         [length] = struct.unpack_from(">H", data, at)
         if length < 2 or at + length > len(data):
             raise ValueError(f"a segment has the wrong length of {length} bytes")
-        if marker == _EXIF and data.startswith(b"Exif\0\0", at + 2):
-            orientation = orientation or _orientation(data[at + 2 : at + length])
+        # long data have several segments
+        if marker == _EXIF and not scans and data.startswith(MARK, at + 2):
+            exif.append(data[at + 2 + len(MARK) : at + length])
         # the first part of one
         if marker == _PROFILE and data.startswith(b"ICC_PROFILE\0\1\1", at + 2):
             profile = profile or data[at + 16 : at + length]
@@ -207,14 +208,14 @@ def _jpeg(data: bytes) -> Pixels:
         "JPEG",
         b"".join([*kept, data[found.start() : found.end()] if found else b""]),
         scans=scans,
-        orientation=orientation or 1,
+        orientation=orientation(b"".join(exif)),
         profile=profile,
     )
 
 
 def _webp(data: bytes) -> Pixels:
-    end, at, kept, frames, orientation = struct.unpack_from("<I", data, 4)[0] + 8, 12, [], 0, 1
-    profile = b""
+    end, at, kept, frames = struct.unpack_from("<I", data, 4)[0] + 8, 12, [], 0
+    profile = exif = b""
     if end > len(data):
         raise ValueError(f"the header says {end} bytes, but the file has {len(data)}")
     for _ in range(MAX_PIECES):
@@ -234,7 +235,7 @@ def _webp(data: bytes) -> Pixels:
         elif name in _WEBP_PIXELS:
             kept.append(data[at : at + 8 + whole])
         elif name == b"EXIF":
-            orientation = _orientation(body)
+            exif = exif or body
         elif name == b"ICCP" and length <= MAX_PROFILE:
             profile = body
         frames += name == b"ANMF"
@@ -246,28 +247,6 @@ def _webp(data: bytes) -> Pixels:
         "WEBP",
         b"RIFF" + struct.pack("<I", len(body)) + body,
         frames=max(1, frames),
-        orientation=orientation,
+        orientation=orientation(exif),
         profile=profile,
     )
-
-
-def _orientation(exif: bytes | memoryview) -> int:
-    """The orientation; 1 if it is missing or unreadable: odd EXIF is not a reason to refuse a
-    picture.
-    """
-    tiff = bytes(exif).removeprefix(b"Exif\0\0")
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
-    with suppress(struct.error):
-        if order is None or struct.unpack_from(order + "H", tiff, 2) != (42,):
-            return 1
-        [start] = struct.unpack_from(order + "I", tiff, 4)
-        [count] = struct.unpack_from(order + "H", tiff, start)
-        for tag, kind, _, value in struct.iter_unpack(
-            order + "HHI4s", tiff[start + 2 : start + 2 + 12 * count]
-        ):
-            if tag == _ORIENTATION:
-                [turned] = struct.unpack_from(
-                    order + {1: "B", 3: "H", 4: "I"}.get(kind, "H"), value
-                )
-                return turned if 1 <= turned <= 8 else 1
-    return 1

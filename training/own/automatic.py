@@ -17,7 +17,7 @@ from tqdm import tqdm
 from linpix.model.config import PRESETS
 
 from ..folders import arrange, cure, reasons, walk
-from ..readers import PICTURE_FORMATS, written
+from ..readers import PICTURE_FORMATS, upright, written
 
 GREY, COLOUR = "mnist-conditional", "cifar10-conditional"
 # used with options that GREY and COLOUR do not have
@@ -126,12 +126,12 @@ def _picture(path: Path, reason: str, ground: str = "white") -> Image.Image | st
             picture.draft(None, (256, 256))
             if picture.mode.startswith(("I", "F")):  # they would be clipped
                 return "more than 8 bits a sample"
-            upright = ImageOps.exif_transpose(picture).convert("RGBA")
+            turned = upright(picture).convert("RGBA")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return reason or "not a complete picture, or a huge one"
-    upright.thumbnail((256, 256))
-    whole = Image.new("RGBA", upright.size, ground)
-    whole.alpha_composite(upright)
+    turned.thumbnail((256, 256))
+    whole = Image.new("RGBA", turned.size, ground)
+    whole.alpha_composite(turned)
     return whole.convert("RGB")
 
 

@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from IPython.core.formatters import DisplayFormatter
 from PIL import Image
 
@@ -83,21 +84,60 @@ def test_pictures_come_as_paths_pil_images_and_arrays_of_any_size_as_uploads_do(
     assert np.array_equal(seen, linpix.complete(str(tiny), photo, known, seed=7))
 
 
+WIDE = {"I;16": "<u2", "I;16L": "<u2", "I;16B": ">u2", "I;16N": "=u2", "I": "=i4"}
+THROUGH = {"CMYK": "RGB", "LAB": "RGB", "La": "LA", "RGBa": "RGBA"}
+
+
 @pytest.mark.parametrize(
-    "mode", ["1", "L", "P", "LA", "PA", "RGBX", "CMYK", "YCbCr", "HSV", "I;16", "I"]
+    "mode", ["1", "L", "P", "LA", "PA", "RGBA", "RGBX", "YCbCr", "HSV", *THROUGH, *WIDE]
 )
 def test_pil_images_of_every_mode_are_taken(tiny, mode):
     grey = np.full((20, 20), 40, np.uint8)
-    picture = (
-        Image.fromarray(grey.astype(np.uint16) * 257)
-        if mode.startswith("I")
-        else Image.fromarray(grey)
-    )
-    picture = picture.convert("RGB").convert("CMYK") if mode == "CMYK" else picture
-    [kept] = linpix.complete(
-        str(tiny), picture if picture.mode == mode else picture.convert(mode), 8
-    )
+    if mode in WIDE:
+        values = (grey * np.uint32(257)).astype(WIDE[mode])
+        picture = Image.frombytes(mode, (20, 20), values.tobytes())
+    else:
+        picture = Image.fromarray(grey).convert(THROUGH.get(mode, mode)).convert(mode)
+    [kept] = linpix.complete(str(tiny), picture, 8)
     assert mode == "1" or (np.abs(kept.astype(int) - 40) <= 1).all(), kept
+
+
+def test_a_value_of_16_bits_may_be_transparent_and_a_mode_may_be_premultiplied(tiny):
+    values = np.where(np.arange(8) < 4, 40, 41).repeat(8).reshape(8, 8)
+    keyed = Image.fromarray(values.astype(np.uint16) * 257)
+    keyed.info["transparency"] = 41 * 257
+    half = Image.fromarray(
+        np.dstack([values, np.where(values == 40, 255, 0)]).astype(np.uint8), "LA"
+    )
+    expected = linpix.complete(str(tiny), half, seed=7)
+    assert (expected[0, :4] == 40).all()
+    for picture in (keyed, half.convert("La"), half.convert("RGBA").convert("RGBa")):
+        assert np.array_equal(linpix.complete(str(tiny), picture, seed=7), expected)
+
+
+@pytest.mark.parametrize(("least", "most"), [(-1, 9000), (0, 2**16), (0, 255), (3, 1)])
+def test_integers_that_are_not_of_16_bits_are_refused_as_pictures(tiny, least, most):
+    values = np.full((20, 20), most, np.int32)
+    values[0, 0] = least
+    with pytest.raises(ValueError, match=r"mode I must have values of 16 bits.*; bring it to 8"):
+        linpix.complete(str(tiny), Image.fromarray(values), 3)
+
+
+def test_tensors_are_taken_or_refused_as_arrays_are(tiny):
+    values = np.random.default_rng(1).integers(0, 256, (8, 8), np.uint8)
+    known = np.arange(8)[:, None].repeat(8, 1) < 3
+    expected = linpix.complete(str(tiny), values, known, seed=7)
+    given = torch.from_numpy(values), torch.from_numpy(known)
+    assert np.array_equal(linpix.complete(str(tiny), *given, seed=7), expected)
+    cure = r"got float32 of shape \(8, 8\); .*give \(255 \* image\)"
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(ValueError, match=cure):
+            linpix.complete(str(tiny), torch.zeros(8, 8, dtype=dtype, requires_grad=True), 3)
+    with pytest.raises(ValueError, match="known must be bool"):
+        linpix.complete(str(tiny), values, torch.zeros(8, 8, requires_grad=True))
+    for odd in ([[1, 2], [3]], torch.zeros(8, 8, device="meta"), torch.eye(8).to_sparse()):
+        with pytest.raises(ValueError, match="image cannot be read as an array"):
+            linpix.complete(str(tiny), odd, 3)
 
 
 def test_a_picture_of_more_pixels_than_an_upload_may_have_is_reduced(tiny):
