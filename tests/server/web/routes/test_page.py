@@ -2,6 +2,7 @@
 servers.
 """
 
+import gzip
 import hashlib
 import re
 from html.parser import HTMLParser
@@ -9,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
-from linpix.server.web.routes.page import STATIC
+from linpix.server.web.routes.page import STATIC, compressed
 from tools.harness.servers import ROOT
 
 OURS = {
@@ -139,3 +140,19 @@ def test_the_page_is_compressed_for_those_who_ask_and_the_api_is_not(client, pat
             known = {"accept-encoding": coding, "if-none-match": tag}
             assert client.get(path, headers=known).status_code == status
     assert client.head(path, headers={"accept-encoding": "gzip"}).status_code == 200
+
+
+def test_a_file_is_compressed_once_however_often_it_is_asked_for(client):
+    path = "/static/swagger-ui-bundle.js"
+    content = client.get(path, headers={"accept-encoding": "gzip"}).content
+    before = compressed.cache_info().misses
+    for _ in range(3):
+        assert client.get(path, headers={"accept-encoding": "gzip"}).content == content
+    assert compressed.cache_info().misses == before
+
+
+def test_a_file_that_was_changed_is_compressed_again(tmp_path):
+    file = tmp_path / "page.js"
+    for text in (b"before", b"after"):
+        file.write_bytes(text)
+        assert gzip.decompress(compressed(str(file), file.stat().st_mtime_ns)) == text
