@@ -21,6 +21,7 @@ LARGEST_PHOTOGRAPH = 8192 * 8192
 MAX_SCANS = 500  # of one JPEG: each costs 33 bytes of upload, but a pass over all its pixels
 # pixels in all passes: 16 million take 11 ms; encoders make about ten passes
 MAX_SCANNED = 32 * LARGEST_UPLOAD
+DECODING_BYTES = 2**29  # which no upload needs more of while it is decoded
 OPAQUE = 128  # pixels of at least this alpha are known
 
 # load readers and writers now, not while a request waits or when no more files can be opened
@@ -79,7 +80,8 @@ def opened(data: bytes, param: str) -> Picture:
     """Raises InvalidRequest: status 400, also for whatever Pillow raises, 413 (too large) or 415
     (another format).
 
-    MemoryError is not the picture's fault.
+    MemoryError is not the picture's fault, however a decoder says it: libwebp's failed allocations
+    look like damaged files.
     """
     try:
         return _opened(data, param)
@@ -89,6 +91,7 @@ def opened(data: bytes, param: str) -> Picture:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(param, "far more") from error
     except Exception as error:
+        np.empty(DECODING_BYTES, np.uint8)  # raises MemoryError; what it returns is never touched
         raise InvalidRequest(
             f"{param} is truncated or corrupt, and cannot be decoded; save it again as PNG, "
             "JPEG or WebP",
