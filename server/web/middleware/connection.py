@@ -5,6 +5,7 @@ The only file that subclasses private parts of uvicorn, which is why pyproject.t
 version.
 """
 
+import asyncio
 import re
 import secrets
 import sys
@@ -26,7 +27,8 @@ HEAD_BYTES = 2**14  # largest head of a request; also of headers after a body
 # largest read of a connection: asyncio's 256 KiB may be 43,000 chunks, 60 ms of the event loop
 READ_BYTES = 2**14
 MAX_AHEAD = 8  # a client may send so many requests ahead, and its leaving is still noticed
-AHEAD_BYTES = 2**16  # and so much of the last one's body, which nothing reads yet
+AHEAD_BYTES = 2**16  # and so much of their bodies, which nothing reads yet
+WRITE_S = 30.0  # within which a client must take what has been written, a piece of its answer
 _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]+)(.*)")
 
 
@@ -52,7 +54,7 @@ class Parser(HttpRequestParser):
 
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol, but a connection is closed if its next head is not complete within
-    timeout_keep_alive.
+    timeout_keep_alive, or if its client takes nothing of an answer for WRITE_S.
 
     Large heads are refused, and wishes for another protocol ignored. What is not HTTP is answered
     with our envelope, after the requests before it. HTTP/1.0 gets neither chunks nor 100 Continue.
@@ -64,6 +66,7 @@ class Connection(HttpToolsProtocol):
     # requests that were not yet answered when the last head came, and that one
     _cycles: Sequence[Any] = ()
     _unread = 0  # bytes since the last whole head or piece of a body
+    _writing: asyncio.TimerHandle | None = None  # ends a connection that takes nothing
     _refusal = b""  # the answer to what cannot be read; from then on, nothing more is read
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -73,11 +76,23 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.max_size = READ_BYTES
+        # what the system has not taken counts as unwritten
+        transport.set_write_buffer_limits(0)
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
 
+    def pause_writing(self) -> None:
+        self._writing = self.loop.call_later(WRITE_S, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self.resume_writing()
         for cycle in self._cycles:  # uvicorn tells only the last of several requests
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -102,7 +117,8 @@ class Connection(HttpToolsProtocol):
             self.send_400_response(
                 f"the head is too large; at most {HEAD_BYTES:,} bytes are allowed"
             )
-        if 0 < len(self.pipeline) <= MAX_AHEAD and len(self.cycle.body) <= AHEAD_BYTES:
+        ahead_bytes = sum(len(waiting.body) for waiting in self._cycles)
+        if 0 < len(self.pipeline) <= MAX_AHEAD and ahead_bytes <= AHEAD_BYTES:
             # uvicorn has paused it, and would not notice that the client leaves
             self.flow.resume_reading()
 

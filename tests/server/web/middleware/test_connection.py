@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from linpix.server.web.middleware.connection import HEAD_BYTES, READ_BYTES, Connection
+from linpix.server.web.middleware.connection import (
+    AHEAD_BYTES,
+    HEAD_BYTES,
+    READ_BYTES,
+    Connection,
+)
 from linpix.server.web.middleware.stack import SECURITY_HEADERS
 from tests.server.web.middleware.test_stack import probes_of
 from tests.server.web.test_leaving import GENERATIONS, SLOW, head, post, rest_of
@@ -269,6 +274,38 @@ def test_bytes_after_a_body_of_two_lengths_are_not_read_as_a_request(process):
         assert rest_of(connection).count(b"HTTP/1.1") == 1
 
 
+@contextlib.contextmanager
+def connected(
+    protocol: type[Connection], length: int
+) -> Iterator[tuple[uvicorn.Server, socket.socket]]:
+    """A server in this process whose answers have so many bytes, and a client of it."""
+
+    async def answer(scope, receive, send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        headers = [(b"content-length", b"%d" % length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(length), "more_body": True})
+        await send({"type": "http.response.body"})
+
+    server = uvicorn.Server(
+        uvicorn.Config(
+            answer, port=0, lifespan="off", log_config=None, loop="asyncio", http=protocol
+        )
+    )
+    serving_it = threading.Thread(target=server.run, daemon=True)
+    serving_it.start()
+    try:
+        assert eventually(lambda: server.started)
+        with socket.create_connection(
+            server.servers[0].sockets[0].getsockname(), timeout=60
+        ) as client:
+            yield server, client
+    finally:
+        server.should_exit = True
+        serving_it.join(60)
+
+
 @pytest.mark.slow
 def test_connections_are_read_in_small_pieces_so_that_others_are_served_in_between():
     seen: list[int] = []
@@ -278,30 +315,44 @@ def test_connections_are_read_in_small_pieces_so_that_others_are_served_in_betwe
             seen.append(len(data))
             super().data_received(data)
 
-    async def answer(scope, receive, send) -> None:
-        while (await receive())["more_body"]:
-            pass
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
-        )
-        await send({"type": "http.response.body"})
-
-    server = uvicorn.Server(
-        uvicorn.Config(answer, port=0, lifespan="off", log_config=None, loop="asyncio", http=Seen)
-    )
-    serving_it = threading.Thread(target=server.run, daemon=True)
-    serving_it.start()
-    try:
-        assert eventually(lambda: server.started)
-        with socket.create_connection(
-            server.servers[0].sockets[0].getsockname(), timeout=60
-        ) as client:
-            client.sendall(head("/", 2**21) + bytes(2**21))
-            assert client.recv(12) == b"HTTP/1.1 200"
-    finally:
-        server.should_exit = True
-        serving_it.join(60)
+    with connected(Seen, 0) as (_, client):
+        client.sendall(head("/", 2**21) + bytes(2**21))
+        assert client.recv(12) == b"HTTP/1.1 200"
     assert sum(seen) > 2**21 and max(seen) <= READ_BYTES
+
+
+@pytest.mark.slow
+def test_a_client_that_does_not_read_loses_its_connection_and_one_that_reads_does_not(monkeypatch):
+    monkeypatch.setattr("linpix.server.web.middleware.connection.WRITE_S", 1.0)
+    length = 2**26  # more than both sockets hold
+    with connected(Connection, length) as (server, client):
+        client.sendall(head("/", 0))
+        received = 0
+        while received < length:
+            piece = client.recv(2**20)
+            assert piece, f"the connection ended after {received:,} bytes"
+            received += len(piece)
+        client.sendall(head("/", 0))
+        assert eventually(lambda: not server.server_state.connections, 20)
+
+
+@pytest.mark.slow
+def test_all_bodies_that_are_sent_ahead_of_an_unread_answer_have_one_limit():
+    held: list[int] = []
+
+    class Held(Connection):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            held.append(sum(len(cycle.body) for cycle in self._cycles))
+
+    with connected(Held, 2**26) as (_, client):
+        client.sendall(head("/", 0))
+        assert client.recv(12) == b"HTTP/1.1 200"
+        client.settimeout(1.0)
+        with contextlib.suppress(TimeoutError):
+            for _ in range(200):
+                client.sendall(head("/", 64_000) + bytes(64_000))
+    assert 50_000 < max(held) <= AHEAD_BYTES + READ_BYTES
 
 
 @pytest.mark.slow
