@@ -274,7 +274,7 @@ def too_many_of_client(allowed: int, unit: str = "requests") -> ServiceError:
 def exhausted() -> ServiceError:
     """Memory, disk space, files or threads ran out: the client cannot do anything about it."""
     return ServiceError(
-        "the server could not read the request: it is short of memory, disk space, files or"
+        "the server could not serve the request: it is short of memory, disk space, files or"
         " threads; send the request again in a moment",
         503,
         EXHAUSTED,

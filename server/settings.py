@@ -223,7 +223,7 @@ class Settings(BaseSettings):
         384 * 2**20,
         ge=1024,
         description=(
-            "space that all current uploads together may use, in "
+            "space that all current uploads and unread answers together may use, in "
             "memory and in the folder for temporary files; one client may use a quarter of this, "
             "or --max-upload if that is more"
         ),

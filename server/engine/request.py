@@ -79,6 +79,8 @@ class Request:
     outcome: str = "cancelled"  # "completed", "cancelled" or "failed": what is counted at its end
     late: bool = False  # its deadline has passed, or can no longer be met
     released: bool = False
+    # of each unfinished image that is streamed: its finished rows in the last event, taken or not
+    rows: dict[int, int] = field(default_factory=dict)
     expiry: asyncio.TimerHandle | None = None  # sends deadline_passed
     events: asyncio.Queue[Event | ServiceError | None] = field(default_factory=asyncio.Queue)
 
@@ -91,6 +93,8 @@ class Request:
         self.tokens = config.length - read // config.token_size
 
     def send(self, event: Event | ServiceError | None) -> None:
+        if isinstance(event, Event) and not event.done:
+            self.rows[event.image] = event.rows
         self.events.put_nowait(event)
 
     def check_time(self) -> None:

@@ -5,7 +5,9 @@ common.
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from fastapi import Request as Http
@@ -17,15 +19,17 @@ from starlette.types import Receive, Scope, Send
 from .. import logs
 from ..engine.job import Job, class_of
 from ..engine.request import Request
-from ..errors import ClientLeft, InvalidRequest, deadline_passed, shown
+from ..errors import ClientLeft, InvalidRequest, deadline_passed, exhausted, shown
 from ..pictures import encode
 from .error_handlers import sendable
+from .middleware.bodies import Exchange
 from .prompts import wish
 from .request_schemas import TIMEOUT_HEADER, PictureFields
 from .service import Service, preferred
 
-# after a request's deadline, in which its client may still read the end of the stream
-UNREAD_S = 10.0
+# after a request's deadline, in which its client may still read the end of the stream; an answer
+# in one piece has this time from when it is ready, and more at the speed of a slow telephone
+UNREAD_S, SLOWEST_BYTES_S = 10.0, 2**15
 T = TypeVar("T")
 logger = logging.getLogger("linpix")
 
@@ -40,6 +44,7 @@ class Answer(Response):
     job: Job
     # when the first picture began to be encoded, and the last one ended; by time.monotonic
     encoding = 0.0, 0.0
+    held_bytes = 0  # what it may have in memory until it is sent, besides what is small
 
     def __init__(self, http: Http, fields: PictureFields) -> None:
         """Raises InvalidRequest."""
@@ -95,6 +100,8 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         requests, state = self.service.requests, self.http.state
+        exchange: Exchange = scope["linpix.exchange"]
+        exchange.hold(self.held_bytes)
         request = Request(
             state.request_id,
             scope["path"].rsplit("/", 1)[1],
@@ -116,14 +123,16 @@ class Answer(Response):
                 else:
                     response = await while_connected(self.http, self.in_one_piece(request))
                     requests.release(request, "completed")
+                if self.job.stream:
+                    end = request.deadline + UNREAD_S
+                else:
+                    end = time.monotonic() + UNREAD_S + len(response.body) / SLOWEST_BYTES_S
                 try:
-                    async with asyncio.timeout_at(
-                        request.deadline + UNREAD_S if self.job.stream else None
-                    ):
+                    async with asyncio.timeout_at(end):
                         await response(scope, receive, send)
                 except TimeoutError:
                     logger.warning(
-                        "a request was ended because its client does not read the stream"
+                        "a request was ended because its client does not read the answer"
                     )
         finally:
             if logs.TRACED and request.begun:
@@ -146,16 +155,23 @@ class Answer(Response):
 
     async def made(self, request: Request, make: Callable[..., T], *arguments: object) -> T:
         """The result of work, which is done in a thread if it takes more than a moment. Raises
-        deadline_passed.
+        ServiceError.
         """
         try:
-            async with asyncio.timeout_at(request.deadline):
-                result = (
-                    make(*arguments) if self.inline else await asyncio.to_thread(make, *arguments)
-                )
+            if self.inline:
+                result = make(*arguments)
+            else:
+                async with asyncio.timeout_at(request.deadline):
+                    result = await self.service.encoders.run(
+                        request.client, partial(make, *arguments)
+                    )
         except TimeoutError:
             request.late = True
             raise deadline_passed(request.timeout_s) from None
+        # Pillow raises OSError if an encoder has no memory
+        except (OSError, MemoryError, RuntimeError) as error:
+            logger.exception("an answer could not be encoded")
+            raise exhausted() from error
         request.check_time()
         return result
 

@@ -184,7 +184,8 @@ class GenerateBody(PictureFields):
         examples=[3],
         description=(
             "number of unfinished "
-            "versions of each image in a stream, evenly spread; default: one per finished image row"
+            "versions of each image in a stream, evenly spread; default: one per finished image "
+            "row; fewer where encoding a large picture takes longer than drawing a row"
         ),
     )
     seed: int | None = Field(

@@ -1,10 +1,12 @@
 """What the routes share: the settings, the requests that are served, which model is the default,
-and the few slots in which uploads are decoded. Used on the event loop only.
+and the threads that decode uploads and encode answers. Used on the event loop only.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, TypeVar
@@ -12,6 +14,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 
 from linpix.model.config import ModelConfig
+from linpix.model.team import usable_cores
 
 from ..compare.jobs import Comparisons
 from ..engine.request import Requests, ServedModel
@@ -21,52 +24,62 @@ from .keys import Keys
 from .middleware.bodies import Bodies
 
 # the largest upload takes 430 MB while it is decoded, 550 if it is to be laid back
-UPLOAD_SLOTS = 2
+DECODERS = 2
+ENCODERS = max(1, usable_cores() // 2)  # the other cores draw meanwhile
 T = TypeVar("T")
 
 
-class UploadSlots:
-    """Slots for decoding. A free one goes to the client that has the fewest; of equals, to the one
-    waiting longest.
+class Turns:
+    """Threads for one kind of work, which clients use in turns. A free thread goes to the client
+    that has the fewest; of equals, to the one waiting longest.
     """
 
-    def __init__(self) -> None:
-        self._running = Counter[str]()  # uploads being decoded, by client
+    def __init__(self, threads: int) -> None:
+        self._free, self._pool = threads, ThreadPoolExecutor(threads)
+        self._running = Counter[str]()  # threads in use, by client
         # in the order of the clients' last turns
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
 
-    async def run(self, client: str, read: Callable[[], T]) -> T:
-        """Run read in a thread; return its result. Once begun, it keeps its slot until it ends,
+    async def run(self, client: str, work: Callable[[], T]) -> T:
+        """Do work in a thread; return its result. Once begun, it keeps its thread until it ends,
         even if cancelled.
         """
-        if self._running.total() < UPLOAD_SLOTS:
+        loop = asyncio.get_running_loop()
+        if self._free:
+            self._free -= 1
             self._running[client] += 1
         else:
-            slot = asyncio.get_running_loop().create_future()
-            self._waiting.append((client, slot))
+            turn = loop.create_future()
+            self._waiting.append((client, turn))
             try:
-                await slot
+                await turn
             except asyncio.CancelledError:
-                if not slot.cancelled():  # this upload had just been given the slot
+                if not turn.cancelled():  # this work had just been given the thread
                     self._give_back(client)
                 raise
-        thread = asyncio.ensure_future(asyncio.to_thread(read))
+        try:
+            thread = loop.run_in_executor(self._pool, copy_context().run, work)
+        except RuntimeError:  # the system has no more threads
+            self._give_back(client)
+            raise
         thread.add_done_callback(partial(self._give_back, client))
         return await asyncio.shield(thread)
 
     def _give_back(self, client: str, thread: asyncio.Future[T] | None = None) -> None:
-        """Free a client's slot, and give it to the next upload."""
+        """Free a client's thread, and give it to the next work."""
         if thread is not None and not thread.cancelled():
             # read, so that asyncio does not log it if the client has disconnected
             thread.exception()
         self._running[client] -= 1
         self._running = +self._running  # drops clients that have none
-        if waiting := [(other, slot) for other, slot in self._waiting if not slot.cancelled()]:
-            after, slot = min(waiting, key=lambda each: self._running[each[0]])
-            waiting.remove((after, slot))
+        if waiting := [(other, turn) for other, turn in self._waiting if not turn.cancelled()]:
+            after, turn = min(waiting, key=lambda each: self._running[each[0]])
+            waiting.remove((after, turn))
             waiting.sort(key=lambda each: each[0] == after)  # behind the others
             self._running[after] += 1
-            slot.set_result(None)
+            turn.set_result(None)
+        else:
+            self._free += 1
         self._waiting = waiting
 
 
@@ -79,7 +92,8 @@ class Service:
     reload_models: Callable[[], Awaitable[None]] | None
     bodies: Bodies
     keys: Keys | None = None  # None: no key is required
-    upload_slots: UploadSlots = field(default_factory=UploadSlots)
+    decoders: Turns = field(default_factory=partial(Turns, DECODERS))  # of uploads
+    encoders: Turns = field(default_factory=partial(Turns, ENCODERS))  # of answers
 
     def find(self, model: str | None) -> ServedModel:
         """The loaded model with this name or alias (--alias); None means the default. Raises

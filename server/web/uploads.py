@@ -27,7 +27,7 @@ from ..errors import (
 )
 from ..pictures.uploads import Upload, read
 from .answers import Answer, while_connected
-from .middleware.bodies import JSON_MEDIA, PLAIN_BYTES, Exchange
+from .middleware.bodies import JSON_MEDIA, PLAIN_BYTES
 from .request_schemas import (
     FORM_FIELDS,
     FORM_NUMBERS,
@@ -215,8 +215,7 @@ def _file_of(reference: PictureReference, place: str, urls: dict[str, bytes]) ->
 async def decoded(answer: Answer, form: UploadFields, **options: Any) -> Upload:
     """A form's picture, with its mask or keep_rows. options: of `read`. Raises ServiceError.
 
-    The files are read in a thread: waiting uploads stay in their files, and out of memory. The
-    bytes that the result holds count from then on, in place of the upload's.
+    The files are read in a thread: waiting uploads stay in their files, and out of memory.
     """
     http, service, mask = answer.http, answer.service, form.mask
     if (image := form.image) is None:
@@ -225,9 +224,9 @@ async def decoded(answer: Answer, form: UploadFields, **options: Any) -> Upload:
         raise refusal
     try:
         async with asyncio.timeout_at(http.state.began + answer.timeout_s) as limit:
-            found = await while_connected(
+            return await while_connected(
                 http,
-                service.upload_slots.run(
+                service.decoders.run(
                     http.state.client,
                     lambda: read(
                         image.file.read(),
@@ -246,7 +245,3 @@ async def decoded(answer: Answer, form: UploadFields, **options: Any) -> Upload:
     except (OSError, MemoryError, RuntimeError) as error:
         logger.exception("a picture could not be decoded")
         raise exhausted() from error
-    exchange: Exchange = http.scope["linpix.exchange"]
-    over = found.overlay  # what else it needs is small
-    exchange.hold(0 if over is None else over.blank.nbytes + over.hidden.nbytes)
-    return found

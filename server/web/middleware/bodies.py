@@ -29,7 +29,8 @@ PLAIN_BYTES = 2**17
 CLIENT_SHARE = 4  # one client may have 1/CLIENT_SHARE of what all clients share
 # longest that a refused client may go on sending: if closed at once, it would lose the answer
 LINGER_S = 2.0
-REQUESTS, BYTES = "requests", "bytes of uploads"  # what is shared, as errors name it
+REQUESTS, BYTES = "requests", "bytes of uploads and answers"  # what is shared, as errors name it
+PIECE_BYTES = 2**16  # of an answer, given to the connection at once
 UTF8 = ("utf-8", "utf8", "us-ascii")
 JSON_MEDIA = re.compile(r"\s*application/([^/;\s]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
@@ -147,6 +148,8 @@ class Exchange:
     def hold(self, space: int, *, reading: bool = False) -> None:
         """Hold room for so many bytes, in memory or in a file, and for reading them. Raises
         ServiceError if the client, or all clients, would have too much.
+
+        A small answer is not refused because of what others have: it needs next to nothing.
         """
         client = self._client
         for unit, amount in ((REQUESTS, int(reading)), (BYTES, space)):
@@ -154,7 +157,8 @@ class Exchange:
                 allowed, each, taken = self._bodies.budgets[unit]
                 if more > 0 and taken[client] + more > each:
                     raise errors.too_many_of_client(each, unit)
-                if more > 0 and taken.total() + more > allowed:
+                small = unit == BYTES and self._whole and amount <= PLAIN_BYTES
+                if more > 0 and not small and taken.total() + more > allowed:
                     raise errors.too_many_bodies(allowed, unit)
                 taken[client] += more
                 if not taken[client]:
@@ -197,8 +201,9 @@ class Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """ASGI's send. If the answer begins before the body has ended, the rest of the body is
-        thrown away for up to LINGER_S, and the connection is then closed.
+        """ASGI's send. The end of an answer is sent once all before it is written, so that until
+        then it counts to its client. If the answer begins before the body has ended, the rest of
+        the body is thrown away for up to LINGER_S, and the connection is then closed.
         """
         if message["type"] == "http.response.start":
             self.status = message["status"]
@@ -212,13 +217,19 @@ class Exchange:
                 MutableHeaders(scope=message)["connection"] = "close"
             if not self._whole:
                 self.hold(self._held[BYTES])
-        elif not (self._whole or message.get("more_body", False)):
-            await self._send({**message, "more_body": True})
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_S):
-                    while (more := await self._receive())["type"] == "http.request" and more.get(
-                        "more_body"
-                    ):
-                        pass
+        else:
+            body = message.get("body", b"")
+            for start in range(0, len(body), PIECE_BYTES):
+                piece = body[start : start + PIECE_BYTES]
+                await self._send({**message, "body": piece, "more_body": True})
+            if message.get("more_body", False):
+                return
+            if not self._whole:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER_S):
+                        while (more := await self._receive())[
+                            "type"
+                        ] == "http.request" and more.get("more_body"):
+                            pass
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)

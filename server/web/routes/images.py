@@ -23,6 +23,7 @@ from ...pictures import encode, uploads
 from ...pictures.overlay import Overlay
 from ..answers import Answer, as_json
 from ..error_handlers import envelope
+from ..middleware.bodies import BYTES
 from ..openapi import UPLOADING, image_responses, schema_of
 from ..request_schemas import (
     EDIT,
@@ -57,8 +58,9 @@ _EDITS = image_responses(
 
 # of silence before a stream sends a comment: proxies close connections that are silent for a minute
 PING_S = 15.0
-# largest answer that is an array: all its seeds are in one header
-ARRAY_IMAGES, ARRAY_BYTES = 128, 2**26
+ARRAY_IMAGES = 128  # of one answer that is an array: all its seeds are in one header
+ANSWER_BYTES = 2**26  # largest answer, or event of a stream
+FACTS_BYTES = 2**9  # of one image in JSON, besides its picture
 READABLE = "+ ;:,.'()"  # characters that are not quoted in a header that is a sentence
 
 
@@ -193,14 +195,11 @@ class Images(Answer):
                 " stream",
                 param="stream",
             )
-        size = n * self.frame.height * self.frame.width * self.config.channels
-        if self.array and (n > ARRAY_IMAGES or size > ARRAY_BYTES):
+        if self.array and n > ARRAY_IMAGES:
             raise InvalidRequest(
-                f"an array has at most {ARRAY_IMAGES} images and {ARRAY_BYTES:,} bytes; {n} "
-                f"images of {self.frame.size} have {size:,} bytes. Request fewer or smaller "
-                "images",
-                param="n",
+                f"an array has at most {ARRAY_IMAGES} images; request fewer, got {n}", param="n"
             )
+        self._limit(self.frame, self.config.channels)
         if self.job.candidates and self.job.stream and fields.partial_images:
             raise InvalidRequest(
                 "with candidates, a stream has no partial images, since the best are known only "
@@ -230,6 +229,23 @@ class Images(Answer):
             )
         if fields.prepare == "mnist":
             uploads.check_preparable(self.config)
+
+    def _limit(self, frame: encode.Frame, channels: int, upload_bytes: int = 0) -> None:
+        """Find how many bytes the answer may have, besides what it keeps of an upload. Raises
+        InvalidRequest if these are too many.
+        """
+        n = 1 if self.job.stream else self.job.answers  # the events of a stream are sent one by one
+        each_bytes = encode.max_bytes(frame, channels, self.format) * 4 // 3 + FACTS_BYTES
+        if self.array:
+            each_bytes = frame.width * frame.height * channels
+        self.held_bytes = n * each_bytes + upload_bytes
+        allowed = min(ANSWER_BYTES, self.service.bodies.budgets[BYTES][1])
+        if self.held_bytes > allowed:
+            raise InvalidRequest(
+                f"an answer has at most {allowed:,} bytes; {n} images of {frame.size} may have"
+                f" {self.held_bytes:,}. Request fewer or smaller images, or several requests",
+                param="n",
+            )
 
     def complete(
         self, upload: uploads.Upload, conditioning: Literal["prefix", "full"] | None
@@ -270,8 +286,12 @@ class Images(Answer):
                     )
                 )
             )
-        if upload.overlay is not None:
-            self.overlay, self.partial_images, self.inline = upload.overlay, 0, False
+        if (over := upload.overlay) is not None:
+            self.overlay, self.partial_images, self.inline = over, 0, False
+            height, width, channels = over.blank.shape
+            kept_bytes = over.blank.nbytes + over.hidden.nbytes
+            kept_bytes += 2 * self.job.answers * len(over.profile)  # in each file, in base64
+            self._limit(encode.Frame(1, width, height), channels, kept_bytes)
 
     async def in_one_piece(self, request: Admitted) -> Response:
         """Each image is encoded as soon as it is done."""
@@ -285,13 +305,8 @@ class Images(Answer):
 
     async def events(self, request: Admitted) -> AsyncIterator[bytes]:
         # an image that is drawn again sends its partial images again, with the same numbers
-        shown = {
-            rows: index
-            for index, rows in enumerate(
-                partial_rows(self.partial_images, request.given, self.config.height)
-            )
-        }
-        release, kind, common = self.service.requests.release, self.event.kind, self._common()
+        shown = partial_rows(self.partial_images, request.given, self.config.height)
+        release, common = self.service.requests.release, self._common()
         try:
             async for place, event in self.returned(request, PING_S):
                 if event is None:
@@ -299,33 +314,48 @@ class Images(Answer):
                     continue
                 if not (event.done or event.rows in shown):
                     continue
-                own: dict[str, Any] = (
-                    {"type": f"{kind}.completed", "usage": Usage()}
-                    if event.done
-                    else {
-                        "type": f"{kind}.partial_image",
-                        "partial_image_index": shown[event.rows],
-                        "rows": event.rows,
-                    }
-                )
-                file, facts = await self.made(request, self.encode, event)
-                sent = self.event(
-                    **common,
-                    created_at=common["created"],
-                    image_index=place,
-                    **facts,
-                    **own,
-                    b64_json=base64.b64encode(file).decode(),
-                )
-                yield format_sse_event(
-                    event=sent.type, data_str=sent.model_dump_json(ensure_ascii=True)
-                )
+                sent = await self.made(request, self._event, request, event, place, shown, common)
+                if sent is not None:
+                    yield sent
             release(request, "completed")
         except ServiceError as error:
             release(request, "failed")
             yield format_sse_event(
                 event="error", data_str=envelope(error).model_dump_json(ensure_ascii=True)
             )
+
+    def _event(
+        self,
+        request: Admitted,
+        event: Event,
+        place: int,
+        shown: Sequence[int],
+        common: dict[str, Any],
+    ) -> bytes | None:
+        """One event of a stream. None if later rows of the same image wait to be shown: where
+        encoding takes longer than drawing, only the last are encoded.
+        """
+        kind = self.event.kind
+        own: dict[str, Any] = {"type": f"{kind}.completed", "usage": Usage()}
+        if not event.done:
+            last = request.rows[event.image]
+            if not self.inline and any(event.rows < rows <= last for rows in shown):
+                return None
+            own = {
+                "type": f"{kind}.partial_image",
+                "partial_image_index": shown.index(event.rows),
+                "rows": event.rows,
+            }
+        text, facts = self.encode(event)
+        sent = self.event(
+            **common,
+            created_at=common["created"],
+            image_index=place,
+            **facts,
+            **own,
+            b64_json=text,
+        )
+        return format_sse_event(event=sent.type, data_str=sent.model_dump_json(ensure_ascii=True))
 
     async def returned(
         self, request: Admitted, patience_s: float | None = None
@@ -352,9 +382,9 @@ class Images(Answer):
             ):
                 yield place, candidates[index]
 
-    def encode(self, event: Event) -> tuple[bytes, dict[str, Any]]:
-        """An image in the requested format and size, and its facts. For an array, its sub-pixels.
-        Unfinished rows are black.
+    def encode(self, event: Event) -> tuple[Any, dict[str, Any]]:
+        """An image in the requested format and size, as text in base64 if JSON is to have it, and
+        its facts. For an array, its sub-pixels. Unfinished rows are black.
         """
         began, canvas = time.monotonic(), event.canvas
         if self.upload is not None:
@@ -367,6 +397,7 @@ class Images(Answer):
                 picture, self.frame, None if event.done else event.rows
             )
             file = pixels.tobytes() if self.array else encode.encoded(pixels, self.format)
+        content = file if self.sole_format or self.array else base64.b64encode(file).decode()
         facts: dict[str, Any] = {"seed": self.job.seed + event.image}
         if (recognised := event.recognised) is not None:
             facts |= {
@@ -376,9 +407,9 @@ class Images(Answer):
             if self.job.attempts > 1:
                 facts["attempts"] = recognised.attempts
         self.encoding = self.encoding[0] or began, time.monotonic()
-        return file, facts
+        return content, facts
 
-    def _response(self, files: tuple[bytes, ...], facts: tuple[dict[str, Any], ...]) -> Response:
+    def _response(self, files: tuple[Any, ...], facts: tuple[dict[str, Any], ...]) -> Response:
         """A picture or an array, with the facts in headers, where commas separate those of several
         images; or JSON.
         """
@@ -398,7 +429,6 @@ class Images(Answer):
                     f"x-linpix-{name.replace('_', '-')}": value for name, value in headers.items()
                 },
             )
-        texts = [base64.b64encode(file).decode() for file in files]
         data = [
             ImageData(
                 b64_json=None if self.as_url else text,
@@ -406,7 +436,7 @@ class Images(Answer):
                 url=f"data:image/{self.format};base64,{text}" if self.as_url else None,
                 **own,
             )
-            for text, own in zip(texts, facts, strict=True)
+            for text, own in zip(files, facts, strict=True)
         ]
         return as_json(self.response(data=data, **self._common()))
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from ...engine.job import Job
 from ...engine.request import Request as Admitted
 from ...errors import InvalidRequest
-from ...pictures import uploads
+from ...pictures import encode, uploads
 from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers
 from ..answers import Answer, as_json
 from ..openapi import BODY, DRAWING, PNG, UPLOADING, error_responses, ok_response, png_headers
@@ -28,6 +28,7 @@ router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
 
 # log-probabilities of all classes; with up to so many, an answer takes a few milliseconds
 INLINE_NUMBERS = 2**15
+NUMBER_BYTES = 32  # of one number in JSON, at most
 
 
 # --- the answer; the examples are of the shipped `mnist-small` ---
@@ -190,6 +191,8 @@ class Scored(Answer):
         self.every, self.drawn = form.labels == "all", form.response_format is not None
         self.job = Job(model=self.model.name, scored=True)
         self.facts: dict[str, Any] = {}
+        png_bytes = encode.max_bytes(self.frame, 2, "png")
+        self.held_bytes = NUMBER_BYTES * self.config.subpixels + png_bytes * 4 // 3
 
     def score(self, upload: uploads.Upload) -> None:
         """Have the hidden part of a picture scored."""

@@ -7,7 +7,16 @@ import pytest
 from PIL import Image
 
 from linpix.model.config import ModelConfig
-from linpix.server.pictures.encode import Frame, encoded, frame_of, framed, npy, png, sizes
+from linpix.server.pictures.encode import (
+    Frame,
+    encoded,
+    frame_of,
+    framed,
+    max_bytes,
+    npy,
+    png,
+    sizes,
+)
 
 GREY, COLOUR = ModelConfig(), ModelConfig(height=32, width=32, channels=3)
 CANVAS = np.random.default_rng(0).integers(0, 256, 784, dtype=np.uint8)
@@ -143,3 +152,19 @@ def test_each_sub_pixel_is_enlarged_and_unfinished_rows_are_black(config, factor
         found.reshape(*found.shape[:2], -1), expected.repeat(factor, 0).repeat(factor, 1)
     )
     assert np.array_equal(canvas, before)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("factor", [1, 2, 7, 9, 31])
+@pytest.mark.parametrize("values", [2, 256])
+def test_no_file_is_larger_than_its_bound_which_is_of_use(channels, factor, values):
+    random = np.random.default_rng(0).integers(0, values, (32, 32, channels)) * (
+        255 // (values - 1)
+    )
+    frame = Frame(factor, 32 * factor + 5, 32 * factor)
+    pixels = framed(random.astype(np.uint8), frame)
+    for kind in ("png", "webp", "jpeg"):
+        bound = max_bytes(frame, channels, kind)
+        assert len(encoded(pixels, kind)) <= bound <= 1024 + 1.25 * pixels.size
+        if factor > 9 and kind != "jpeg":
+            assert bound < pixels.size / 10

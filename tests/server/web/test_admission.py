@@ -458,7 +458,7 @@ def test_all_uploads_under_way_have_so_much_space_and_one_client_a_quarter_of_it
                 begin(f"127.0.0.{number}")
             assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 3)
             begin("127.0.0.2").refused(
-                429, "client_limit", f"{size:,} bytes of uploads", retry_after="1"
+                429, "client_limit", f"{size:,} bytes of uploads and answers", retry_after="1"
             )
             assert complete(process, 4).status_code == 200
             begin("127.0.0.5", f"content-length: {size - 1000}")

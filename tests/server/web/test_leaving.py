@@ -200,7 +200,7 @@ def test_a_client_that_does_not_read_its_stream_loses_it_some_time_after_the_dea
         assert eventually(lambda: process.quiet("tiny"), 30)
         assert counted(process, "linpix_requests_total", outcome="cancelled") == 1
         assert eventually(
-            lambda: any("does not read the stream" in line for line in process.printed)
+            lambda: any("does not read the answer" in line for line in process.printed)
         )
 
 

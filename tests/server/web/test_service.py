@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from linpix.server.web.service import UPLOAD_SLOTS, UploadSlots
+from linpix.server.web.service import DECODERS, Turns
 
 
 class Upload:
@@ -14,9 +14,9 @@ class Upload:
 
     begun: ClassVar[list[str]] = []
 
-    def __init__(self, slots: UploadSlots, client: str) -> None:
+    def __init__(self, turns: Turns, client: str) -> None:
         self.client, self._go = client, threading.Event()
-        self.task = asyncio.ensure_future(slots.run(client, self._read))
+        self.task = asyncio.ensure_future(turns.run(client, self._read))
 
     def _read(self) -> str:
         Upload.begun.append(self.client)
@@ -44,10 +44,10 @@ async def begun(count: int) -> list[str]:
 
 
 async def test_the_next_place_goes_to_a_client_without_one_however_many_uploads_wait():
-    slots = UploadSlots()
-    many = [Upload(slots, "many") for _ in range(20)]
-    assert await begun(UPLOAD_SLOTS) == ["many"] * UPLOAD_SLOTS
-    late = [Upload(slots, "one"), Upload(slots, "other"), Upload(slots, "one")]
+    turns = Turns(DECODERS)
+    many = [Upload(turns, "many") for _ in range(20)]
+    assert await begun(DECODERS) == ["many"] * DECODERS
+    late = [Upload(turns, "one"), Upload(turns, "other"), Upload(turns, "one")]
     await asyncio.sleep(0)
     for upload in (*many[:2], late[0], many[2]):
         await upload.end()
@@ -58,18 +58,18 @@ async def test_the_next_place_goes_to_a_client_without_one_however_many_uploads_
 
 
 async def test_a_client_that_leaves_the_queue_takes_no_place_and_one_that_is_decoded_keeps_it():
-    slots = UploadSlots()
-    uploads = [Upload(slots, "a") for _ in range(UPLOAD_SLOTS + 3)]
-    await begun(UPLOAD_SLOTS)
+    turns = Turns(DECODERS)
+    uploads = [Upload(turns, "a") for _ in range(DECODERS + 3)]
+    await begun(DECODERS)
     uploads[0].task.cancel()  # being decoded
-    uploads[UPLOAD_SLOTS].task.cancel()  # in line
+    uploads[DECODERS].task.cancel()  # in line
     await asyncio.sleep(0.02)
-    assert len(Upload.begun) == UPLOAD_SLOTS
+    assert len(Upload.begun) == DECODERS
     uploads[0]._go.set()
-    await begun(UPLOAD_SLOTS + 1)
+    await begun(DECODERS + 1)
     for upload in uploads:
         upload._go.set()
     await asyncio.gather(*(upload.task for upload in uploads), return_exceptions=True)
-    assert len(Upload.begun) == UPLOAD_SLOTS + 2
+    assert len(Upload.begun) == DECODERS + 2
     # every place is there again
-    await asyncio.gather(*(slots.run("b", lambda: None) for _ in range(5)))
+    await asyncio.gather(*(turns.run("b", lambda: None) for _ in range(5)))
