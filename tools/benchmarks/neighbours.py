@@ -25,8 +25,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 from PIL import Image
-
 from tests.server.conftest import ROOT, Process, serving
+
 from tools.benchmarks.restart import processor_seconds
 
 STREAM = {"size": "2044x2044", "output_format": "webp", "stream": True}
