@@ -368,7 +368,7 @@ def _define() -> None:
         "linpix::causal_attention", _causal_attention_gradient, setup_context=_keep_for_backward
     )
     # torch outlives this module, and the operators live as long as their library
-    torch.ops.linpix.defined = SCHEMAS, library
+    torch.ops.linpix.defined = SCHEMAS, library  # type: ignore[attr-defined]
 
 
 def _define_once() -> None:

@@ -187,7 +187,8 @@ def _writable(picture: Image.Image) -> Image.Image:
     """The picture in a mode of 8 bits that PNG has. Raises ValueError."""
     mode = picture.mode
     if mode == "I":  # which does not say how many bits it has
-        least, most = picture.getextrema()
+        values = np.asarray(picture)
+        least, most = values.min(initial=0), values.max(initial=0)
         if least < 0 or 0 < most <= 255 or most > MAX_16_BIT:
             raise ValueError(
                 "a PIL image of mode I must have values of 16 bits, up to more than 255 and at most"

@@ -25,9 +25,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 from PIL import Image
-from tests.server.conftest import ROOT, Process, serving
 
 from tools.benchmarks.restart import processor_seconds
+from tools.harness.servers import ROOT, Process, serving
 
 STREAM = {"size": "2044x2044", "output_format": "webp", "stream": True}
 NOISE, LEFT_S = 1000, 30.0

@@ -41,7 +41,7 @@ class Parser(HttpRequestParser):
         # for requests that are sent ahead of an answer that closes the connection
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn gives bytes
         while data:
             try:
                 super().feed_data(data)
