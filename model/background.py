@@ -36,7 +36,9 @@ class BackgroundHead(nn.Module):
         )
         nn.init.normal_(self.table, std=0.1)
         if config.head == "categorical":
-            self.head = categorical.linear(config.background_dim, config.ground, LOGIT_OF_GROUND)
+            self.head = categorical.linear(
+                config.background_dim, config.ground, LOGIT_OF_GROUND, config.values
+            )
             return
         self.head = nn.Linear(config.background_dim, 3 * config.mixtures)
         # initially: almost surely background

@@ -16,16 +16,19 @@ from torch.nn import functional as F
 
 VALUES = 256
 _STD = 0.02  # of initial weights
+_NEVER = -1e4  # a logit whose exponential is 0 in any precision, as it stays when trained
 
 
-def linear(features: int, ground: int, logit: float) -> nn.Linear:
+def linear(features: int, ground: int, logit: float, values: int) -> nn.Linear:
     """A layer that gives 256 logits; at first all values are equally probable, but the ground's
-    logit is `logit`.
+    logit is `logit`, and those from `values` on are impossible.
     """
     layer = nn.Linear(features, VALUES)
     nn.init.normal_(layer.weight, std=_STD)
     nn.init.zeros_(layer.bias)
     layer.bias.detach()[ground] = logit
+    layer.weight.detach()[values:] = 0
+    layer.bias.detach()[values:] = _NEVER
     return layer
 
 

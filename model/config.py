@@ -15,6 +15,7 @@ ResidualKind = Literal["plain", "reversible"]
 Activation = Literal["relu", "gelu"]
 LookUp = Literal["previous", "position", "row", "column", "channel", "class"]
 Neighbour = tuple[int, int, int]
+Colour = tuple[int, ...]  # red, green, blue, alpha
 ScaleTransform = Literal["exp", "elu"]
 Tokens = Literal["sub-pixel", "pixel"]
 Head = Literal["mixture", "categorical"]
@@ -63,6 +64,7 @@ class ModelConfig:
     patch: int = 0                      # side of squares of known pixels, read first; 0: not read
     background: int | None = None       # sub-pixels that see only it skip the layers; None: none
     background_dim: int = 128           # hidden features of the head for sub-pixels that skip
+    palette: tuple[Colour, ...] = ()    # colours that values stand for; empty: none
     classes: int = 0                    # 0: unconditional only
     scale_transform: ScaleTransform = "exp"  # for drawing; elu: the published elu(log_scale)+1.0001
     first_marginal: tuple[float, ...] = ()  # P(sub-pixel 0 = v) without a start token, else empty
@@ -162,6 +164,8 @@ class ModelConfig:
                 )
         if self.tokens == "pixel":
             self._check_pixels()
+        if self.palette:
+            self._check_palette()
         if self.head == "categorical" and (self.channels != 1 or self.first_marginal):
             raise ValueError(
                 "a categorical head needs 1 channel and a start token; got "
@@ -228,6 +232,31 @@ class ModelConfig:
                 raise ValueError(
                     "with tokens 'pixel', a neighbour must be a channel (dc 0..2) of another"
                     f" pixel; got {neighbour}"
+                )
+
+    def _check_palette(self) -> None:
+        if self.channels != 1 or self.head != "categorical" or len(self.palette) > 256:
+            raise ValueError(
+                "a palette needs 1 channel, a categorical head and at most 256 colours; got"
+                f" channels={self.channels}, head={self.head} and {len(self.palette)} colours"
+            )
+        if self.ground >= len(self.palette):
+            raise ValueError(
+                f"background must be one of the {len(self.palette)} colours of the palette, got"
+                f" {self.background}"
+            )
+        for index, colour in enumerate(self.palette):
+            opaque = (255,) if index != self.ground else (0, 255)
+            if (
+                not isinstance(colour, tuple)
+                or len(colour) != 4
+                or any(type(part) is not int or not 0 <= part <= 255 for part in colour)
+                or colour[3] not in opaque
+            ):
+                raise ValueError(
+                    "a colour of the palette must be four integers 0..255, red, green, blue and an"
+                    " alpha of 255, or of 0 for a transparent background;"
+                    f" colour {index} is {_short(colour)}"
                 )
 
     def _check_condition(self) -> None:
@@ -312,6 +341,11 @@ class ModelConfig:
         return self.background or 0
 
     @property
+    def values(self) -> int:
+        """Values that a sub-pixel can have: those from here on are never drawn."""
+        return len(self.palette) or 256
+
+    @property
     def token_size(self) -> int:
         """C, sub-pixels that one token predicts: token t predicts t * C .. t * C + C - 1."""
         return self.channels if self.tokens == "pixel" else 1
@@ -360,7 +394,7 @@ class ModelConfig:
                 f"unknown configuration fields {_short(sorted(unknown))}; "
                 "read it with the LinPix release that wrote it"
             )
-        for name in ("look_ups", "first_marginal", "neighbours", "following"):
+        for name in ("look_ups", "first_marginal", "neighbours", "following", "palette"):
             if name in fields:
                 if not isinstance(fields[name], list):
                     raise ValueError(f"{name} must be a list, got {_short(fields[name])}")
@@ -493,6 +527,24 @@ PRESETS: dict[str, ModelConfig] = {
         following=_SEAM,
         patch=4,
         background=0,
+    ),
+    # height, width and palette are those of the pictures that it is trained on
+    "palette": ModelConfig(
+        height=16,
+        width=16,
+        layers=4,
+        heads=4,
+        d_model=128,
+        d_ff=512,
+        head="categorical",
+        classes=10,
+        norm="post",
+        look_ups=("previous", "row", "column", "class"),
+        neighbours=_LOCAL_CONTEXT,
+        following=_SEAM,
+        patch=4,
+        background=0,
+        palette=((0, 0, 0, 0),),
     ),
     "cifar10-small": ModelConfig(
         height=32,

@@ -17,6 +17,7 @@ from .attention import attention_for
 from .config import ModelConfig
 from .heads import draw
 from .inputs import START, check_known
+from .palette import pictures_of
 from .philox import uniforms
 from .transformer import Transformer
 
@@ -165,15 +166,16 @@ def draw_token(
 
 def tile(images: NDArray[np.uint8], config: ModelConfig, columns: int = 10) -> NDArray[np.uint8]:
     """Arrange images (count, T) in lines of `columns`, one grey pixel apart; returns (height,
-    width[, channels]).
+    width[, channels]), of which there are four with a palette.
     """
     columns = min(columns, len(images))
     lines = -(-len(images) // columns)
     height, width = config.height + 1, config.width + 1
-    sheet = np.full((lines * height + 1, columns * width + 1, config.channels), 96, np.uint8)
-    for index, image in enumerate(images):
+    pictures = pictures_of(images, config)
+    size = (lines * height + 1, columns * width + 1, pictures.shape[-1])
+    sheet = np.full(size, 96, np.uint8)
+    sheet[..., 3:] = 255
+    for index, picture in enumerate(pictures):
         y, x = index // columns * height + 1, index % columns * width + 1
-        sheet[y : y + config.height, x : x + config.width] = image.reshape(
-            config.height, config.width, config.channels
-        )
-    return sheet[..., 0] if config.channels == 1 else sheet
+        sheet[y : y + config.height, x : x + config.width] = picture
+    return sheet[..., 0] if sheet.shape[-1] == 1 else sheet

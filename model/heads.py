@@ -22,7 +22,9 @@ def parameters_per_token(config: ModelConfig) -> int:
 def head_of(config: ModelConfig) -> nn.Linear:
     """The layer that gives the parameters of a token from its final features."""
     if config.head == "categorical":  # the ground begins with a probability of one half
-        return categorical.linear(config.d_model, config.ground, math.log(categorical.VALUES - 1))
+        return categorical.linear(
+            config.d_model, config.ground, math.log(max(1, config.values - 1)), config.values
+        )
     return nn.Linear(config.d_model, parameters_per_token(config))
 
 

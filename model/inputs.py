@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .config import ModelConfig, Neighbour
+from .palette import painted
 
 START = 256  # previous value of token 0 without a class; START + 1 + c starts class c
 OUTSIDE = 256  # value of a neighbour that lies outside the image
@@ -191,11 +192,13 @@ class PatchEmbedding(nn.Module):
     sub-pixel, and of the query token after them.
 
     A patch is embedded as a linear function of its sub-pixels (value / 255 where known, else 0) and
-    of flags for which of them are known. The class is predicted from the features of the query
-    token.
+    of flags for which of them are known. With a palette, the four parts of its colour stand for a
+    value, since the number of a colour means nothing. The class is predicted from the features of
+    the query token.
     """
 
     members: Tensor
+    parts_of: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -208,7 +211,13 @@ class PatchEmbedding(nn.Module):
             t.transpose(1, 2).reshape(-1, size).to(torch.get_default_device()),
             persistent=False,
         )  # (patches, size)
-        self.linear = nn.Linear(2 * size, config.d_model)
+        # what a value shows, 0 to 1, (256, parts)
+        shown = painted(np.arange(256, dtype=np.uint8), config)
+        if config.palette:  # what is transparent has no colour
+            shown = shown * (shown[:, 3:] == 255)
+        parts_of = torch.from_numpy(shown) / 255
+        self.register_buffer("parts_of", parts_of.to(torch.get_default_device()), persistent=False)
+        self.linear = nn.Linear((1 + parts_of.shape[1]) * size, config.d_model)
         nn.init.normal_(self.linear.weight, std=0.35)
         self.place = nn.Parameter(torch.empty(config.patches, config.d_model))
         self.query = nn.Parameter(torch.empty(config.d_model))
@@ -220,10 +229,11 @@ class PatchEmbedding(nn.Module):
         return known[:, self.members].any(-1)
 
     def parts(self, canvas: Tensor, known: Tensor, image: Tensor, patch: Tensor) -> Tensor:
-        """Values and flags of patches, (n, 2 * size). Arguments as in forward."""
+        """What patches show, and flags, (n, (parts + 1) * size). Arguments as in forward."""
         image, members = image[:, None], self.members[patch]
         there = known[image, members].to(self.place.dtype)
-        return torch.cat([canvas[image, members] / 255 * there, there], -1)
+        shown = self.parts_of[canvas[image, members].int()] * there[..., None]
+        return torch.cat([shown.flatten(1), there], -1)
 
     def forward(self, canvas: Tensor, known: Tensor, image: Tensor, patch: Tensor) -> Tensor:
         """(n, d_model). canvas: (B, T) uint8 · known: (B, T) bool · image, patch: (n,) int64, their

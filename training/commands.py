@@ -32,6 +32,7 @@ from .loop import train as train_run
 from .own.automatic import COLOUR, GREY, plan
 from .own.inherit import negative
 from .own.judge import agreement, trained
+from .own.palette import of_pictures
 from .readers import Split
 from .run import Run, TrainConfig
 from .workers import Workers, count_for, launched, shared
@@ -138,6 +139,8 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
                 " it out"
             )
     with contextlib.nullcontext() if workers is None else workers.in_turn():
+        if preset.palette:
+            preset = of_pictures(Path(given.data), preset, given.colours)
         data = _data(given.data, "train", preset)
     head = given.head or preset.head
     if given.init and given.head is None and preset.channels == 1 and not state.exists():
@@ -153,7 +156,9 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
         classes=len(data.classes),
         look_ups=tuple(name for name in preset.look_ups if data.classes or name != "class"),
     )
-    light = bool(data.images.mean() > 127.5)  # dark ink on paper; digits are light on dark
+    light = not preset.palette and bool(
+        data.images.mean() > 127.5
+    )  # dark ink on paper; digits are light on dark
     if light:
         config = negative(config)
     if given.reversible:

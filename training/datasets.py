@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linpix.model.config import ModelConfig
+from linpix.model.palette import nearest
 
 from . import folders, idx, readers
 from .readers import DataError, Shape, Split
@@ -82,18 +83,23 @@ def load(
     folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[str] | None = None
 ) -> Dataset:
     """Read the data in folder, which must have the model's shape. If folder is missing or empty,
-    download it.
+    download it. For a model with a palette, pixels get its nearest colours.
 
     folder may be a tar archive, or the parent of mnist/ or cifar10/. Only MNIST and CIFAR-10 can be
     downloaded; the model's shape chooses between them. Addresses come from mirrors (base
     addresses), LINPIX_MIRRORS or MIRRORS, the first of these that is given. Raises DataError.
     """
-    shape = (config.height, config.width, config.channels)
+    shape = (config.height, config.width, 4 if config.palette else config.channels)
     if mirrors is None and (listed := os.environ.get("LINPIX_MIRRORS")):
         mirrors = [base.strip() for base in listed.split(",") if base.strip()]
     known, home = _recognise(folder, shape)
     if known is None:
         images, labels, classes = folders.read_pictures(home, split, shape)
+        if config.palette:
+            images = nearest(images.reshape(-1, 4), config).reshape(len(images), -1)
+            # a part of them, such as the last ones, then has pictures of every class
+            order = np.random.default_rng(0).permutation(len(images))
+            images, labels = images[order], labels[order]
         return Dataset(
             readers.written(home.resolve().name.partition(".tar")[0]), images, labels, classes
         )

@@ -151,6 +151,12 @@ def train(parser: argparse.ArgumentParser) -> None:
         ),
     )
     parser.add_argument(
+        "--colours",
+        type=number(int, 2, 256),
+        default=128,
+        help="most colours of a palette, which the preset palette chooses from the pictures",
+    )
+    parser.add_argument(
         "--reversible",
         action="store_true",
         help=(

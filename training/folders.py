@@ -199,7 +199,7 @@ def read_pictures(
     Pictures are flat, or in one sub-folder per class. Either may be inside folders for the splits.
     The order is that of the paths. A flat collection has labels of -1 and no class names.
     """
-    if shape[2] not in (1, 3):
+    if shape[2] not in (1, 3, 4):
         raise DataError(
             path,
             f"is for a model of {shape[2]} channels, but pictures can be read only with 1 or 3",

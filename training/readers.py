@@ -224,6 +224,8 @@ def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
                 raise DataError(
                     name, "is animated or has several pages", "save each as a picture of its own"
                 )
+            if channels == 4:
+                return np.array(turned.convert("RGBA")).reshape(-1)
             alpha = turned.convert("RGBA").getchannel("A") if image.has_transparency_data else None
             if alpha and alpha.getextrema() != (255, 255):  # hidden colours are arbitrary
                 raise DataError(

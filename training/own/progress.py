@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from linpix.model.config import ModelConfig
+from linpix.model.palette import pictures_of
 
 from ..evaluate import Evaluation
 from ..run import Run
@@ -158,11 +159,8 @@ def drawn(images: NDArray[np.uint8], config: ModelConfig, columns: int) -> list[
     fitting = max(1, min(len(images), columns // (config.width + 1)))
     row = np.concatenate(
         [
-            np.pad(
-                image.reshape(config.height, config.width, config.channels),
-                ((0, config.height % 2), (0, 1), (0, 0)),
-            )
-            for image in images[:fitting]
+            np.pad(picture[..., :3], ((0, config.height % 2), (0, 1), (0, 0)))
+            for picture in pictures_of(images[:fitting], config)
         ],
         axis=1,
     )

@@ -1,0 +1,79 @@
+"""The palette and the size of a model, chosen from the pictures that it is trained on."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from linpix.model.config import Colour, ModelConfig
+from linpix.model.palette import OPAQUE
+
+from ..folders import read_pictures, walk
+from ..readers import PICTURE_FORMATS, DataError
+
+CANDIDATES = 4096  # the most frequent colours, of which a palette is chosen
+GROUND = 0.01  # least share of transparent pixels that makes the ground transparent
+
+
+def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
+    """The preset with the size of the pictures in a folder, and with a palette of at most so many
+    colours. Raises DataError.
+    """
+    sizes = {_size(path) for path, reason in walk(folder) if not reason}
+    if len(sizes) != 1 or any(side % preset.patch for side in min(sizes)):
+        found = ", ".join(f"{width} x {height}" for width, height in sorted(sizes)[:5])
+        raise DataError(
+            folder,
+            f"has pictures of {found or 'no size'}, expected one size, whose sides are multiples of"
+            f" {preset.patch} pixels",
+            "give the folder with --preset auto, which makes them so",
+        )
+    [(width, height)] = sizes
+    images, _, _ = read_pictures(folder, "train", (height, width, 4))
+    palette = choose(images.reshape(-1, height, width, 4), most)
+    return dataclasses.replace(preset, height=height, width=width, palette=palette, background=0)
+
+
+def _size(path: Path) -> tuple[int, int]:
+    try:
+        with Image.open(path, formats=PICTURE_FORMATS) as picture:
+            return picture.size
+    except OSError as error:
+        raise DataError(path, f"is not a readable picture ({error})", "remove it") from error
+
+
+def choose(pictures: NDArray[np.uint8], most: int) -> tuple[Colour, ...]:
+    """At most so many colours for pictures (count, height, width, 4); the ground is the first.
+
+    They are colours of the pictures. Each next one is the colour whose pixels would gain most: the
+    number of them times the squared distance to the nearest colour so far.
+    """
+    there = pictures[..., 3] >= OPAQUE
+    colours, counts = _counted(pictures[there])
+    edge = np.ones(pictures.shape[1:3], np.bool_)
+    edge[1:-1, 1:-1] = False
+    if np.mean(there) <= 1 - GROUND:
+        taken = {colour[0] for colour in colours[:, :3].tolist() if len({*colour}) == 1}
+        lightest = max({*range(256)} - taken, default=255)  # of the greys that no pixel has
+        palette = [np.array([lightest, lightest, lightest, 0])]
+    else:
+        at_edge, often = _counted(pictures[there & edge])
+        palette = [at_edge[often.argmax()]]
+    far = np.full(len(colours), 2.0**20)
+    if palette[0][3]:
+        far = ((colours - palette[0]) ** 2).sum(1)
+    while len(palette) < most and (counts * far).max(initial=0) > 0:
+        palette.append(colours[(counts * far).argmax()])
+        far = np.minimum(far, ((colours - palette[-1]) ** 2).sum(1))
+    return tuple(tuple(int(part) for part in colour) for colour in palette)
+
+
+def _counted(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The most frequent colours of opaque pixels (n, 4), and how many pixels have each."""
+    opaque = np.ascontiguousarray(pixels)
+    opaque[:, 3] = 255
+    found, counts = np.unique(opaque.view(np.uint32), return_counts=True)
+    most = np.argsort(-counts, kind="stable")[:CANDIDATES]
+    return found[most, None].view(np.uint8).astype(np.int64), counts[most]
