@@ -78,7 +78,7 @@ def sample(
     progress: bool | None = None,
 ) -> "Images":
     """Draw images without a server: an array, uint8 (count, height, width), or (count, height,
-    width, 3) in colour.
+    width, 3) in colour, or (count, height, width, 4) with alpha, if the model has a palette.
 
     It has the lists `seeds`, `labels` and `confidences`, and `grid()` makes one PIL image of it.
 

@@ -192,6 +192,10 @@ def board_of(net: Transformer, data: object = None) -> dict[str, Any]:
     probable first value.
     """
     config = net.config
+    if config.palette:  # in colours
+        colours = [[*colour[:3]] for colour in config.palette]
+        ink = colours[1] if len(colours) > 1 else None
+        return {"ground": colours[0], "ink": ink, "prepare": None}
     if config.channels != 1:
         return {"ground": None, "ink": None, "prepare": None}
     if config.background is not None or data == "mnist":
@@ -415,7 +419,7 @@ def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
         raise ValueError(f"class_agreement must be a share from 0 to 1, got {share!r:.80}")
     look = provenance.get("real_look")
     if look is not None and not (
-        isinstance(look, dict) and _is_quantity(look.get("pieces")) and config.channels == 1
+        isinstance(look, dict) and _is_quantity(look.get("pieces")) and config.grey
     ):
         raise ValueError(
             "real_look must have pieces, the share of real pictures that are in several, and only"
@@ -429,9 +433,10 @@ def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
         raise ValueError(
             f"divided of real_look must be a list of classes by index, got {divided!r:.80}"
         )
-    if (board := provenance.get("board")) and not _is_board(board, config.channels):
+    parts = 1 if config.grey else 3
+    if (board := provenance.get("board")) and not _is_board(board, parts):
         raise ValueError(
-            f"board must have ground and ink, each null or {config.channels} values 0..255, and"
+            f"board must have ground and ink, each null or {parts} values 0..255, and"
             f" prepare, null or mnist; got {board!r:.80}"
         )
     if limits is not None and not (

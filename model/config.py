@@ -240,23 +240,23 @@ class ModelConfig:
                 "a palette needs 1 channel, a categorical head and at most 256 colours; got"
                 f" channels={self.channels}, head={self.head} and {len(self.palette)} colours"
             )
-        if self.ground >= len(self.palette):
+        if self.ground:
             raise ValueError(
-                f"background must be one of the {len(self.palette)} colours of the palette, got"
+                "with a palette, background must be 0, its first colour, or null; got"
                 f" {self.background}"
             )
         for index, colour in enumerate(self.palette):
-            opaque = (255,) if index != self.ground else (0, 255)
+            alphas = (255,) if index else (0, 255)
             if (
                 not isinstance(colour, tuple)
                 or len(colour) != 4
                 or any(type(part) is not int or not 0 <= part <= 255 for part in colour)
-                or colour[3] not in opaque
+                or colour[3] not in alphas
             ):
                 raise ValueError(
                     "a colour of the palette must be four integers 0..255, red, green, blue and an"
-                    " alpha of 255, or of 0 for a transparent background;"
-                    f" colour {index} is {_short(colour)}"
+                    " alpha of 255, or for the first colour of 0, which makes the background"
+                    f" transparent; colour {index} is {_short(colour)}"
                 )
 
     def _check_condition(self) -> None:
@@ -339,6 +339,11 @@ class ModelConfig:
         head.
         """
         return self.background or 0
+
+    @property
+    def grey(self) -> bool:
+        """Whether values are greys."""
+        return self.channels == 1 and not self.palette
 
     @property
     def values(self) -> int:

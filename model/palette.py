@@ -1,7 +1,7 @@
 """Palettes: the colours that the values of a model's sub-pixels stand for.
 
-A palette has at most 256 colours. The ground may be transparent; all other colours are opaque. The
-ground has a colour even then, for what cannot show transparency, which no other colour equals.
+A palette has at most 256 colours. The first is the ground, which may be transparent; all others are
+opaque. A transparent ground has a colour too, for what cannot show transparency.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def painted(values: NDArray[np.uint8], config: ModelConfig) -> NDArray[np.uint8]
     """
     if not config.palette:
         return values[..., None]
-    colours = np.full((256, 4), config.palette[config.ground], np.uint8)
+    colours = np.full((256, 4), config.palette[0], np.uint8)
     colours[: len(config.palette)] = config.palette
     return colours[values]
 
@@ -43,6 +43,6 @@ def nearest(pixels: NDArray[np.uint8], config: ModelConfig) -> NDArray[np.uint8]
     colours = found[:, None].view(np.uint8)
     distances = [((palette - colour)[:, :3] ** 2).sum(1) for colour in colours.astype(np.int64)]
     far = np.array(distances)
-    far[far[:, config.ground] > 0] += np.where(palette[:, 3] < OPAQUE, 2**20, 0)
-    values = np.where(colours[:, 3] < OPAQUE, config.ground, far.argmin(1))
+    far[far[:, 0] > 0, 0] += 0 if palette[0, 3] else 2**20
+    values = np.where(colours[:, 3] < OPAQUE, 0, far.argmin(1))
     return values.astype(np.uint8)[back.reshape(-1)]

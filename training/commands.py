@@ -29,10 +29,10 @@ from .export import DRAWN, card, drawing_rows, first_marginal, provenance, sampl
 from .export import export as export_run
 from .loop import held_out
 from .loop import train as train_run
-from .own.automatic import COLOUR, GREY, plan
+from .own.automatic import COLOUR, GREY, PALETTE, plan
 from .own.inherit import negative
 from .own.judge import agreement, trained
-from .own.palette import of_pictures
+from .own.palette import COLOURS, of_pictures
 from .readers import Split
 from .run import Run, TrainConfig
 from .workers import Workers, count_for, launched, shared
@@ -85,11 +85,17 @@ def _choose_preset(given: argparse.Namespace, out: Path, *, first: bool = True) 
             or given.reversible
             or given.unconditional is not None
         )
-        chosen = plan(Path(given.data), beside / "pictures", plain=plain)
+        chosen = plan(Path(given.data), beside / "pictures", plain=plain, colours=given.colours)
         if given.minutes is not None:
             chosen = dataclasses.replace(chosen, minutes=given.minutes)
         (beside / "plan.json").write_text(
-            json.dumps({"preset": chosen.preset, "minutes": chosen.minutes})
+            json.dumps(
+                {
+                    "preset": chosen.preset,
+                    "minutes": chosen.minutes,
+                    "colours": chosen.colours,
+                }
+            )
         )
         print(chosen, file=sys.stderr, flush=True)
     kept = json.loads((beside / "plan.json").read_text())
@@ -97,9 +103,12 @@ def _choose_preset(given: argparse.Namespace, out: Path, *, first: bool = True) 
     given.minutes = kept["minutes"] if given.minutes is None else given.minutes
     if given.compile is None and PRESETS[given.preset].packed:
         given.compile = False  # the lengths of its sequences vary
-    if given.preset not in (GREY, COLOUR) or (beside / "state.pt").exists():
+    given.colours = kept.get("colours", given.colours)
+    if given.preset not in (GREY, COLOUR, PALETTE) or (beside / "state.pt").exists():
         return
     given.warmup_images = SHORT_WARMUP if given.warmup_images is None else given.warmup_images
+    if given.preset == PALETTE:  # no other model knows these colours
+        return
     with contextlib.suppress(checkpoints.CheckpointError):
         layers = checkpoints.config_of(checkpoints.find(given.preset, given.checkpoints)).layers
         # digits are a better start than noise
@@ -132,6 +141,11 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     with contextlib.nullcontext() if workers is None else workers.in_turn():
         _choose_preset(given, out, first=workers is None or workers.rank == 0)
     preset, options = PRESETS[given.preset], kind_of(given.attention).options
+    if given.colours and not preset.palette:
+        raise ValueError(
+            f"--colours {given.colours}: {given.preset} has no palette; leave it out, or give the"
+            " preset palette or auto"
+        )
     for name in ("feature_map", "lsh_rounds"):
         if getattr(given, name) != getattr(preset, name) and name not in options:
             raise ValueError(
@@ -140,7 +154,7 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
             )
     with contextlib.nullcontext() if workers is None else workers.in_turn():
         if preset.palette:
-            preset = of_pictures(Path(given.data), preset, given.colours)
+            preset = of_pictures(Path(given.data), preset, given.colours or COLOURS)
         data = _data(given.data, "train", preset)
     head = given.head or preset.head
     if given.init and given.head is None and preset.channels == 1 and not state.exists():

@@ -36,6 +36,11 @@ _ATTRIBUTION = {
     "cifar10": (
         "CIFAR-10, by Alex Krizhevsky, Vinod Nair and Geoffrey Hinton: 50,000 training images"
     ),
+    "avatars": (
+        "pixel-art faces made from the parts of DiceBear's Pixel Art, design CC0 1.0 (python -m"
+        " linpix.training.avatars): 60,000 training images; in those of the test, hair and clothes"
+        " are combined as in none of these"
+    ),
     "letters": (
         "letters of 127 font families under the SIL Open Font License (python -m"
         " linpix.training.letters): 60,000 training images; those of the test are of other families"
@@ -57,6 +62,11 @@ DRAWN: dict[str, dict[str, Any]] = {
         "temperature": 0.8,
         "temperature_range": [0.5, 1.05],
         "limits": "It draws colours and textures, rarely objects.",
+    },
+    "avatars": {
+        "temperature": 1.0,
+        "temperature_range": [0.3, 1.1],
+        "limits": "It draws one face in pixel art, seen from the front, and nothing else.",
     },
     "letters": {
         "temperature": 1.0,
@@ -175,7 +185,8 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     drawn = "weights" in source and attention.steps_as
     shown = "one class a column" if config.classes <= 10 else "class by class"
     picture = f"\n![Samples, {shown}](samples.png)\n" if drawn else ""
-    colours = "grey" if config.channels == 1 else "colour"
+    colours = f"{len(config.palette)}-colour" if config.palette else "colour"
+    colours = "grey" if config.grey else colours
     seen = (
         f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes"
         if "images" in source
@@ -200,7 +211,7 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
         else "It has no step-by-step form, so it draws no images."
     )
     predicted = (
-        "by 256 logits"
+        f"by {config.values} logits"
         if config.head == "categorical"
         else f"as a mixture of {config.mixtures} logistics"
     )

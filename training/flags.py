@@ -106,7 +106,8 @@ def train(parser: argparse.ArgumentParser) -> None:
         help=(
             "architecture, with the folder of pictures as the argument; auto: size, colours and"
             " minutes are chosen from the pictures, which may have any size, and training starts"
-            " with the weights of mnist-conditional (grey) or cifar10-conditional (colour)"
+            " with the weights of mnist-conditional (grey) or cifar10-conditional (colour), or at"
+            " random for pictures of few colours, such as sprites, which get a palette"
         ),
     )
     parser.add_argument(
@@ -153,8 +154,10 @@ def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--colours",
         type=number(int, 2, 256),
-        default=128,
-        help="most colours of a palette, which the preset palette chooses from the pictures",
+        help=(
+            "most colours of a palette, which the preset palette takes from the pictures (default:"
+            " 64); with --preset auto, choose this preset"
+        ),
     )
     parser.add_argument(
         "--reversible",

@@ -304,7 +304,9 @@ def train(
         source = provenance(
             data.name,
             data.classes,
-            board=board_of(data.images, run.model),
+            board=checkpoint.board_of(run.exported)
+            if run.model.palette
+            else board_of(data.images, run.model),
             **run.history,
             **attempts_of(run.model),
             **start,

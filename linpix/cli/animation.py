@@ -1,11 +1,12 @@
 """A grid of images while they are drawn, and an animation of it.
 
-A picture is (height, width) of greys or (height, width, 3) of colours, uint8.
+A picture is (height, width) of greys, (height, width, 3) of colours, or (height, width, 4) with
+alpha, uint8.
 """
 
 import io
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +38,14 @@ def grid(
 ) -> Picture:
     """Images (count, T) side by side.
 
-    rows: (count,) finished image rows; unless known (T,), pixels after them are grey · columns: 0:
+    rows: (count,) finished image rows; unless known (T,), pixels after them are grey, or with a
+          palette ground · columns: 0:
           see columns_for.
     """
     if rows is not None:
         drawn = np.arange(config.subpixels) < rows[:, None] * (config.width * config.channels)
-        images = np.where(drawn if known is None else drawn | known, images, np.uint8(UNDRAWN))
+        undrawn = np.uint8(0 if config.palette else UNDRAWN)
+        images = np.where(drawn if known is None else drawn | known, images, undrawn)
     return tile(images, config, columns or columns_for(len(images)))
 
 
@@ -118,6 +121,10 @@ def animate(frames: Sequence[Picture], kind: Literal["GIF", "WEBP"], factor: int
     colours.
     """
     pictures = [Image.fromarray(frame) for frame in frames]
+    options: dict[str, Any] = {"lossless": True} if kind == "WEBP" else {"optimize": False}
+    if kind == "GIF" and pictures[0].mode == "RGBA":
+        pictures, transparent = indexed(frames)
+        options |= {"transparency": transparent, "disposal": 2}
     if kind == "GIF" and pictures[0].mode == "RGB":
         # One palette for all frames, from the first and the last, which have all colours that are
         # shown: with one per frame, finished pixels would change colour. No dithering: its dots
@@ -139,6 +146,22 @@ def animate(frames: Sequence[Picture], kind: Literal["GIF", "WEBP"], factor: int
         append_images=pictures[1:],
         duration=durations(len(frames)),
         loop=0,
-        **({"lossless": True} if kind == "WEBP" else {"optimize": False}),
+        **options,
     )
     return out.getvalue()
+
+
+def indexed(frames: Sequence[Picture]) -> tuple[list[Image.Image], int]:
+    """Pictures of four channels by numbers of their colours, exact if these are at most 256, and
+    the number of the transparent colour.
+    """
+    numbers = [np.ascontiguousarray(frame).view(np.uint32)[..., 0] for frame in frames]
+    seen = np.unique(np.stack([numbers[0], numbers[-1]]))[:256]
+    colours = seen[:, None].view(np.uint8)
+    pictures = [
+        Image.fromarray(np.searchsorted(seen, each).clip(0, 255).astype(np.uint8), "P")
+        for each in numbers
+    ]
+    for picture in pictures:
+        picture.putpalette(colours[:, :3].tobytes())
+    return pictures, int(colours[:, 3].argmin())

@@ -24,7 +24,7 @@ from linpix.server.engine.job import Job, class_of, new_job
 from linpix.server.pictures import uploads
 from linpix.server.pictures.uploads import Preparation
 
-from .pictures import Images, read_given
+from .pictures import Images, read_given, shown
 
 
 def produce(
@@ -179,7 +179,7 @@ def draw(
         )
     checked, classes = [image.recognised for image in images], [image.label for image in images]
     return Images(
-        pixels_of(images).reshape(count, *config.image_shape),
+        shown(pixels_of(images), config),
         config,
         [job.seed + image.index for image in images],
         [None if number is None else checkpoint.class_names[number] for number in classes],

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from linpix.model.config import ModelConfig
+from linpix.model.palette import pictures_of
 from linpix.server.engine.image import Image as Drawn
 from linpix.server.pictures import encode
 from linpix.server.pictures.overlay import Overlay
@@ -98,9 +99,7 @@ class Output:
             (
                 encode.png(image.canvas, self.config, self.scale)
                 if self.overlay is None
-                else self.overlay.encoded(
-                    image.canvas.reshape(self.config.height, self.config.width, -1)
-                )
+                else self.overlay.encoded(pictures_of(image.canvas, self.config))
             ),
         )
 
@@ -123,11 +122,10 @@ class Output:
             _write(self.path, animation.animate(frames, self.kind, self.scale))
             return len(frames)
         alone = len(images) == 1  # and then without a frame: to be completed or scored
-        sheet = (
-            images[0].reshape(self.config.image_shape)
-            if alone
-            else animation.grid(images, self.config)
-        )
+        if alone:
+            _write(self.path, encode.png(images[0], self.config, self.scale))
+            return 1
+        sheet = animation.grid(images, self.config)
         sheet = sheet.repeat(self.scale, axis=0).repeat(self.scale, axis=1)
         _write(self.path, encode.encoded(sheet.reshape(*sheet.shape[:2], -1)))
         return 1

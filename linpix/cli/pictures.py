@@ -15,6 +15,7 @@ from PIL import Image
 
 from linpix.model.config import ModelConfig
 from linpix.model.orientation import orientation
+from linpix.model.palette import nearest, pictures_of
 from linpix.server.errors import InvalidRequest
 from linpix.server.pictures import uploads
 from linpix.server.pictures.pictures import LARGEST_UPLOAD, eight_bits, upright
@@ -27,7 +28,7 @@ _PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}  # modes whose colours are multipl
 
 class Images(np.ndarray[Any, np.dtype[np.uint8]]):
     """Drawn images: a numpy array, uint8 (count, height, width), or (count, height, width, 3) in
-    colour.
+    colour, or (count, height, width, 4) with alpha, from a model with a palette.
 
     seeds:       of each image; the same seed draws the same image again, here and on a server
     labels:      the name of each image's class; None where it has none, or none is known
@@ -75,18 +76,21 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
         """A PIL image of all images side by side, of `columns` and enlarged `scale` times; None: to
         fit a screen.
         """
+        model = self._model
+        shape = () if model is None else model.image_shape + (4,) * bool(model.palette)
         if (
-            self._model is None
+            model is None
             or self.dtype != np.uint8
             or not self.size
-            or self._model.image_shape not in (self.shape, self.shape[1:])
+            or shape not in (self.shape, self.shape[1:])
         ):
             raise ValueError(
                 f"grid needs images as they were drawn, got {self.dtype} of shape {self.shape}"
             )
-        sheet = animation.grid(
-            np.asarray(self).reshape(-1, self._model.subpixels), self._model, columns=columns or 0
-        )
+        values = np.asarray(self)
+        if model.palette:
+            values = nearest(values.reshape(-1, 4), model)
+        sheet = animation.grid(values.reshape(-1, model.subpixels), model, columns=columns or 0)
         scale = scale or max(1, animation.WIDEST // sheet.shape[1])
         return Image.fromarray(sheet.repeat(scale, 0).repeat(scale, 1))
 
@@ -114,6 +118,12 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
         except ValueError:
             return None
         return out.getvalue()
+
+
+def shown(images: NDArray[np.uint8], config: ModelConfig) -> NDArray[np.uint8]:
+    """What images (count, T) show: (count, height, width), or (..., 3 or 4) in colour."""
+    pictures = pictures_of(images, config)
+    return pictures[..., 0] if pictures.shape[-1] == 1 else pictures
 
 
 def read_given(image: object, known: object, config: ModelConfig, **options: Any) -> uploads.Upload:

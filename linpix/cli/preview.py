@@ -1,6 +1,6 @@
 """Progress on a terminal: a preview in half blocks of colour, or a bar.
 
-A picture is (height, width) of greys or (height, width, 3) of colours, uint8.
+A picture is (height, width) of greys or (height, width, 3 or 4) of colours, uint8.
 """
 
 import os
@@ -41,7 +41,8 @@ def half_blocks(picture: Picture, colours: int) -> list[str]:
     """Lines of a terminal, each showing two rows of pixels. colours: TRUE_COLOURS, or 256 to take
     the nearest.
     """
-    pixels = np.broadcast_to(picture.reshape(*picture.shape[:2], -1), (*picture.shape[:2], 3))
+    pixels = picture.reshape(*picture.shape[:2], -1)[..., :3]
+    pixels = np.broadcast_to(pixels, (*picture.shape[:2], 3))
     if colours == TRUE_COLOURS:
         codes = [[f"2;{r};{g};{b}" for r, g, b in row] for row in pixels.tolist()]
     else:

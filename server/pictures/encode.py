@@ -6,6 +6,7 @@ import io
 import re
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from linpix.model.config import ModelConfig
+from linpix.model.config import Colour, ModelConfig
+from linpix.model.palette import painted
 
 from ..errors import InvalidRequest
 
@@ -114,21 +116,28 @@ def encoded(
     *,
     compress_level: int = -1,
     profile: bytes = b"",
+    palette: Sequence[Colour] = (),
 ) -> bytes:
-    """(H, W, 1 to 3) as a file: grey, grey with alpha (PNG only), or RGB. PNG and WebP are exact,
-    JPEG is not.
+    """(H, W, 1 to 4) as a file: grey, grey with alpha (PNG only), RGB or RGBA (in JPEG, RGB). PNG
+    and WebP are exact, JPEG is not.
 
     Equal arguments give equal bytes with one version of Pillow: a file has no time and no comment.
-    compress_level: of PNG; -1: zlib's default. A small grey PNG ignores it and uses SMALL_LEVEL.
-    profile: ICC.
+    compress_level: of PNG; -1: zlib's default. A PNG of a palette, or a small grey one, ignores it
+    and uses SMALL_LEVEL. profile: ICC. palette: of which one channel's values are colours, for PNG.
     """
-    if kind == "png" and pixels.shape[2] == 1 and pixels.size <= SMALL_PIXELS and not profile:
+    small = pixels.shape[2] == 1 and pixels.size <= SMALL_PIXELS and not profile
+    if kind == "png" and (small or palette):
         height, width, _ = pixels.shape  # without filters: a third of Pillow's time, and not larger
         # each line begins with its filter number; 0: none
         lines = np.zeros((height, 1 + width), np.uint8)
         lines[:, 1:] = pixels[..., 0]
+        colours = (
+            (b"PLTE", b"".join(bytes(colour[:3]) for colour in palette)),
+            (b"tRNS", bytes(colour[3] for colour in palette[:1])),
+        )
         chunks = (
-            (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
+            (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3 if palette else 0, 0, 0, 0)),
+            *(colours if palette else ()),
             (b"IDAT", zlib.compress(lines.tobytes(), SMALL_LEVEL)),
             (b"IEND", b""),
         )
@@ -139,6 +148,7 @@ def encoded(
             + struct.pack(">I", zlib.crc32(data, zlib.crc32(name)))
             for name, data in chunks
         )
+    pixels = pixels[..., :3] if kind == "jpeg" else pixels
     picture = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     out = io.BytesIO()
     options = {
@@ -169,16 +179,33 @@ def png(
     canvas: NDArray[np.uint8], config: ModelConfig, factor: int = 1, rows: int | None = None
 ) -> bytes:
     """A PNG of (T,) sub-pixels; image rows from `rows` on are unfinished and black."""
-    picture = canvas.reshape(config.height, config.width, config.channels)
-    return encoded(framed(picture, frame_of(factor, config), rows))
+    return drawn(canvas, config, frame_of(factor, config), rows=rows)
 
 
-def npy(pictures: list[bytes], shape: tuple[int, int, int]) -> bytes:
-    """The sub-pixels of n pictures, each of shape (H, W, 1 or 3), as the file that numpy.load
-    reads.
-
-    Its array is (n, H, W) for grey, else (n, H, W, 3), uint8.
+def drawn(
+    canvas: NDArray[np.uint8],
+    config: ModelConfig,
+    frame: Frame,
+    kind: Format | Literal["npy"] = "png",
+    rows: int | None = None,
+) -> bytes:
+    """(T,) sub-pixels as a file, or for npy as the bytes of what they show. Image rows from `rows`
+    on are unfinished: black, or the palette's ground.
     """
+    picture = canvas.reshape(config.height, config.width, config.channels)
+    pixels = framed(picture, frame, rows)
+    if kind == "png":
+        return encoded(pixels, palette=config.palette)
+    shown = painted(pixels[..., 0], config) if config.palette else pixels
+    return shown.tobytes() if kind == "npy" else encoded(shown, kind)
+
+
+def npy(pictures: list[bytes], height: int, width: int) -> bytes:
+    """The bytes of n pictures, each of shape (H, W, channels), as the file that numpy.load reads.
+
+    Its array is (n, H, W) for grey, else (n, H, W, 3), or with a palette (n, H, W, 4), uint8.
+    """
+    shape = height, width, len(pictures[0]) // (height * width)
     out = io.BytesIO()
     np.save(
         out,

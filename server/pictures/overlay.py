@@ -31,7 +31,7 @@ class Overlay:
         """Whether the profile is one of pictures with these channels: of CMYK, for example, it is
         not.
         """
-        return self.profile[16:20] == {1: b"GRAY", 3: b"RGB "}[self.blank.shape[2]]
+        return self.profile[16:20] == {1: b"GRAY"}.get(self.blank.shape[2], b"RGB ")
 
     @property
     def size(self) -> str:
@@ -50,12 +50,14 @@ class Overlay:
         left, top, right, bottom = self.field
         tall, wide = picture.shape[:2]
         across, down = wide / (right - left), tall / (bottom - top)
+        # between colours of a palette there are none
+        resampling = Image.Resampling.NEAREST if picture.shape[2] == 4 else Image.Resampling.BICUBIC
         planes = [
             Image.fromarray(plane).transform(
                 (self.hidden.shape[1], self.hidden.shape[0]),
                 Image.Transform.AFFINE,
                 (across, 0, -left * across, 0, down, -top * down),
-                Image.Resampling.BICUBIC,
+                resampling,
             )
             for plane in np.moveaxis(picture, 2, 0).copy()
         ]
@@ -81,8 +83,8 @@ def overlay(
     prepared: Prepared | None = None,
     profile: bytes = b"",
 ) -> Overlay:
-    """colours: (H, W, 3), at the size of the answer · kept: (H, W), what is known · channels: of
-    the model.
+    """colours: (H, W, 3), or with a palette (H, W, 4), at the size of the answer · kept: (H, W),
+    what is known · channels: of the model's pictures.
     """
     if channels == 1 and profile[16:20] != b"RGB " and (colours == colours[..., :1]).all():
         colours = colours[..., :1]

@@ -75,6 +75,16 @@ class Picture:
         blended //= 255  # in place: a large picture takes 100 MB here
         return blended.astype(np.uint8)
 
+    def cut_out(self, crop: Crop | None = None, *, flat: bool) -> NDArray[np.uint8]:
+        """A crop, or the whole picture, (H, W, 4): all is 0 in transparent parts, and alpha is 255
+        elsewhere. Unless flat, nothing counts as transparent.
+        """
+        colours = self.colours(3, crop, flat=False)
+        there = np.ones(colours.shape[:2], np.bool_)
+        if flat and self.alpha is not None:
+            there = (self.alpha if crop is None else cut(self.alpha, crop)) >= OPAQUE
+        return np.dstack([colours, np.full(there.shape, 255, np.uint8)]) * there[..., None]
+
 
 def opened(data: bytes, param: str) -> Picture:
     """Raises InvalidRequest: status 400, also for whatever Pillow raises, 413 (too large) or 415

@@ -7,6 +7,7 @@ does more for photographed digits.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import ModelConfig
 from linpix.model.inputs import first_hole
+from linpix.model.palette import nearest, painted
 
 from ..errors import InvalidRequest
 from .coverage import Crop, centred, cut, half_known, moved, reduced
@@ -28,6 +30,7 @@ Preparation = Literal["none", "mnist"]
 LARGEST_SIDE = 1024  # pixels; uploads to prepare or to lay back are reduced to this side
 # grey levels; the mean of MNIST's edges is below 1, and completions suffer from 10 on
 LIGHT_EDGE = 8
+FAR_COLOURS = 40  # from a palette: most people then see another colour
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -41,6 +44,7 @@ class Upload:
     crop: tuple[float, ...]  # left, top, right, bottom of what it shows, in pixels of the upload
     read: bool  # the model is conditional: it reads what is known before it draws anything
     missed: float = 0.0  # the share of the hidden area that is outside the crop
+    off: float = 0.0  # mean distance of its colours from those of the model's palette, 0 to 441
     figure: tuple[float, ...] | None = None  # as crop, of a prepared digit
     inverted: bool = False  # the digit's ink was darker than the paper
     overlay: Overlay | None = None
@@ -97,6 +101,8 @@ def read(
     preparation mnist: find the digit, and bring it to MNIST's size and place · lay_back: also make
         Upload.overlay ·
     scored: holes keep their values; if nothing says what is hidden, all is; and something must be.
+    If the model's ground is transparent, so may the image be: its transparent parts are holes only
+    where nothing else can say what to fill in.
     """
     if mask is not None and keep_rows is not None:
         raise InvalidRequest(
@@ -111,6 +117,7 @@ def read(
     if preparation == "mnist":
         check_preparable(config)
     picture = opened(image, "image")
+    clear = bool(config.palette) and not config.palette[0][3]
     size, flat = picture.image.size, mask is not None or keep_rows is not None
     alpha = picture.alpha if mask is None else opened(mask, "mask").alpha
     if preparation == "none" and (size[0] < config.width or size[1] < config.height):
@@ -137,15 +144,16 @@ def read(
         )
     crop, missed = centred(size, (config.width, config.height)), 0.0
     if keep_rows is not None:
-        if picture.alpha is not None and (cut(picture.alpha, crop) < OPAQUE).any():
+        holes = picture.alpha is not None and bool((cut(picture.alpha, crop) < OPAQUE).any())
+        if holes and not clear:
             raise InvalidRequest(
                 "keep_rows and the transparent parts of the picture both say what to fill in; use"
                 " one of them",
                 param="keep_rows",
             )
         kept = np.arange(config.height)[:, None].repeat(config.width, axis=1) < keep_rows
-    elif alpha is None:
-        kept = np.zeros(size[::-1], np.bool_)
+    elif alpha is None or (scored and mask is None and clear):
+        kept, flat = np.zeros(size[::-1], np.bool_), True
     else:
         crop, within, missed = moved(
             alpha < OPAQUE,
@@ -160,9 +168,7 @@ def read(
         kept = cut(alpha, within) >= OPAQUE
         if scored and mask is None and kept.all():
             kept = ~kept
-    canvas, known = reduced(
-        picture.colours(config.channels, crop, flat=flat), kept, config.height, config.width
-    )
+    canvas, known, off = _values(picture, crop, kept, config, flat=flat)
     if scored and known.all():
         param = "keep_rows" if mask is None else "mask"
         raise InvalidRequest(
@@ -171,22 +177,44 @@ def read(
             param=param,
         )
     if scored:
-        beneath, _ = reduced(
-            picture.colours(config.channels, crop, flat=flat),
-            np.ones_like(kept),
-            config.height,
-            config.width,
-        )
+        beneath, _, off = _values(picture, crop, np.ones_like(kept), config, flat=flat)
         canvas = np.where(known[..., None], canvas, beneath)
-    over = _overlay(picture, crop, kept, config.channels, flat=flat) if lay_back else None
+    over = _overlay(picture, crop, kept, config, flat=flat) if lay_back else None
     return Upload(
         canvas=canvas.reshape(-1),
         known=known.reshape(-1).repeat(config.channels),
         read=bool(config.patch),
         crop=tuple(side * picture.scale for side in crop),
         missed=missed,
+        off=off,
         overlay=over,
     )
+
+
+def _values(
+    picture: Picture, crop: Crop, kept: NDArray[np.bool_], config: ModelConfig, *, flat: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_], float]:
+    """A crop, reduced to the model's size: its values, (H, W, C), what is known of it, and how far
+    its colours are from those of the palette.
+    """
+    size = config.height, config.width
+    if not config.palette:
+        return *reduced(picture.colours(config.channels, crop, flat=flat), kept, *size), 0.0
+    pixels, known = reduced(picture.cut_out(crop, flat=flat), kept, *size)
+    pixels = _straight(pixels)
+    values = nearest(pixels.reshape(-1, 4), config).reshape(size)
+    distances = np.linalg.norm(
+        (painted(values, config)[..., :3] - pixels[..., :3].astype(float)), axis=-1
+    )
+    there = pixels[..., 3] >= OPAQUE
+    return values[..., None], known, float(distances[there].mean()) if there.any() else 0.0
+
+
+def _straight(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Means of cut_out, (H, W, 4), with the colours of what is there alone."""
+    alpha = np.maximum(pixels[..., 3:], 1)
+    colours = np.minimum(np.rint(pixels[..., :3] * (255 / alpha)), 255).astype(np.uint8)
+    return np.concatenate([colours, pixels[..., 3:]], -1)
 
 
 def _prepared(
@@ -254,6 +282,11 @@ def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[st
             "the picture's colour profile is not one of RGB, so it is left out, and known pixels"
             " may look different; convert the picture to sRGB first"
         )
+    if upload.off >= FAR_COLOURS:
+        found.append(
+            "the picture's colours are far from those that the model knows, so the nearest of these"
+            " were taken; use colours of the model's palette"
+        )
     if (
         checkpoint is not None
         and checkpoint.provenance.get("data") == "mnist"
@@ -273,11 +306,11 @@ def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[st
 
 def check_preparable(config: ModelConfig) -> None:
     """Raise InvalidRequest unless the model has the shape of MNIST's images."""
-    if (config.height, config.width, config.channels) != (SIDE, SIDE, 1):
+    if not config.grey or (config.height, config.width) != (SIDE, SIDE):
         raise InvalidRequest(
             f"prepare=mnist works only with models of {SIDE}x{SIDE} grey pixels, but this one has "
-            f"{config.width}x{config.height} with {config.channels} channels; leave out "
-            "prepare, or choose another model",
+            f"{config.width}x{config.height} {'grey' if config.grey else 'coloured'} ones; leave"
+            " out prepare, or choose another model",
             param="prepare",
         )
 
@@ -301,21 +334,22 @@ def _below(shape: tuple[int, ...], field: Box, rows: int) -> NDArray[np.bool_]:
 
 
 def _overlay(
-    picture: Picture, crop: Crop, kept: NDArray[np.bool_], channels: int, *, flat: bool
+    picture: Picture, crop: Crop, kept: NDArray[np.bool_], config: ModelConfig, *, flat: bool
 ) -> Overlay:
     """The overlay over a whole upload, of which the model sees only the crop."""
-    whole = picture.colours(3, flat=True)
+    shown = picture.cut_out if config.palette else partial(picture.colours, 3)
+    whole = shown(flat=True)
     tall, wide, factor = _smaller(whole)
     left, top, right, bottom = (round(side / factor) for side in crop)
     colours, stays = reduced(whole, np.ones(whole.shape[:2], np.bool_), tall, wide)
     inside = np.s_[top:bottom, left:right]
     colours[inside], stays[inside] = reduced(
-        picture.colours(3, crop, flat=flat), kept, bottom - top, right - left
+        shown(crop, flat=flat), kept, bottom - top, right - left
     )
     return overlay(
-        colours,
+        _straight(colours) if config.palette else colours,
         stays,
         (float(left), float(top), float(right), float(bottom)),
-        channels,
+        4 if config.palette else config.channels,
         profile=picture.profile,
     )

@@ -343,7 +343,15 @@ class ModelCard(BaseModel):
     attention: str = Field(description="linear or softmax", examples=["linear"])
     width: int = Field(description="width of its images, in pixels", examples=[28])
     height: int = Field(description="height of its images, in pixels", examples=[28])
-    channels: int = Field(description="sub-pixels per pixel: 1 for grey, 3 for RGB", examples=[1])
+    channels: int = Field(
+        description="sub-pixels per pixel: 1 for grey or a palette, 3 for RGB", examples=[1]
+    )
+    palette: list[str] = Field(
+        description=(
+            "the colours of its pictures, as #rrggbbaa, that of the background first; empty: any"
+        ),
+        examples=[[]],
+    )
     conditional: bool = Field(
         description=(
             "whether the model reads all known pixels before it draws; other models know "

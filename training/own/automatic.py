@@ -18,8 +18,9 @@ from linpix.model.config import PRESETS
 
 from ..folders import arrange, cure, reasons, walk
 from ..readers import PICTURE_FORMATS, upright, written
+from .palette import COLOURS, fitted, has_few_colours, size_of
 
-GREY, COLOUR = "mnist-conditional", "cifar10-conditional"
+GREY, COLOUR, PALETTE = "mnist-conditional", "cifar10-conditional", "palette"
 # used with options that GREY and COLOUR do not have
 PLAIN = {GREY: "mnist-small", COLOUR: "cifar10-small"}
 _LOOKED_AT = 64  # so many pictures, chosen at random, decide whether all are in colour
@@ -35,10 +36,14 @@ class Plan:
     minutes: float
     pictures: int
     left_out: dict[str, list[str]]  # files, by the reason
+    size: tuple[int, int]  # width and height
+    colours: int  # most of a palette; 0: it has none
 
     def __str__(self) -> str:
-        size = f"{PRESETS[self.preset].width} x {PRESETS[self.preset].height}"
+        size = f"{self.size[0]} x {self.size[1]}"
         colours = "colour" if PRESETS[self.preset].channels == 3 else "grey"
+        if self.colours:
+            colours = f"a palette of up to {self.colours} colours"
         out = f"; left out: {written(reasons(self.left_out))}" if self.left_out else ""
         return (
             f"{self.pictures:,} pictures, converted to {size} in {colours}: preset {self.preset}, "
@@ -46,11 +51,13 @@ class Plan:
         )
 
 
-def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
+def plan(pictures: Path, target: Path, *, plain: bool = False, colours: int | None = None) -> Plan:
     """Choose for a folder of pictures of any size, and write them into `target` at the preset's
     size.
 
-    plain: choose a preset that supports all options. Sub-folders, which are classes, are kept.
+    plain: choose a preset that supports all options · colours: most of a palette, which is then
+    chosen in any case; None: it is where most pictures have few colours. Sub-folders, which are
+    classes, are kept.
     Raises ValueError if there are fewer than ten readable pictures, or they cannot be sorted into
     classes: the copies are not the place to sort them.
     """
@@ -78,30 +85,37 @@ def plan(pictures: Path, target: Path, *, plain: bool = False) -> Plan:
         )
     if named := [path.relative_to(pictures).as_posix() for path, reason in files if not reason]:
         arrange(named, pictures, "train")
-    coloured = np.mean([_is_coloured(picture) for picture in seen]) > 0.5
+    few = np.mean([has_few_colours(picture) for picture in seen]) > 0.5
+    on_white = [_laid_on(picture, "white") for picture in seen]
+    coloured = np.mean([_is_coloured(picture) for picture in on_white]) > 0.5
     preset = COLOUR if coloured else GREY
     preset = PLAIN[preset] if plain else preset
-    config = PRESETS[preset]
+    size = PRESETS[preset].width, PRESETS[preset].height
+    if colours or (few and not plain):
+        preset, size = PALETTE, size_of(seen)
     # perhaps white ink on nothing
-    empty = np.mean([np.asarray(picture).min() >= _WHITE for picture in seen])
+    empty = np.mean([np.asarray(picture).min() >= _WHITE for picture in on_white])
     ground = "black" if empty > 0.5 else "white"
     shutil.rmtree(target, ignore_errors=True)
     for path, reason in tqdm(
         files, desc="reading", unit="picture", disable=not sys.stderr.isatty(), leave=False
     ):
         # one at a time: all of them together may not fit into memory
-        picture = _picture(path, reason, ground)
+        picture = _picture(path, reason)
         if isinstance(picture, str):
             left_out.setdefault(picture, []).append(path.relative_to(pictures).as_posix())
             continue
         place = target / path.relative_to(pictures).with_name(_name_of_copy(path.name))
         place.parent.mkdir(parents=True, exist_ok=True)
-        ImageOps.fit(
-            picture.convert("RGB" if coloured else "L"), (config.width, config.height)
-        ).save(place)
+        if preset == PALETTE:
+            fitted(picture, size).save(place)
+        else:
+            opaque = _laid_on(picture, ground).convert("RGB" if coloured else "L")
+            ImageOps.fit(opaque, size).save(place)
     count = len(files) - sum(map(len, left_out.values()))
     minutes = min(_LONG, max(_SHORT, _SHORT * (count / 300) ** 0.63))
-    return Plan(preset, round(minutes), count, left_out)
+    most = (colours or COLOURS) if preset == PALETTE else 0
+    return Plan(preset, round(minutes), count, left_out, size, most)
 
 
 def _name_of_copy(name: str) -> str:
@@ -114,8 +128,8 @@ def _name_of_copy(name: str) -> str:
     return name + ".png"
 
 
-def _picture(path: Path, reason: str, ground: str = "white") -> Image.Image | str:
-    """Read a picture: upright, on the ground where transparent, at most 256 pixels wide and high.
+def _picture(path: Path, reason: str) -> Image.Image | str:
+    """Read a picture: upright, with alpha, at most 256 pixels wide and high.
 
     Or why it is not a complete picture of 8 bits per sample. reason: what walk says of its name.
     """
@@ -130,8 +144,12 @@ def _picture(path: Path, reason: str, ground: str = "white") -> Image.Image | st
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return reason or "not a complete picture, or a huge one"
     turned.thumbnail((256, 256))
-    whole = Image.new("RGBA", turned.size, ground)
-    whole.alpha_composite(turned)
+    return turned
+
+
+def _laid_on(picture: Image.Image, ground: str) -> Image.Image:
+    whole = Image.new("RGBA", picture.size, ground)
+    whole.alpha_composite(picture)
     return whole.convert("RGB")
 
 

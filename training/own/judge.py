@@ -23,6 +23,7 @@ from linpix.model.attempts import NEXT_ATTEMPT, Recognised
 from linpix.model.config import ModelConfig
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.packing import Packed
+from linpix.model.palette import pictures_of
 from linpix.model.pieces import torn, whole
 from linpix.model.transformer import Transformer
 
@@ -60,9 +61,10 @@ class Judge(nn.Module):
     def __init__(self, config: ModelConfig, classes: int) -> None:
         super().__init__()
         features = 64 * (config.height // 4) * (config.width // 4)
+        self.config = config
         self.shape = config.height, config.width, config.channels
         self.layers = nn.Sequential(
-            nn.Conv2d(config.channels, 32, 3, padding=1),
+            nn.Conv2d(4 if config.palette else config.channels, 32, 3, padding=1),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(32, 64, 3, padding=1),
@@ -76,7 +78,8 @@ class Judge(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """images: (B, T) uint8."""
-        logits: Tensor = self.layers(images.view(-1, *self.shape).permute(0, 3, 1, 2) / 255)
+        shown = torch.from_numpy(pictures_of(images.numpy(), self.config))
+        logits: Tensor = self.layers(shown.permute(0, 3, 1, 2) / 255)
         return logits
 
     @torch.inference_mode()
@@ -130,6 +133,7 @@ def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
 def _place(data: Dataset, config: ModelConfig, steps: int) -> Path:
     """The file of the judge that is trained so on these pictures."""
     found = hashlib.sha256(repr((VERSION, steps, config.image_shape, data.classes)).encode())
+    found.update(repr(config.palette).encode() if config.palette else b"")
     for values in (data.images, data.labels):
         found.update(np.ascontiguousarray(values).data)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -159,7 +163,7 @@ def agreement(
         if test.images.mean() > 127.5
         else 0
     )
-    real = look_of(test.images, config, ground, test.labels) if config.channels == 1 else None
+    real = look_of(test.images, config, ground, test.labels) if config.grey else None
     seen = asdict(real) if real is not None else None
     best: dict[int, tuple[Recognised, NDArray[np.uint8]]] = {}
     todo, made = np.arange(count), 0

@@ -80,8 +80,6 @@ def board_of(images: NDArray[np.uint8], config: ModelConfig) -> dict[str, Any]:
     pictures = images[:: max(1, len(images) // TOGETHER)].reshape(
         -1, *config.image_shape[:2], config.channels
     )
-    if config.palette:
-        return {"ground": None, "ink": None, "prepare": None}
     edge = np.concatenate(
         [
             pictures[:, rows, columns].reshape(-1, config.channels)

@@ -13,6 +13,12 @@ from linpix.model.palette import OPAQUE
 from ..folders import read_pictures, walk
 from ..readers import PICTURE_FORMATS, DataError
 
+COLOURS = 64  # most colours of a palette for which no number is given
+# a picture has few colours if so many of them have so large a share of its pixels; it is coloured
+# if its channels differ by more on average, of 255
+FEW, MOSTLY, COLOURED = 32, 0.9, 12
+LARGEST, REDUCED = 32, 24  # longest side of pictures that keep their size, and of all others
+STEP = 4  # sides are multiples of it
 CANDIDATES = 4096  # the most frequent colours, of which a palette is chosen
 GROUND = 0.01  # least share of transparent pixels that makes the ground transparent
 
@@ -77,3 +83,51 @@ def _counted(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.i
     found, counts = np.unique(opaque.view(np.uint32), return_counts=True)
     most = np.argsort(-counts, kind="stable")[:CANDIDATES]
     return found[most, None].view(np.uint8).astype(np.int64), counts[most]
+
+
+def has_few_colours(picture: Image.Image) -> bool:
+    """Whether a picture, RGBA, is in colour but has few colours, as sprites, icons and flags."""
+    values = np.asarray(picture).copy()
+    there = values[..., 3] >= OPAQUE
+    if not there.any():
+        return False
+    _, counts = _counted(values[there])
+    parts = values[there][:, :3].astype(np.int64)
+    coloured = (parts.max(1) - parts.min(1)).mean() > COLOURED
+    return bool(coloured and counts[:FEW].sum() >= MOSTLY * there.sum())
+
+
+def size_of(pictures: list[Image.Image]) -> tuple[int, int]:
+    """The width and height for pictures with a palette, multiples of STEP: those of the largest
+    one, unless it is too large.
+    """
+    sizes = np.array([_unenlarged(picture).size for picture in pictures])
+    width, height = sizes.max(0)
+    if max(width, height) > LARGEST:
+        width, height = np.rint(np.median(sizes / sizes.max(1, keepdims=True), 0) * REDUCED)
+    return int(-(-width // STEP) * STEP), int(-(-height // STEP) * STEP)
+
+
+def fitted(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """A picture, RGBA, in the middle of one of this size: reduced if it is larger, not enlarged.
+
+    The rest is transparent, or if nothing in it is, as the pixels of its edge.
+    """
+    picture = _unenlarged(picture)
+    picture.thumbnail(size, Image.Resampling.BOX)
+    values = np.asarray(picture)
+    across, down = size[0] - picture.width, size[1] - picture.height
+    rest = ((down // 2, down - down // 2), (across // 2, across - across // 2), (0, 0))
+    opaque = values[..., 3].min() >= OPAQUE
+    return Image.fromarray(np.pad(values, rest, mode="edge" if opaque else "constant"))
+
+
+def _unenlarged(picture: Image.Image) -> Image.Image:
+    """Pixel art at its own size, if it was enlarged by a whole factor; else the same picture."""
+    values = np.asarray(picture)
+    for factor in range(min(picture.size) // STEP, 1, -1):
+        own = values[::factor, ::factor]
+        # of other lengths where the factor divides no side
+        if np.array_equal(own.repeat(factor, 0).repeat(factor, 1), values):
+            return Image.fromarray(own)
+    return picture.copy()

@@ -12,7 +12,8 @@ from urllib.parse import quote
 import numpy as np
 from fastapi import APIRouter, Body, File, Request, Response
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
-from numpy.typing import NDArray
+
+from linpix.model.palette import pictures_of
 
 from ...engine.image import best_of
 from ...engine.job import label_of, new_job
@@ -199,7 +200,7 @@ class Images(Answer):
             raise InvalidRequest(
                 f"an array has at most {ARRAY_IMAGES} images; request fewer, got {n}", param="n"
             )
-        self._limit(self.frame, self.config.channels)
+        self._limit(self.frame, 4 if self.config.palette else self.config.channels)
         if self.job.candidates and self.job.stream and fields.partial_images:
             raise InvalidRequest(
                 "with candidates, a stream has no partial images, since the best are known only "
@@ -389,14 +390,12 @@ class Images(Answer):
         began, canvas = time.monotonic(), event.canvas
         if self.upload is not None:
             canvas = np.where(self.upload.known, self.upload.canvas, canvas)
-        picture = canvas.reshape(self.config.height, self.config.width, self.config.channels)
         if self.overlay is not None:
-            file = self.overlay.encoded(picture, self.format)
+            file = self.overlay.encoded(pictures_of(canvas, self.config), self.format)
         else:
-            pixels: NDArray[np.uint8] = encode.framed(
-                picture, self.frame, None if event.done else event.rows
-            )
-            file = pixels.tobytes() if self.array else encode.encoded(pixels, self.format)
+            kind: Literal["npy"] | encode.Format = "npy" if self.array else self.format
+            rows = None if event.done else event.rows
+            file = encode.drawn(canvas, self.config, self.frame, kind, rows)
         content = file if self.sole_format or self.array else base64.b64encode(file).decode()
         facts: dict[str, Any] = {"seed": self.job.seed + event.image}
         if (recognised := event.recognised) is not None:
@@ -421,9 +420,9 @@ class Images(Answer):
             }
             if self.warnings:
                 headers["warnings"] = quote("; ".join(self.warnings), safe=READABLE)
-            shape = self.frame.height, self.frame.width, self.config.channels
+            size = self.frame.height, self.frame.width
             return Response(
-                encode.npy([*files], shape) if self.array else files[0],
+                encode.npy([*files], *size) if self.array else files[0],
                 media_type=self.accepted,
                 headers={
                     f"x-linpix-{name.replace('_', '-')}": value for name, value in headers.items()

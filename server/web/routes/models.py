@@ -29,6 +29,7 @@ def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
         width=config.width,
         height=config.height,
         channels=config.channels,
+        palette=["#" + bytes(colour).hex() for colour in config.palette],
         conditional=bool(config.patch),
         classes=list(source.class_names),
         sizes=encode.sizes(config),
