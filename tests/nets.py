@@ -22,6 +22,9 @@ CONDITIONAL = dataclasses.replace(
     look_ups=("previous", "row", "column", "class"),
 )
 CLASS_FIRST = dataclasses.replace(CONDITIONAL, background=None)
+# the same with a palette, whose ground is transparent
+COLOURS = ((254, 254, 254, 0), (200, 30, 20, 255), (20, 160, 60, 255), (30, 40, 220, 255))
+PALETTE = dataclasses.replace(CONDITIONAL, head="categorical", palette=COLOURS)
 
 
 def net_of(config: ModelConfig, *, seed: int = 0, spread: float = 0.0) -> Transformer:

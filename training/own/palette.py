@@ -10,14 +10,15 @@ from PIL import Image
 from linpix.model.config import Colour, ModelConfig
 from linpix.model.palette import OPAQUE
 
-from ..folders import read_pictures, walk
-from ..readers import PICTURE_FORMATS, DataError
+from ..folders import walk
+from ..readers import PICTURE_FORMATS, DataError, contents, read_picture
 
 COLOURS = 64  # most colours of a palette for which no number is given
 # a picture has few colours if so many of them have so large a share of its pixels; it is coloured
 # if its channels differ by more on average, of 255
 FEW, MOSTLY, COLOURED = 32, 0.9, 12
 LARGEST, REDUCED = 32, 24  # longest side of pictures that keep their size, and of all others
+LOOKED_AT = 4_000  # so many pictures, chosen at random, decide about the palette
 STEP = 4  # sides are multiples of it
 CANDIDATES = 4096  # the most frequent colours, of which a palette is chosen
 GROUND = 0.01  # least share of transparent pixels that makes the ground transparent
@@ -27,27 +28,26 @@ def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
     """The preset with the size of the pictures in a folder, and with a palette of at most so many
     colours. Raises DataError.
     """
-    sizes = {_size(path) for path, reason in walk(folder) if not reason}
-    if len(sizes) != 1 or any(side % preset.patch for side in min(sizes)):
-        found = ", ".join(f"{width} x {height}" for width, height in sorted(sizes)[:5])
+    files = [path for path, reason in walk(folder) if not reason]
+    if not files:
+        raise DataError(folder, "has no pictures", "give a folder of pictures")
+    try:
+        with Image.open(files[0], formats=PICTURE_FORMATS) as picture:
+            width, height = picture.size
+    except OSError as error:
+        raise DataError(files[0], f"is not a readable picture ({error})", "remove it") from error
+    if height % preset.patch or width % preset.patch:
         raise DataError(
             folder,
-            f"has pictures of {found or 'no size'}, expected one size, whose sides are multiples of"
+            f"has pictures of {width} x {height}, expected sides that are multiples of"
             f" {preset.patch} pixels",
             "give the folder with --preset auto, which makes them so",
         )
-    [(width, height)] = sizes
-    images, _, _ = read_pictures(folder, "train", (height, width, 4))
-    palette = choose(images.reshape(-1, height, width, 4), most)
+    at_random = np.random.default_rng(0).permutation(len(files))[:LOOKED_AT]
+    shape = height, width, 4
+    seen = [read_picture(contents(files[at]), files[at], shape) for at in at_random]
+    palette = choose(np.stack(seen).reshape(-1, *shape), most)
     return dataclasses.replace(preset, height=height, width=width, palette=palette, background=0)
-
-
-def _size(path: Path) -> tuple[int, int]:
-    try:
-        with Image.open(path, formats=PICTURE_FORMATS) as picture:
-            return picture.size
-    except OSError as error:
-        raise DataError(path, f"is not a readable picture ({error})", "remove it") from error
 
 
 def choose(pictures: NDArray[np.uint8], most: int) -> tuple[Colour, ...]:
