@@ -15,6 +15,7 @@ import {
   shapeOf,
   Task,
   titleOf,
+  tonesOf,
   whole,
   write,
 } from "./parts.js";
@@ -85,7 +86,7 @@ export class Completion {
 
   take(card) {
     const { board, upload } = this;
-    $("colour").parentElement.hidden = card.channels === 1;
+    $("colour").parentElement.hidden = tonesOf(card) === 1;
     const letters = card.classes[0] && card.classes.every((name) => /^\p{L}$/u.test(name));
     $("thing").textContent = letters
       ? "letter"
@@ -93,7 +94,7 @@ export class Completion {
         ? "digit"
         : "picture";
     const { ink } = card.board;
-    if (ink && card.channels === 3)
+    if (ink && tonesOf(card) === 3)
       $("colour").value = `#${ink.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
     const { source } = board;
     if (board.take(card)) upload.follow(source);

@@ -1,6 +1,6 @@
 // The drawing board: the ink of each sub-pixel, which pixels are known, and strokes that change both.
 
-import { shapeOf } from "./parts.js";
+import { shapeOf, tonesOf } from "./parts.js";
 
 const HOLE = [
   ["#2a3342", "#3d4a5e"],
@@ -60,9 +60,10 @@ export class Board {
     const {
       width,
       height,
-      channels,
+      palette,
       board: { ground },
     } = card;
+    const channels = tonesOf(card);
     const shape = shapeOf(card);
     if (shape === this.shape) return false;
     this.boards[this.shape] = Object.fromEntries(BOARD.map((name) => [name, this[name]]));
@@ -71,6 +72,7 @@ export class Board {
       width,
       height,
       channels,
+      clear: Boolean(palette?.[0]?.endsWith("00")), // transparent pixels are ground, not holes
       ground: Array.from({ length: 3 }, (_, at) => ground?.[at % channels] ?? 0),
     });
     this.scale = Math.max(1, Math.floor(352 / width));

@@ -33,6 +33,9 @@ export function figure(x) {
   return x.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
+/** Values that a drawing board has for a pixel of a model: 1 or 3. */
+export const tonesOf = ({ channels, palette }) => (palette?.length ? 3 : channels);
+
 /** The shape and ground, which a picture and a model must share. */
 export const shapeOf = ({ width, height, channels, board }) =>
   [width, height, channels, board.ground].join();
@@ -42,8 +45,9 @@ const TITLES = {
   "mnist-large": "Digits, larger model",
   "mnist-small": "Digits, smaller model",
   "letters-conditional": "Letters",
-  "cifar10-conditional": "Colour",
-  "cifar10-small": "Colour, smaller model",
+  avatars: "Faces",
+  "cifar10-conditional": "Textures",
+  "cifar10-small": "Textures, smaller model",
 };
 
 /** A model's name for people, with its id. */
@@ -126,7 +130,7 @@ export const models = {
       if (before?.id !== id) enter(input, found.temperature ?? 1);
     }
     const facts = [
-      `${found.width} × ${found.height} ${found.channels === 1 ? "grey" : "colour"}`,
+      `${found.width} × ${found.height} ${tonesOf(found) === 1 ? "grey" : "colour"}`,
       found.bits_per_dim.test_10000 && `${figure(found.bits_per_dim.test_10000)} bits/dim`,
       found.engine !== "compiled" && `slow: ${found.slots} at a time, by torch`,
       found.class_agreement && `draws a chosen class in ${percent(found.class_agreement)} of cases`,
