@@ -202,7 +202,7 @@ def test_a_preparation_that_fails_says_why_and_the_frame_and_the_colour_model_he
     boat = np.full((90, 120, 3), (120, 180, 235), np.uint8)
     boat[60:], boat[20:60, 60:80] = (30, 80, 150), (220, 60, 40)
     page.locator("#file").set_input_files(written(tmp_path, "boat.png", png(boat)))
-    page.get_by_role("button", name="In colour: Colour, smaller model (cifar10-small)").click()
+    page.get_by_role("button", name="In colour: Textures, smaller model (cifar10-small)").click()
     says(page, "#completion .status", "6 completions in")
     expect(page.locator("#completion-form [name=model]")).to_have_value("cifar10-small")
 

@@ -32,9 +32,10 @@ def package(tmp_path):
     )
     for kind in ORDER:
         names = [*(f"short{i}" for i in range(5)), *(f"long{i}" for i in range(5))]
+        fill = 'fill="${escape.xml(`${colors.hair}`)}"'
+        row = ORDER.index(kind)
         parts = "".join(
-            f"{name}: (components, colors) => `<path"
-            f' d="M{at} {ORDER.index(kind)}h1v1h-1z" fill="${{escape.xml(`${{colors.hair}}`)}}"/>`,\n'
+            f'{name}: (components, colors) => `<path d="M{at} {row}h1v1h-1z" {fill}/>`,\n'
             for at, name in enumerate(names)
         )
         (lib / "components" / f"{kind}.js").write_text(f"export const {kind} = {{\n{parts}}};\n")
@@ -95,16 +96,15 @@ def test_pairs_for_testing_are_never_in_training_and_the_same_seed_gives_the_sam
     )
     assert "CC0 1.0" in (tmp_path / "one" / "LICENSE").read_text()
 
-    def pairs(split, label):
-        found = set()
-        for path in (tmp_path / "one" / split / label).iterdir():
-            with Image.open(path) as picture:
-                there = np.asarray(picture)[..., 3] > 0
-            # parts in a row of their own; the head hides none of these columns
-            hair, dress = (shape(there[[ORDER.index(kind)]]) for kind in ("hair", "clothing"))
-            found.add((tuple(hair), tuple(dress)))
-        return found
+    def pairs(split):
+        """Hair and clothes: each kind of part has a row of its own, and each style a column."""
+        faces = [np.asarray(Image.open(path)) for path in (tmp_path / "one" / split).rglob("*.png")]
+        ink = [(face[..., :3] == (16, 32, 48)).all(-1) for face in faces]
+        rows = [ORDER.index(kind) for kind in ("hair", "clothing")]
+        return {tuple(int(each[row].argmax()) for row in rows) for each in ink}
 
+    assert len(pairs("train")) > 50 and len(pairs("test")) > 2
+    assert not pairs("train") & pairs("test")
     for label in CLASSES:
         assert len([*(tmp_path / "one" / "train" / label).iterdir()]) == 80
 
@@ -113,7 +113,6 @@ def test_the_hair_is_what_the_class_says(package):
     style = read(package)
     pictures = avatars.faces(style, 0, held_out=False)
     drawn = [next(pictures) for _ in range(200)]
-    # hair and hats are below the head's columns or beside it, a column for each style
     for label, face in drawn:
         styles = np.flatnonzero((face[ORDER.index("hair"), :, :3] == (16, 32, 48)).all(-1))
         if label in ("beard", "short hair"):

@@ -27,7 +27,7 @@ from linpix.training import commands
 from linpix.training.datasets import Dataset
 from linpix.training.evaluate import Evaluation
 from linpix.training.folders import read_pictures
-from linpix.training.own import automatic, curve, judge
+from linpix.training.own import automatic, curve, judge, palette
 from linpix.training.own import progress as progress_module
 from linpix.training.own.inherit import differences, inherited, inverted, negative
 from linpix.training.own.look import Look, board_of, look_of
@@ -374,6 +374,97 @@ def test_a_name_may_be_as_long_as_a_file_system_allows(tmp_path):
             Image.new("L", (30, 30), 20 * number).save(tmp_path / "mine" / name)
     made = automatic.plan(tmp_path / "mine", tmp_path / "made")
     assert made.pictures == 20 and len(list((tmp_path / "made").iterdir())) == 20
+
+
+def put_sprites(folder, scale=1, size=(12, 10)):
+    """Pictures of five colours on nothing, enlarged."""
+    colours = np.array([(0, 0, 0, 0), (9, 9, 9, 255), (250, 20, 30, 255), (30, 200, 40, 255)])
+    folder.mkdir()
+    for index in range(12):
+        values = np.random.default_rng(index).integers(0, 4, size[::-1])
+        picture = colours[values].astype(np.uint8).repeat(scale, 0).repeat(scale, 1)
+        Image.fromarray(picture).save(folder / f"{index:02}.png")
+
+
+@pytest.mark.parametrize("scale", [1, 5])
+def test_pictures_of_few_colours_get_a_palette_at_their_own_size(tmp_path, scale):
+    put_sprites(tmp_path / "mine", scale)
+    plan = automatic.plan(tmp_path / "mine", tmp_path / "made")
+    assert (plan.preset, plan.size) == ("palette", (12, 12))
+    assert "converted to 12 x 12 in a palette of up to 64 colours: preset palette" in str(plan)
+    config = palette.of_pictures(tmp_path / "made", PRESETS["palette"], plan.colours)
+    assert {colour[:3] for colour in config.palette[1:]} == {
+        (9, 9, 9),
+        (250, 20, 30),
+        (30, 200, 40),
+    }
+    with (
+        Image.open(tmp_path / "mine" / "00.png") as given,
+        Image.open(tmp_path / "made" / "00.png.png") as made,
+    ):
+        inside = np.asarray(made)[1:11]
+        assert np.array_equal(inside, np.asarray(given)[::scale, ::scale])
+        assert not np.asarray(made)[[0, 11], :, 3].any()
+
+
+def test_photographs_and_greys_get_a_palette_only_if_colours_are_asked_for(tmp_path):
+    for colour in (False, True):
+        put(tmp_path / str(colour), 12, colour)
+        assert automatic.plan(tmp_path / str(colour), tmp_path / "made").colours == 0
+        plan = automatic.plan(tmp_path / str(colour), tmp_path / "made", colours=16)
+        assert (plan.preset, plan.colours, plan.size) == ("palette", 16, (20, 24))
+        images, _, classes = read_pictures(tmp_path / "made", "train", (24, 20, 4))
+        assert classes == ("round", "square") and len(images) == 11
+
+
+def test_pictures_that_were_too_large_are_reduced_whole(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for index in range(12):
+        picture = Image.new("RGBA", (200, 100), "white")
+        picture.paste("red", (0, 0, 100, 100))
+        picture.putpixel((index, 0), (0, 0, 255, 255))  # no enlarged pixel art
+        picture.save(tmp_path / "mine" / f"{index}.png")
+    assert automatic.plan(tmp_path / "mine", tmp_path / "made").size == (24, 12)
+    with Image.open(tmp_path / "made" / "3.png.png") as made:
+        assert np.asarray(made)[6, [0, 11, 12, 23], 1].tolist() == [0, 0, 255, 255]
+
+
+def test_a_palette_has_the_colours_that_matter_and_an_opaque_ground_from_the_edge():
+    pictures = np.full((4, 8, 8, 4), (240, 240, 250, 255), np.uint8)
+    pictures[:, 2:6, 2:6] = (200, 0, 0, 255)
+    pictures[:, 3, 3] = (205, 3, 3, 255)  # rarer and alike
+    pictures[0, 4, 4] = (0, 250, 0, 255)  # rarest, but unlike all others
+    colours = palette.choose(pictures, 3)
+    assert colours == ((240, 240, 250, 255), (200, 0, 0, 255), (0, 250, 0, 255))
+    assert len(palette.choose(pictures, 64)) == 4
+
+
+def test_a_palette_model_is_trained_evaluated_and_drawn_from_by_auto(tmp_path):
+    put_sprites(tmp_path / "mine")
+    out = tmp_path / "sprites"
+    flags = ["--max-images", "32", "--batch", "16", "--processes", "1"]
+    main(["train", "--preset", "auto", str(tmp_path / "mine"), "--out", str(out), *flags])
+    found = checkpoint.read(out)
+    assert len(found.net.config.palette) == 4 and found.net.config.background == 0
+    again = ["train", "--preset", "auto", str(tmp_path / "mine"), "--out", str(out), "--resume"]
+    main([*again, "--max-images", "16", "--processes", "1"])
+    assert checkpoint.read(out).provenance["images"] == 48
+    main(["sample", "--model", str(out), "--count", "3", "--out", str(tmp_path / "a.gif")])
+    main(["sample", "--model", str(out), "--count", "1", "--out", str(tmp_path / "one.png")])
+    with Image.open(tmp_path / "a.gif") as film, Image.open(tmp_path / "one.png") as one:
+        assert film.n_frames > 1 and one.mode == "P" and one.size == (12, 12)
+        film.seek(film.n_frames - 1)
+        last = np.asarray(film.convert("RGBA"))
+    shown = {tuple(colour) for colour in last.reshape(-1, 4).tolist()}
+    allowed = {(*colour[:3], 255) for colour in found.net.config.palette[1:]}
+    assert {colour for colour in shown if colour[3]} <= allowed | {(96, 96, 96, 255)}
+
+
+def test_a_palette_is_not_asked_of_a_preset_without_one(tmp_path, capsys):
+    put(tmp_path / "mine", 12, False)
+    files = ["--data", str(tmp_path / "mine"), "--out", str(tmp_path / "x")]
+    assert main(["train", "tiny", *files, "--colours", "8"])
+    assert "--colours 8: tiny has no palette" in capsys.readouterr().err
 
 
 def test_what_a_training_has_written_among_the_pictures_is_left_out_and_named(tmp_path):
