@@ -10,8 +10,8 @@ from PIL import Image
 import linpix
 from linpix.model.palette import nearest, pictures_of
 from tests.nets import COLOURS, PALETTE, net_of, saved
-from tests.server.conftest import here
 from tests.server.web.routes.test_images import assert_refused, edit, encode, generate
+from tools.harness.servers import here
 
 # opaque but for the left third of the upper half, which is ground
 VALUES = np.random.default_rng(0).integers(1, 4, (8, 8), dtype=np.uint8)
