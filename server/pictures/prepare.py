@@ -1,5 +1,5 @@
-"""Bring a photographed or scanned digit to MNIST's form: light ink on black, 20 pixels large,
-centred by mass.
+"""Bring a photographed or scanned digit or letter to MNIST's form: light ink on black, 20 pixels
+large, centred by mass.
 
 The paper's tone is a smooth surface fitted to the known pixels. Pixels that differ from it are ink,
 dark or light. The heaviest piece of ink is the figure, with the pieces near it; specks, and ink
@@ -238,7 +238,7 @@ def _ink(smooth: NDArray[np.float64], kept: Mask) -> Mask:
         above = smooth[smooth > limit]
         if not above.size:
             raise NoFigure(
-                "no ink was found: use a picture with more contrast between the digit and the paper"
+                "no ink was found: use a picture with more contrast between the ink and the paper"
             )
         limit = max(least, float(np.median(above)) / 2)
     return (smooth > limit) & kept
@@ -272,10 +272,10 @@ def _figure(ink: Mask, contrast: NDArray[np.float64], hidden: Mask) -> Mask:
     )
     part &= mass <= mass[main]
     if others := int((large & ~part & ~at_edge & (mass > 0)).sum()):
-        raise NoFigure(f"{others + 1} separate shapes were found; crop the picture to one digit")
+        raise NoFigure(f"{others + 1} separate shapes were found; crop the picture to one of them")
     if sides[main] < LONGER / 2:
         raise NoFigure(
-            f"the digit is only {sides[main]:.0f} pixels large; use a picture in which it has at"
+            f"the ink is only {sides[main]:.0f} pixels large; use a picture in which it has at"
             f" least {LONGER // 2}"
         )
     figure: Mask = ink & part[labels]

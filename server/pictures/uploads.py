@@ -289,7 +289,7 @@ def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[st
         )
     if (
         checkpoint is not None
-        and checkpoint.provenance.get("data") == "mnist"
+        and checkpoint.board.get("prepare") == "mnist"
         and upload.figure is None
         and upload.canvas.size == SIDE * SIDE
     ):
@@ -297,8 +297,8 @@ def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[st
         seen = upload.canvas[edge.reshape(-1) & upload.known]
         if seen.size and seen.mean() >= LIGHT_EDGE:
             found.append(
-                "the picture's edge is not black, and this model knows only light digits on a black"
-                " ground, so it may complete the picture badly; use prepare=mnist to have the digit"
+                "the picture's edge is not black, and this model knows only light ink on a black"
+                " ground, so it may complete the picture badly; use prepare=mnist to have the ink"
                 " found and brought to MNIST's form"
             )
     return found
