@@ -4,8 +4,9 @@ is not torn.
 A model that draws the class first reads the whole image after drawing it, with the class head that
 otherwise predicts the class of an occluded picture. If the drawn class has a probability below
 RECOGNISED, the image is drawn again with other random numbers. This is rejection by a classifier
-(Razavi et al., 2019); here the classifier is the model itself. An image in several pieces is drawn
-again too, where pictures like it hardly ever are in several (pieces.py). The answer is the first
+(Razavi et al., 2019); here the classifier is the model itself. An almost blank
+image is drawn again too, and one in several pieces where pictures like it hardly ever are in
+several (pieces.py). The answer is the first
 attempt that is accepted. If there is none, recognised ones come first, then those in one piece,
 then the one with the highest probability. An image drawn from nothing keeps its class, so attempts
 do not change how frequent the classes are. A completion draws its class again too, since the first

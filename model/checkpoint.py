@@ -28,7 +28,7 @@ from .attempts import MAX_ATTEMPTS
 from .attention import attention_for
 from .config import ModelConfig
 from .heads import log_likelihood
-from .pieces import torn, whole
+from .pieces import torn, visible, whole
 from .transformer import Transformer
 
 FORMAT_VERSION = 1
@@ -37,6 +37,9 @@ SHARD_BYTES = 16 * 2**20  # hosts of git repositories warn about larger files
 _FIRST = ("mnist", "mnist-conditional", "mnist-small")
 TEMPERATURE_RANGE = (0.5, 1.2)  # for a checkpoint that names none
 MAX_TEMPERATURE = 10.0  # highest temperature that a request may ask for
+# an image is almost blank if it has less than this part of the full ink that real ones have on
+# average; no training image of MNIST has less than twice as much
+BLANK = 0.25
 # most bytes of config.json, SHA256SUMS, and any other listed file without tensors
 LARGEST_TEXT = 2**20
 # Tensors that are saved in float32 always. Rounded to bf16 they move means by up to half a grey
@@ -102,15 +105,18 @@ class Checkpoint:
         self, images: NDArray[np.uint8], known: NDArray[np.bool_], labels: Sequence[int | None]
     ) -> list[bool]:
         """Whether images, (B, T), are in more pieces than they must be, and real ones of a class
-        hardly ever are.
+        hardly ever are; or almost blank.
         """
         shape, ground = (-1, *self.net.config.image_shape[:2]), self.board.get("ground")
-        if not ground or not self.provenance.get("real_look"):
+        look = self.provenance.get("real_look")
+        if not ground or not look:
             return [False] * len(labels)
-        found = torn(images.reshape(shape), ground[0], known.reshape(shape))
+        pictures = images.reshape(shape)
+        several = torn(pictures, ground[0], known.reshape(shape))
+        blank = visible(pictures, ground[0]).sum((1, 2)) < BLANK * look.get("full_ink", 0)
         return [
-            bool(one) and whole(self.provenance["real_look"], label)
-            for one, label in zip(found, labels, strict=True)
+            bool(empty) or (bool(one) and whole(look, label))
+            for one, empty, label in zip(several, blank, labels, strict=True)
         ]
 
     @property
@@ -419,11 +425,15 @@ def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
         raise ValueError(f"class_agreement must be a share from 0 to 1, got {share!r:.80}")
     look = provenance.get("real_look")
     if look is not None and not (
-        isinstance(look, dict) and _is_quantity(look.get("pieces")) and config.grey
+        isinstance(look, dict)
+        and _is_quantity(look.get("pieces"))
+        and _is_quantity(look.get("full_ink", 0))
+        and config.grey
     ):
         raise ValueError(
-            "real_look must have pieces, the share of real pictures that are in several, and only"
-            f" a model of one channel can have it; got {look!r:.80}"
+            "real_look must have pieces, the share of real pictures that are in several, and may"
+            " have full_ink, a mean number of pixels; only a model of one channel can have it; got"
+            f" {look!r:.80}"
         )
     divided = (look or {}).get("divided", [])
     if not (

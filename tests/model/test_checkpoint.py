@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -205,6 +206,26 @@ def test_names_of_any_whole_characters_are_read(folder):
     assert read(folder).class_names == tuple(names)
 
 
+def test_an_almost_blank_picture_is_torn_where_real_ones_have_more_ink(tiny):
+    source = read(tiny)
+    height, width = source.net.config.image_shape[:2]
+    pictures = np.zeros((3, height, width), np.uint8)
+    pictures[1, 2, 2:4] = pictures[2, 2:5, 2:5] = 255  # blank; a dot of 2 pixels; a figure of 9
+    known, labels = np.zeros(pictures.shape, np.bool_), [0, 1, None]
+    for look, torn in (
+        ({"pieces": 0, "full_ink": 20}, [True, True, False]),
+        ({"pieces": 0.5, "full_ink": 20}, [True, True, False]),
+        ({"pieces": 0}, [False] * 3),  # of a checkpoint that does not say
+        (None, [False] * 3),
+    ):
+        found = dataclasses.replace(
+            source,
+            provenance={"real_look": look},
+            board={"ground": [0], "ink": [255], "prepare": None},
+        )
+        assert found.torn(pictures.reshape(3, -1), known.reshape(3, -1), labels) == torn
+
+
 def test_a_checkpoint_from_before_a_field_was_added_has_its_default(folder):
     before = load(folder)
     change_fields(
@@ -317,6 +338,11 @@ FIELDS = {
     ),
     "a look in words": ("provenance", {"real_look": {"pieces": "few"}}, "real_look must have"),
     "a look without pieces": ("provenance", {"real_look": {}}, "real_look must have pieces"),
+    "ink in words": (
+        "provenance",
+        {"real_look": {"pieces": 0, "full_ink": "much"}},
+        "full_ink, a mean number of pixels",
+    ),
     "a divided class by name": (
         "provenance",
         {"real_look": {"pieces": 0, "divided": ["i"]}},
