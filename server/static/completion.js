@@ -14,17 +14,17 @@ import {
   restore,
   shapeOf,
   Task,
+  thingOf,
   titleOf,
   tonesOf,
   whole,
   write,
 } from "./parts.js";
 import { Board, GUIDE, pngOf } from "./editor.js";
-import { Gallery } from "./gallery.js";
-import { PATH as SAMPLES, drawn, Visit } from "./samples.js";
+import { FITS, Gallery } from "./gallery.js";
+import { PATH as SAMPLES, drawn, TRIES, Visit } from "./samples.js";
 import { EDITS, Upload } from "./upload.js";
 
-const FITS = 0.5; // a class fits if the model recognises it in its completion with more than this confidence
 const VIEWS = ["alternatives", "strip", "likelihood"];
 const LIKELIHOODS = "v1/images/likelihoods";
 const BLIND = 8; // bits of a guess among 256 equally probable values
@@ -56,7 +56,10 @@ export class Completion {
         this.follow();
       },
     });
-    this.form.onsubmit = () => this.complete();
+    this.form.onsubmit = ({ submitter }) => {
+      if (submitter) this.gallery.reveal();
+      this.complete();
+    };
     this.form.elements.n.oninput = () => this.invite();
     document.addEventListener("model", ({ detail: card }) => this.take(card));
     this.board.changed = () => this.follow();
@@ -87,12 +90,7 @@ export class Completion {
   take(card) {
     const { board, upload } = this;
     $("colour").parentElement.hidden = tonesOf(card) === 1;
-    const letters = card.classes[0] && card.classes.every((name) => /^\p{L}$/u.test(name));
-    $("thing").textContent = letters
-      ? "letter"
-      : card.classes.join("") === "0123456789"
-        ? "digit"
-        : "picture";
+    $("thing").textContent = thingOf(card);
     const { ink } = card.board;
     if (ink && tonesOf(card) === 3)
       $("colour").value = `#${ink.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
@@ -114,12 +112,12 @@ export class Completion {
         : Array(3).fill(models.chosen.board.ink?.[0] ?? 255 - ground[0]);
   }
 
-  /** Show an example to a visitor who has drawn and loaded nothing. */
+  /** Show an example of the chosen model to a visitor who has drawn and loaded nothing. */
   arrive() {
     const { board, task } = this;
     if (
       this.panel.hidden ||
-      board.touched ||
+      (board.touched && !(board.example && models.chosen !== this.shown)) ||
       !models.chosen ||
       (task.running && task.controller.signal !== this.showing)
     )
@@ -130,15 +128,15 @@ export class Completion {
   /** Show half of a sample, and its completions. */
   sample(how, what = "A sample") {
     return this.task.start(async (signal) => {
-      this.showing = signal;
+      Object.assign(this, { showing: signal, shown: models.chosen });
       this.task.say("Drawing a sample.");
       const { board } = this;
-      const { shape } = board;
+      const { shape, past } = board;
       const answer = await json(SAMPLES, {
         body: { ...fieldsOf(this.form), ...how, n: 1 },
         signal,
       });
-      if (board.shape !== shape) return;
+      if (board.shape !== shape || board.past !== past) return; // or something was drawn meanwhile
       await this.upload.adopt(answer.data[0].b64_json, what);
       board.example = true;
       await this.fill(
@@ -179,7 +177,14 @@ export class Completion {
     $("file").click();
   }
   clear() {
-    this.upload.clear();
+    this.task.stop();
+    this.task.say("");
+    this.board.clear();
+    this.gallery.clear();
+    this.visit.mark();
+    $("known").textContent = "";
+    this.show("alternatives");
+    this.invite();
   }
 
   /** Update the panel after a change of the board. */
@@ -280,13 +285,17 @@ export class Completion {
     const given = this.given();
     const { n } = fields;
     if (each) fields.label = "each";
-    task.say((task.doing = each ? "Trying each class." : `Completing in ${counted(n, "way")}.`));
+    const many = card.classes.length > TRIES;
+    const trying = many ? "Trying classes." : "Trying each class.";
+    task.say((task.doing = each ? trying : `Completing in ${counted(n, "way")}.`));
     const began = performance.now();
     const answer = await this.draw(gallery, given, fields, card, signal);
     let { records } = gallery;
     if (each) {
       const sure = ({ answer: { confidence } }) => confidence;
       records = records.filter((record) => sure(record) > FITS).sort((a, b) => sure(b) - sure(a));
+      const labels = records.map((record) => record.answer.label);
+      records = records.filter((_, at) => labels.indexOf(labels[at]) === at); // the surest of each class
       if (!records.length)
         throw new Problem(
           "No class fits: the model recognises none of its completions. Erase more, or let it choose any class.",
@@ -295,9 +304,12 @@ export class Completion {
     }
     this.visit.add(records);
     this.tell(answer, card);
+    const classes = counted(records.length, "class", "classes");
+    const fit = many ? `${classes} in ${TRIES} tries` : `${classes} of ${card.classes.length} fit`;
+    const took = duration((performance.now() - began) / 1000);
     task.say(
       words ||
-        `${each ? `${counted(records.length, "class", "classes")} of ${card.classes.length} fit` : counted(n, "completion")} in ${duration((performance.now() - began) / 1000)}. Click one to enlarge it or to continue from it.`,
+        `${each ? fit : counted(n, "completion")} in ${took}. Click one to enlarge it or to continue from it.`,
     );
   }
 

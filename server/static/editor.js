@@ -1,5 +1,6 @@
 // The drawing board: the ink of each sub-pixel, which pixels are known, and strokes that change both.
 
+import { blobOf, canvasOf } from "./service.js";
 import { shapeOf, tonesOf } from "./parts.js";
 
 const HOLE = [
@@ -469,7 +470,7 @@ export function edgeInk({ width, height, known, ink }) {
 
 /** ImageData as a PNG that keeps its alpha. */
 export function pngOf(image) {
-  const canvas = new OffscreenCanvas(image.width, image.height);
+  const canvas = canvasOf(image.width, image.height);
   canvas.getContext("2d").putImageData(image, 0, 0);
-  return canvas.convertToBlob({ type: "image/png" });
+  return blobOf(canvas);
 }

@@ -1,7 +1,8 @@
 // Images in a grid that fills as their pixels arrive, and one of them enlarged.
-import { bytesOf, decode } from "./service.js";
+import { blobOf, bytesOf, canvasOf, decode } from "./service.js";
 import { $, copied, el, percent, recognises } from "./parts.js";
 
+export const FITS = 0.5; // a class fits if the model recognises it with more than this confidence
 const CAPTION = 20; // screen pixels below a picture
 const KEYWORD = "linpix\0\0\0\0\0"; // of an iTXt chunk: not compressed, in no language
 const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
@@ -76,8 +77,12 @@ export class Gallery {
         return record;
       }),
     );
+  }
+
+  /** Bring the images into view. Only for a press of a button: while one draws, the page must stay where it is. */
+  reveal() {
     const { top, bottom } = this.field.getBoundingClientRect();
-    if (top > innerHeight * 0.7 || bottom < innerHeight * 0.3)
+    if (top > innerHeight * 0.9 || bottom < innerHeight * 0.3)
       this.field.closest(".stage").scrollIntoView();
   }
 
@@ -132,8 +137,7 @@ export class Gallery {
 
   name(record, state) {
     const what = nameOf(record);
-    if (record.done)
-      record.words.textContent = what && `${what} · ${percent(record.answer.confidence)}`;
+    if (record.done) record.words.textContent = what && what + sureness(record.answer.confidence);
     const label = `Image ${record.index + 1}${what && record.done ? `, a ${what}` : ""}${record.seed == null ? "" : `, seed ${record.seed}`}${state}${record.pinned ? ", pinned" : ""}`;
     if (record.button.getAttribute("aria-label") !== label)
       record.button.setAttribute("aria-label", label);
@@ -159,7 +163,7 @@ export class Gallery {
     const left = innerHeight - this.field.getBoundingClientRect().top - scrollY - 20; // of the screen's height
     const tall = matchMedia("(min-width: 60rem)").matches
       ? Math.max(340, left)
-      : Math.min(width * 1.7, Math.max(width * 0.75, left));
+      : Math.min(width * 1.7, Math.max(parseFloat(getComputedStyle(this.field).minHeight), left));
     const count = this.list.childElementCount || 1;
     const { scale, columns, gap } = arrange(
       count,
@@ -182,6 +186,12 @@ function nameOf({ answer, about: { card } }) {
   return card.classes.length && Number.isInteger(label) ? card.classes[label] : label;
 }
 
+/** How sure the model is of a class, where that says something. */
+function sureness(confidence) {
+  if (confidence <= FITS) return " · unsure";
+  return Math.round(100 * confidence) < 99 ? ` · ${percent(confidence)}` : "";
+}
+
 /** The rows drawn so far; those to come are transparent. */
 export function rowsSoFar(record) {
   const { image, shown } = record;
@@ -192,11 +202,11 @@ export function rowsSoFar(record) {
 /** A record's picture as a PNG, ten times as large, by nearest neighbour. */
 async function enlarged(record) {
   const { canvas } = record;
-  const large = new OffscreenCanvas(canvas.width * 10, canvas.height * 10);
+  const large = canvasOf(canvas.width * 10, canvas.height * 10);
   const context = large.getContext("2d");
   context.imageSmoothingEnabled = false;
   context.drawImage(canvas, 0, 0, large.width, large.height);
-  return withSettings(record, await large.convertToBlob());
+  return withSettings(record, await blobOf(large));
 }
 
 function curlOf({ about, seed }) {
@@ -227,7 +237,10 @@ export class Viewer {
     this.dialog = $("viewer");
     this.links = [];
     this.status = this.dialog.querySelector(".status");
-    this.dialog.onclose = () => this.forget();
+    this.dialog.onclose = () => {
+      this.forget();
+      if (history.state) history.back();
+    };
     this.dialog.onclick = ({ target }) => {
       if (target === this.dialog) target.close();
     };
@@ -246,8 +259,17 @@ export class Viewer {
     this.laid = record.done ? record.around : null;
     $("viewer-command").hidden = true;
     this.status.textContent = "";
-    if (!this.dialog.open) this.dialog.showModal();
+    if (!this.dialog.open) {
+      if (!history.state) history.pushState("viewer", ""); // Back closes it
+      this.dialog.showModal();
+    }
     this.draw();
+  }
+
+  /** Close, or open again, as the history says. */
+  travel(state) {
+    if (!state) this.dialog.close();
+    else if (this.record) this.open(this.record, this.records);
   }
 
   turn(step) {
@@ -280,7 +302,7 @@ export class Viewer {
     const { label } = about.fields;
     const what = record.done && nameOf(record);
     $("viewer-title").textContent = what
-      ? `${what}, recognised with ${percent(answer.confidence)}`
+      ? `${what}, ${answer.confidence > FITS ? "recognised with" : "unsure:"} ${percent(answer.confidence)}`
       : `Image ${record.index + 1}`;
     $("viewer-facts").textContent = [
       answer.model,
@@ -321,7 +343,7 @@ export class Viewer {
     const files = {
       "": await withSettings(record),
       "-large": await enlarged(record),
-      "-photo": record.around && (await new Promise((resolve) => record.around.toBlob(resolve))),
+      "-photo": record.around && (await blobOf(record.around)),
     };
     if (this.offered !== record) return;
     for (const [id, blob] of Object.entries(files)) {

@@ -11,6 +11,7 @@ import {
   models as loaded,
   Notice,
   size,
+  titleOf,
   whole,
   write,
 } from "./parts.js";
@@ -267,7 +268,10 @@ function select(name) {
     tab.tabIndex = panel === name ? 0 : -1;
     $(panel).hidden = panel !== name;
   }
-  if (named() !== name) history.replaceState(null, "", `#/${name}`); // not an id: the browser would scroll there
+  $("models").hidden = !["samples", "completion"].includes(name);
+  // not an id: the browser would scroll there; instead of the entry of the viewer, if that led here
+  if (named() !== name)
+    history[history.state ? "replaceState" : "pushState"](null, "", `#/${name}`);
   if (!latest) return;
   if (name === "samples") samples.arrive(location.hash.split("?")[1] ?? "");
   if (name === "completion") completion.arrive();
@@ -279,7 +283,7 @@ const named = () =>
 
 const tabs = document.querySelector("[role=tablist]");
 tabs.onclick = ({ target }) => {
-  if (target.role === "tab") select(target.getAttribute("aria-controls"));
+  if (target.matches("[role=tab]")) select(target.getAttribute("aria-controls"));
 };
 tabs.onkeydown = (event) => {
   const at = PANELS.indexOf(named());
@@ -291,6 +295,13 @@ tabs.onkeydown = (event) => {
   $(`tab-${panel}`).focus();
 };
 addEventListener("hashchange", () => select(named()));
+addEventListener("popstate", ({ state }) => viewer.travel(state));
+
+$("models").onchange = ({ target }) => {
+  loaded.choose(target.value);
+  loaded.decided = true;
+  if (!$("completion").hidden && !completion.board.example) completion.settled();
+};
 
 for (const output of all("output[data-of]")) {
   const range = output.closest("form").elements[output.dataset.of];
@@ -308,20 +319,32 @@ document.addEventListener("file", async ({ detail: file }) => {
   } else {
     select("completion");
     completion.task.attempt(() =>
-      settings?.picture ? completion.again(settings) : completion.upload.load(file),
+      settings?.picture
+        ? completion.again(settings)
+        : completion.upload.load(file, { fresh: true }),
     );
   }
 });
 
 async function heard(status) {
   const same = latest && served(latest) === served(status);
-  if (!same) loaded.set((await patiently("v1/models")).data, status.limits); // the server came back, or has other models
+  if (same) {
+    latest = status;
+    return;
+  }
+  const before = loaded.chosen;
+  loaded.set((await patiently("v1/models")).data, status.limits); // the server came back, or has other models
   latest = status;
-  if (same) return;
   notice.clear();
   document.dispatchEvent(new Event("back"));
   race.limit(status.limits.compare_budget);
   select(named());
+  if (before && !loaded.cards.some(({ id }) => id === before.id)) {
+    const gone = new Problem(
+      `${before.id} is no longer served. ${titleOf(loaded.chosen)} is chosen now.`,
+    );
+    for (const { task } of [samples, completion]) task.notice.show(gone);
+  }
   document.documentElement.dataset.ready = "";
   performance.mark("ready");
 }
@@ -356,5 +379,8 @@ onKey.ask = (tried) => {
   return asking;
 };
 
+history.replaceState(null, ""); // a reload closes the viewer
+history.scrollRestoration = "manual"; // closing it must not scroll
 select(named());
 now.poll();
+$("needs").remove();

@@ -42,21 +42,22 @@ export const shapeOf = ({ width, height, channels, board }) =>
 
 const TITLES = {
   "mnist-conditional": "Digits",
-  "mnist-large": "Digits, larger model",
-  "mnist-small": "Digits, smaller model",
   "letters-conditional": "Letters",
   avatars: "Faces",
   "cifar10-conditional": "Textures",
-  "cifar10-small": "Textures, smaller model",
+  "mnist-large": "Digits, larger",
+  "mnist-small": "Digits, smaller",
+  "cifar10-small": "Textures, smaller",
 };
 
-/** A model's name for people, with its id. */
-export const titleOf = ({ id, attention }) =>
-  TITLES[id]
-    ? `${TITLES[id]} (${id})`
-    : attention === "linear"
-      ? id
-      : `${id}: for comparison, slower`;
+/** A model's name for people. */
+export const titleOf = ({ id }) => TITLES[id] ?? id;
+
+/** What a model's pictures show, in a word. */
+export function thingOf({ classes }) {
+  if (classes.join("") === "0123456789") return "digit";
+  return classes[0] && classes.every((name) => /^\p{L}$/u.test(name)) ? "letter" : "picture";
+}
 
 /** Whether a model draws the class first, and so recognises it in what it has drawn; false while there is no model. */
 export const recognises = (card) => Boolean(card?.conditional && card.classes.length);
@@ -85,16 +86,15 @@ export function size(bytes) {
 export const models = {
   cards: [],
   chosen: null,
+  decided: false, // by the visitor: then the page chooses no other
   limits: { max_n: 16, compare_budget: 60 },
   set(cards, limits) {
     cards = this.cards = cards.map((card) => ({ board: {}, ...card })); // an older server's cards have none
     this.limits = limits;
-    for (const select of all("select.models")) {
-      select.replaceChildren(
-        ...cards.map((card) => el("option", { value: card.id }, titleOf(card))),
-      );
-      select.onchange = () => this.choose(select.value);
-    }
+    const others = cards.filter(({ id }) => !TITLES[id]);
+    const known = Object.keys(TITLES).map((id) => cards.find((card) => card.id === id));
+    const tiles = [...known.filter(Boolean), ...others].map((card) => [card.id, titleOf(card)]);
+    fill($("models"), "model", tiles);
     for (const input of all("input[name=n]")) {
       input.max = limits.max_n;
       input.value = Math.min(input.value, limits.max_n);
@@ -107,22 +107,13 @@ export const models = {
     if (!found) throw new Problem(`${id} is no longer served. Choose another model.`);
     const before = this.chosen;
     this.chosen = found;
-    for (const select of all("select.models")) select.value = id;
-    for (const chips of all(".chips")) {
+    for (const tile of all("#models input")) tile.checked = tile.value === id;
+    for (const chips of all(".classes .chips")) {
       const label = before?.id === id ? chips.closest("form").elements.label.value : "";
       const choices = [["", "any"], ...found.classes.map((name) => [name, name])];
       if (found.classes.length && chips.closest("#samples")) choices.push(["each", "one of each"]);
-      chips.hidden = !found.classes.length;
-      chips.lastElementChild.replaceChildren(
-        ...choices.map(([value, text]) =>
-          el(
-            "label",
-            {},
-            el("input", { type: "radio", name: "label", value, checked: value === label }),
-            el("span", {}, text),
-          ),
-        ),
-      );
+      chips.parentElement.hidden = !found.classes.length;
+      fill(chips, "label", choices, label);
     }
     const [calmest, wildest] = found.temperature_range ?? [0.3, 1.5];
     for (const input of all("input[name=temperature]")) {
@@ -141,6 +132,20 @@ export const models = {
   },
 };
 
+/** Fill a group of chips, one for each [value, text]. */
+function fill(chips, name, choices, chosen) {
+  chips.replaceChildren(
+    ...choices.map(([value, text]) =>
+      el(
+        "label",
+        {},
+        el("input", { type: "radio", name, value, checked: value === chosen }),
+        el("span", { title: name === "model" ? value : null }, text),
+      ),
+    ),
+  );
+}
+
 /** The model to begin with: of those with the first one's shape, the one that most often draws the class asked for. */
 function surest([first, ...others]) {
   const alike = others.filter((card) => shapeOf(card) === shapeOf(first));
@@ -157,7 +162,7 @@ export function fieldsOf(form) {
       code: "early",
     });
   const given = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
-  const fields = { model: given.model };
+  const fields = { model: given.model ?? models.chosen.id };
   for (const name of ["n", "seed", "temperature", "label"])
     if (given[name] != null) fields[name] = name === "label" ? given[name] : Number(given[name]);
   if (fields.seed > Number.MAX_SAFE_INTEGER)
@@ -297,6 +302,7 @@ export class Task {
     try {
       while (works.length) {
         await this.insist(works[0], signal);
+        signal.throwIfAborted();
         works.shift();
       }
     } catch (problem) {

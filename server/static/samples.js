@@ -1,5 +1,5 @@
 // Samples: images drawn from nothing, as their rows arrive, and the draws of this visit.
-import { call, events, key, Problem } from "./service.js";
+import { blobOf, call, events, key, Problem } from "./service.js";
 import { $, copied, counted, duration, el, fieldsOf, models, restore, Task } from "./parts.js";
 import { Gallery, rowsSoFar, withSettings } from "./gallery.js";
 
@@ -7,6 +7,7 @@ export const PATH = "v1/images/generations";
 const KEPT = 20; // draws
 const SHOWN = 8; // images in a small picture
 const ACROSS = 4;
+export const TRIES = 16; // images among which completions of many classes are sought
 const AT_ONCE = 4; // requests of a draw: a browser has six connections
 
 export class Samples {
@@ -21,7 +22,10 @@ export class Samples {
     this.visit = new Visit(panel.querySelector(".visit"), this.gallery, this.task, {
       link: linkOf,
     });
-    this.form.onsubmit = () => this.draw();
+    this.form.onsubmit = ({ submitter }) => {
+      if (submitter) this.gallery.reveal();
+      this.draw();
+    };
   }
 
   /** Draw at once when a visitor arrives, and when the link changes. query: that of the link, or "". */
@@ -103,14 +107,19 @@ function linkOf(records) {
  * bodyOf(fields): of a request · begun(): called when the first answer has arrived. Resolves to the last event's data.
  */
 export async function drawn(gallery, task, fields, about, signal, bodyOf, begun) {
+  signal.throwIfAborted();
   const each = fields.label === "each";
   const seed = fields.seed ?? Math.floor(Math.random() * 2 ** 32);
+  const { classes } = about.card;
+  // a completion has few classes of many, which the model draws if it chooses
+  const labels = about.given && classes.length > TRIES ? Array(TRIES).fill(null) : classes;
   const parts = each
-    ? about.card.classes.map((label, at) => ({ ...fields, n: 1, label, seed: seed + at }))
+    ? labels.map((label, at) => ({ ...fields, n: 1, label, seed: seed + at }))
     : [fields];
   const waiting = [...parts.entries()];
-  const failed = new AbortController();
-  const every = AbortSignal.any([signal, failed.signal]);
+  const ending = new AbortController(); // all requests end with the first that fails, or with the signal
+  const every = ending.signal;
+  signal.addEventListener("abort", () => ending.abort(signal.reason));
   let records, last;
   const some = async () => {
     while (waiting.length && !every.aborted) {
@@ -140,8 +149,9 @@ export async function drawn(gallery, task, fields, about, signal, bodyOf, begun)
   try {
     await Promise.all(Array.from({ length: AT_ONCE }, some));
   } finally {
-    failed.abort();
+    ending.abort();
   }
+  signal.throwIfAborted(); // else its caller would take an earlier draw for this one
   return last;
 }
 
@@ -259,7 +269,7 @@ export class Visit {
       Math.ceil(Math.sqrt(pictures.length)),
       Math.max(1, Math.floor(112 / pictures[0].width)),
     );
-    const png = await new Promise((resolve) => canvas.toBlob(resolve));
+    const png = await blobOf(canvas);
     const {
       about: { fields, each },
       seed,

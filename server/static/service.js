@@ -17,10 +17,23 @@ export class Problem extends Error {
   }
 }
 
+/** The key, which a reload of this tab remembers unless the browser denies storage. */
 export const key = {
-  get: () => sessionStorage.getItem(STORED) ?? "",
-  set: (value) => sessionStorage.setItem(STORED, value),
+  value: "",
+  get: () => key.value,
+  set(value) {
+    key.value = value;
+    ifAllowed(() => sessionStorage.setItem(STORED, value));
+  },
 };
+const ifAllowed = (work) => {
+  try {
+    return work();
+  } catch {
+    return null; // storage is denied, absent or full
+  }
+};
+key.value = ifAllowed(() => sessionStorage.getItem(STORED)) ?? "";
 
 /** Called when the service asks for a key; the page shows its dialog and resolves when there is another one to try. */
 export const onKey = {
@@ -159,11 +172,17 @@ export async function decode(base64) {
     colorSpaceConversion: "none",
     premultiplyAlpha: "none",
   });
-  const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
+  const canvas = canvasOf(bitmap.width, bitmap.height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.drawImage(bitmap, 0, 0);
   bitmap.close();
   return context.getImageData(0, 0, canvas.width, canvas.height);
 }
+
+export const canvasOf = (width, height) =>
+  Object.assign(document.createElement("canvas"), { width, height });
+
+/** A canvas as a file: a PNG, unless how says a type and a quality. */
+export const blobOf = (canvas, ...how) => new Promise((resolve) => canvas.toBlob(resolve, ...how));
 
 export const bytesOf = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));

@@ -1,6 +1,6 @@
 // Loaded pictures: shrunk, cropped to the board or prepared for it, and shown with a frame that can be moved.
-import { decode, formOf, json, Problem } from "./service.js";
-import { $, el, models, titleOf } from "./parts.js";
+import { blobOf, canvasOf, decode, formOf, json, Problem } from "./service.js";
+import { $, el, models, recognises, shapeOf, thingOf, titleOf } from "./parts.js";
 import { edgeInk, GUIDE, pngOf } from "./editor.js";
 
 export const EDITS = "v1/images/edits";
@@ -57,15 +57,14 @@ export class Upload {
     if (source && free && board.source !== source) this.load(source);
   }
 
-  clear() {
-    this.task.stop();
-    this.board.clear();
-  }
-
-  /** Put a picture on the board. It is kept, to be put on the board of another shape too. how: see read. */
-  load(blob, how = {}) {
+  /**
+   * Put a picture on the board. It is kept, to be put on the board of another shape too.
+   * fresh: it may have the model chosen · how: see read.
+   */
+  load(blob, { fresh, ...how } = {}) {
     return this.task.start(
       (signal) => this.read(blob, how, signal),
+      (signal) => fresh && this.suit(signal),
       () => this.board.framed?.why || this.loaded(),
     );
   }
@@ -89,7 +88,7 @@ export class Upload {
           [crop, prepared] = [answer.crop, true];
         } catch (problem) {
           if (problem.status !== 400) throw problem;
-          why = `Not prepared: ${problem.message.replace(/^Image: |, or leave out prepare/g, "")} Or drag the frame around one digit.`;
+          why = `Not prepared: ${problem.message.replace(/^Image: |, or leave out prepare/g, "")} Or drag the frame around one.`;
         }
       }
       signal.throwIfAborted();
@@ -106,17 +105,38 @@ export class Upload {
 
   /** Ask the API to prepare what is in the frame. A mask says that all of it is known; holes are prepared as holes. */
   async prepare(picture, view, signal) {
-    const image = await view.convertToBlob(
-      view.width * view.height > 1e5 ? { type: "image/webp", quality: 0.95 } : {},
-    );
-    const mask =
-      picture.known.includes(0) && !onTransparent(picture)
-        ? null
-        : await pngOf(new ImageData(Uint8ClampedArray.of(0, 0, 0, 255), 1, 1));
+    const large = view.width * view.height > 1e5;
+    const image = await blobOf(view, ...(large ? ["image/webp", 0.95] : []));
+    const mask = picture.known.includes(0) && !onTransparent(picture) ? null : await allKnown();
     return json(EDITS, {
       body: formOf({ image, mask, model: models.chosen.id, prepare: models.chosen.board.prepare }),
       signal,
     });
+  }
+
+  /** Have a loaded picture read by a model of each set of classes. The surest one suits it. */
+  async suit(signal) {
+    const { board } = this;
+    if (board.framed?.why || board.photograph?.known.includes(0)) return;
+    const able = models.cards.filter((card) => recognises(card) && shapeOf(card) === board.shape);
+    const kinds = new Map(able.reverse().map((card) => [card.classes.join(), card]));
+    const own = models.chosen.classes.join();
+    if (kinds.size < 2 || !kinds.has(own)) return;
+    const [image, mask] = [await pngOf(board.image(true)), await allKnown()];
+    const sure = {};
+    for (const [kind, card] of kinds) {
+      const { data } = await json(EDITS, { body: formOf({ image, mask, model: card.id }), signal });
+      sure[kind] = data[0].confidence;
+    }
+    const best = Object.keys(sure).reduce(
+      (one, other) => (sure[other] > sure[one] ? other : one),
+      own,
+    );
+    if (best === own) return;
+    board.framed.suited = kinds.get(best);
+    if (!models.decided) models.choose(kinds.get(best).id);
+    this.framed = null; // the words about it are others now
+    this.show();
   }
 
   /** Show the file that the board's picture is from, if it is not shown yet. */
@@ -126,7 +146,7 @@ export class Upload {
     this.framed = framed;
     $("upload").hidden = !framed;
     if (!framed) return;
-    const { whole, prepared, why } = framed;
+    const { whole, prepared, why, suited } = framed;
     this.draw(framed.frame);
     $("preparing").hidden = !models.chosen.board.prepare;
     $("prepare").checked = prepared;
@@ -136,17 +156,15 @@ export class Upload {
       models.cards
         .filter((card) => card.channels === 3)
         .sort((a, b) => b.conditional - a.conditional)[0];
+    const looks = suited
+      ? `It looks like a ${thingOf(suited)}, and ${titleOf(suited)} knows these. `
+      : "";
+    const use = (card, text) =>
+      el("button", { type: "button", click: () => models.choose(card.id) }, text);
     $("upload-words").replaceChildren(
-      why || "The model sees what is in the frame. Drag it, or one of its corners.",
-      ...(other
-        ? [
-            el(
-              "button",
-              { type: "button", click: () => models.choose(other.id) },
-              `In colour: ${titleOf(other)}`,
-            ),
-          ]
-        : []),
+      why || `${looks}The model sees what is in the frame. Drag it, or one of its corners.`,
+      other ? use(other, `In colour: ${titleOf(other)}`) : "",
+      suited && suited !== models.chosen ? use(suited, `Use ${titleOf(suited)}`) : "",
     );
   }
 
@@ -300,7 +318,7 @@ async function shrunk(blob) {
   const bitmap = await createImageBitmap(blob).catch(() => null);
   if (!bitmap) return null;
   const share = Math.min(1, LARGEST / Math.max(bitmap.width, bitmap.height));
-  const canvas = new OffscreenCanvas(
+  const canvas = canvasOf(
     Math.max(1, Math.round(bitmap.width * share)),
     Math.max(1, Math.round(bitmap.height * share)),
   );
@@ -313,7 +331,7 @@ async function shrunk(blob) {
 
 /** What is in a frame. */
 function part(whole, [left, top, right, bottom]) {
-  const canvas = new OffscreenCanvas(
+  const canvas = canvasOf(
     Math.max(1, Math.round(right - left)),
     Math.max(1, Math.round(bottom - top)),
   );
@@ -322,7 +340,7 @@ function part(whole, [left, top, right, bottom]) {
 }
 
 function coloured(canvas) {
-  const context = new OffscreenCanvas(32, 32).getContext("2d");
+  const context = canvasOf(32, 32).getContext("2d");
   context.drawImage(canvas, 0, 0, 32, 32);
   const { data } = context.getImageData(0, 0, 32, 32);
   const away = (other) => {
@@ -335,6 +353,9 @@ function coloured(canvas) {
   };
   return Math.max(away(1), away(2)) > COLOURED;
 }
+
+/** A mask that hides nothing. */
+const allKnown = () => pngOf(new ImageData(Uint8ClampedArray.of(0, 0, 0, 255), 1, 1));
 
 /** Whether less than one side of the edge is known. */
 const onTransparent = (picture) => edgeInk(picture).length < picture.width;
@@ -351,7 +372,7 @@ function fitted(bitmap, { width, height, channels, clear, ground }) {
   const theirs = Math.min(bitmap.width / width, bitmap.height / height); // its pixels per pixel of the board
   const fine = Math.min(16, Math.max(1, theirs));
   const [wide, tall] = [Math.round(width * fine), Math.round(height * fine)];
-  const context = new OffscreenCanvas(wide, tall).getContext("2d");
+  const context = canvasOf(wide, tall).getContext("2d");
   context.imageSmoothingEnabled = theirs > fine;
   context.imageSmoothingQuality = "high";
   const [w, h] = [(bitmap.width * fine) / theirs, (bitmap.height * fine) / theirs];
@@ -412,10 +433,8 @@ class Photograph {
   /** Put the photograph around a record's picture, while this is drawn. */
   surround(record) {
     const { width, height } = this.canvas;
-    const around = (record.around = Object.assign(document.createElement("canvas"), {
+    const around = (record.around = Object.assign(canvasOf(width, height), {
       className: "around",
-      width,
-      height,
     }));
     around.getContext("2d").drawImage(this.canvas, 0, 0);
     const [left, top, right, bottom] = this.crop;
@@ -441,7 +460,7 @@ class Photograph {
     const { width, height, ink, known, canvas, negative } = this;
     const [left, top, right, bottom] = this.crop;
     const side = (right - left) / width; // of a board pixel, in pixels of the photograph
-    const laid = new OffscreenCanvas(canvas.width, canvas.height);
+    const laid = canvasOf(canvas.width, canvas.height);
     const context = laid.getContext("2d");
     context.drawImage(canvas, 0, 0);
     const all = context.getImageData(0, 0, canvas.width, canvas.height);
@@ -506,7 +525,7 @@ class Photograph {
       ink: amount,
       crop: [left, top, right, bottom],
     } = this;
-    const context = new OffscreenCanvas(width, height).getContext("2d");
+    const context = canvasOf(width, height).getContext("2d");
     context.imageSmoothingQuality = "high";
     context.drawImage(this.canvas, left, top, right - left, bottom - top, 0, 0, width, height);
     const { data } = context.getImageData(0, 0, width, height);

@@ -55,6 +55,8 @@ class Visit:
         size: tuple[int, int] = DESKTOP,
         scheme: str = "light",
         touch: bool = False,
+        script: str = "",
+        **options: Any,
     ) -> None:
         self.url, self.errors, self.foreign = url, [], []
         self.sizes: dict[str, int] = {}  # bytes of the page's own files, by path
@@ -64,7 +66,9 @@ class Visit:
             has_touch=touch,
             accept_downloads=True,
             permissions=["clipboard-read", "clipboard-write"],
+            **options,
         )
+        self.context.add_init_script(script)
         self.context.set_default_timeout(WAIT_MS)
         self.page: Page = self.context.new_page()
         self.page.on("console", self._heard)
@@ -123,6 +127,15 @@ def visit(chromium: Browser) -> Iterator[Any]:
         one.context.close()
     assert [one.errors for one in visits] == [[]] * len(visits)
     assert [one.foreign for one in visits] == [[]] * len(visits)
+
+
+def take(page: Page, model: str) -> None:
+    """Choose a model by its tile."""
+    page.locator(f"#models label:has([value='{model}'])").click()
+
+
+def chosen(page: Page) -> str:
+    return page.locator("#models :checked").input_value()
 
 
 def says(page: Page, selector: str, words: str) -> str:

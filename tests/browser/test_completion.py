@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 from linpix.model import checkpoint
 from linpix.model.transformer import Transformer
 from linpix.training.own.inherit import inverted, negative
-from tests.browser.conftest import Visit, says, written
+from tests.browser.conftest import Visit, chosen, says, take, written
 from tests.browser.test_samples import asked, rgb
 from tests.fuzz.pictures import encode as png
 from tools.harness.servers import ROOT, serving
@@ -83,7 +83,7 @@ def begin(visit, server, *, model: str = "", live: bool = False, **options) -> t
     page.locator("#options summary").click()
     page.get_by_label("Complete after each stroke").set_checked(live)
     if model:
-        page.locator("#completion-form [name=model]").select_option(model)
+        take(page, model)
     page.get_by_role("button", name="Clear").click()
     return visitor, page
 
@@ -106,7 +106,7 @@ def test_it_opens_with_an_example_and_completes_after_each_stroke_and_after_undo
     visitor.keep("completion-example-1280-light")
     assert len(results(page)) == 6
     assert all(
-        re.search(r"^\d · \d+ %$", words)
+        re.search(r"^\d( · (?!99)\d+ %)?$", words)
         for words in page.locator("#completion .caption").all_inner_texts()
     )
     stroke(page, TOP_OF_SEVEN)  # which takes the place of the example
@@ -130,11 +130,10 @@ def test_it_opens_with_an_example_and_completes_after_each_stroke_and_after_undo
     says(page, "#completion .status", "6 completions in")
     page.get_by_role("button", name="One of each that fits").click()
     says(page, "#completion .status", r"\d class(es)? of 10 fit in")
-    classes = [
-        words.split(" · ") for words in page.locator("#completion .caption").all_inner_texts()
-    ]
-    assert len({name for name, _ in classes}) == len(classes) >= 1, classes
-    sure = [int(share.removesuffix(" %")) for _, share in classes]
+    captions = page.locator("#completion .caption").all_inner_texts()
+    assert len({words[0] for words in captions}) == len(captions) >= 1, captions
+    shares = [re.findall(r"\d+(?= %)", words) for words in captions]
+    sure = [int(share[0]) if share else 99 for share in shares]
     assert sure == sorted(sure, reverse=True) and min(sure) >= 50, sure
     visitor.keep("completion-each-1280-light")
 
@@ -183,14 +182,14 @@ def test_a_preparation_that_fails_says_why_and_the_frame_and_the_colour_model_he
     says(
         page,
         "#upload-words",
-        "^Not prepared: 2 separate shapes were found; crop the picture to one digit",
+        "^Not prepared: 2 separate shapes were found; crop the picture to one of them",
     )
     expect(page.locator("#completion .picture")).to_have_count(0)
     visitor.keep("completion-reason-1280-light")
     stroke(page, [(0.86, 0.98), (0.5, 0.6)], size=1, within="#upload-canvas")
     says(page, "#upload-words", "^The model sees what is in the frame")
     says(page, "#completion .status", "6 completions in")
-    expect(page.get_by_label("Prepare as an MNIST digit")).to_be_checked()
+    expect(page.get_by_label("Prepare (find the ink)")).to_be_checked()
     assert page.locator("#completion .laid").count() == 6, "they are shown on the photograph"
     visitor.keep("completion-frame-1280-light")
     before = visitor.picture("#editor")
@@ -202,9 +201,62 @@ def test_a_preparation_that_fails_says_why_and_the_frame_and_the_colour_model_he
     boat = np.full((90, 120, 3), (120, 180, 235), np.uint8)
     boat[60:], boat[20:60, 60:80] = (30, 80, 150), (220, 60, 40)
     page.locator("#file").set_input_files(written(tmp_path, "boat.png", png(boat)))
-    page.get_by_role("button", name="In colour: Textures, smaller model (cifar10-small)").click()
+    page.get_by_role("button", name="In colour: Textures, smaller").click()
     says(page, "#completion .status", "6 completions in")
-    expect(page.locator("#completion-form [name=model]")).to_have_value("cifar10-small")
+    assert chosen(page) == "cifar10-small"
+
+
+def test_quick_strokes_leave_one_draw_of_each_and_clear_takes_the_completions_away(shipped, visit):
+    _, page = begin(visit, shipped, live=True)
+    expect(page.locator("#completion .picture")).to_have_count(0)
+    expect(page.locator("#completion .status")).to_be_empty()
+    before = page.locator("#completion .draw").count()
+    page.locator("#editor").focus()
+    for key in ["Space", *["Shift+ArrowRight"] * 5]:
+        page.keyboard.press(key)
+    says(page, "#completion .status", "6 completions in")
+    draws = page.locator("#completion .draw")
+    words = draws.evaluate_all("all => all.map(one => one.ariaLabel)")
+    assert len(set(words)) == len(words) > before
+    expect(page.locator("#completion .draw[aria-current=true]")).to_have_count(1)
+
+
+def test_a_photographed_letter_is_prepared_and_completed_by_the_model_of_letters(visit, tmp_path):
+    both = "mnist-conditional,letters-conditional"
+    with serving(ROOT / "checkpoints", "--models", both) as server:
+        visitor, page = begin(visit, server, live=True)
+        shapes = {
+            "letter": asked(server.url, model="letters-conditional", label="R", seed=3)[..., 0],
+            "digit": digit(server.url, 7),
+        }
+        files = {
+            name: written(tmp_path, f"{name}.png", png(photograph(shape)))
+            for name, shape in shapes.items()
+        }
+
+        def load(name: str, words: str, model: str) -> None:
+            page.locator("#file").set_input_files(files[name])
+            says(page, "#upload-words", words)
+            says(page, "#completion .status", "6 completions in")
+            expect(page.get_by_label("Prepare (find the ink)")).to_be_checked()
+            assert chosen(page) == model
+
+        load("letter", "^It looks like a letter, and Letters knows these", "letters-conditional")
+        captions = page.locator("#completion .caption").all_inner_texts()
+        assert captions and all(re.match("[A-Za-z]( |$)", words) for words in captions), captions
+        assert page.locator("#completion .laid").count() == 6
+        visitor.keep("completion-letter-1280-light")
+        requests: list[str] = []
+        page.on("request", lambda one: requests.append(one.url) if "edits" in one.url else None)
+        page.get_by_role("button", name="One of each that fits").click()
+        says(page, "#completion .status", r"class(es)? in 16 tries in")
+        assert len(requests) == 16, "of 52 classes"
+        load("digit", "^It looks like a digit, and Digits knows these", "mnist-conditional")
+        take(page, "letters-conditional")  # the visitor decides, and the page only offers
+        says(page, "#completion .status", "6 completions in")
+        load("digit", "^It looks like a digit", "letters-conditional")
+        page.get_by_role("button", name="Use Digits").click()
+        assert chosen(page) == "mnist-conditional"
 
 
 def test_a_large_photograph_is_sent_small_and_a_file_that_is_no_picture_leaves_the_board(
@@ -365,8 +417,8 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
     page.locator("#completion-form [name=n]").fill("2")
     page.get_by_role("button", name="Prefix or all").click()
     says(page, "#completion .status", "The same hole and seeds")
-    says(page, "#strip-prefix", r"\(mnist-small\) · 230 pixels")
-    says(page, "#strip-all", r"mnist-conditional\) · 634 pixels")
+    says(page, "#strip-prefix", "Digits, smaller · 230 pixels")
+    says(page, "#strip-all", "Digits · 634 pixels")
     visitor.keep("completion-strip-1280-light")
     shown = results(page, "#strip")
     seeds = []
@@ -413,7 +465,7 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
     )
     page.get_by_role("button", name="Back to the completions").click()
     expect(page.locator("#strip")).to_be_hidden()
-    page.locator("#completion-form [name=model]").select_option("cifar10-small")
+    take(page, "cifar10-small")
     page.get_by_role("button", name="Prefix or all").click()
     says(
         page,

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import DESKTOP, PHONE, Visit, says
+from tests.browser.conftest import DESKTOP, PHONE, Visit, says, take
 from tests.browser.test_completion import TOP_OF_SEVEN, complete, stroke
 
 AXE = Path(__file__).with_name("axe.min.js").read_text()
@@ -95,12 +95,12 @@ def test_everybody_can_use_every_panel(shipped, visit, size, scheme):
     page.get_by_role("button", name="Copy as curl").click()
     check("samples-viewer")
     page.keyboard.press("Escape")
-    page.locator("#samples-form [name=model]").select_option("cifar10-small")
+    take(page, "cifar10-small")
     page.locator("#samples-form [name=n]").fill("8")
     page.get_by_role("button", name="Draw", exact=True).click()
     says(page, "#samples .status", "8 images in")
     check("samples-colour")
-    page.locator("#samples-form [name=model]").select_option("mnist-small")
+    take(page, "mnist-small")
 
     page.get_by_role("tab", name="Completion").click()
     says(page, "#completion .status", "An example, completed")
@@ -116,7 +116,7 @@ def test_everybody_can_use_every_panel(shipped, visit, size, scheme):
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         visitor.keep(f"completion-results-{look}")
         page.evaluate("scrollTo(0, 0)")
-    page.locator("#completion-form [name=model]").select_option("mnist-conditional")
+    take(page, "mnist-conditional")
     page.get_by_role("button", name="Inverse").click()
     for button, said in (
         ("How likely?", "likelihood of what was"),
@@ -138,9 +138,38 @@ def test_everybody_can_use_every_panel(shipped, visit, size, scheme):
     check("now")
 
 
+def test_forced_colours_show_what_is_pressed_and_how_much_of_a_bar_is_full(shipped, visit):
+    visitor = visit(shipped.url, forced_colors="active")
+    page = visitor.ready()
+    says(page, "#samples .status", "16 images in")
+
+    def looks(selector: str) -> list[str]:
+        """The background, of two elements that differ in whether they are pressed, or full."""
+        return page.locator(selector).evaluate_all(
+            "all => all.slice(0, 2).map(one => getComputedStyle(one).backgroundColor)"
+        )
+
+    for panel, selector in (
+        ("Samples", "[role=tab]"),
+        ("Samples", "#models span"),
+        ("Samples", "#samples .chips span"),
+        ("Completion", "[data-tool]"),
+        ("Race", ".lane:first-child .track, .lane:first-child .track i"),
+        ("Now", ".squares i"),
+    ):
+        page.get_by_role("tab", name=panel).click()
+        if panel == "Now":
+            page.wait_for_selector(".squares i")
+            page.evaluate("document.querySelector('.squares i').className = 'used'")
+        pressed, other = looks(selector)
+        assert pressed != other, selector
+        visitor.keep(f"{panel.lower()}-forced")
+    assert findings(page) == []
+
+
 def test_without_javascript_the_page_points_to_the_api(shipped, chromium):
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(shipped.url)
-    expect(page.locator("noscript a")).to_have_attribute("href", "docs")
+    expect(page.locator("#needs a")).to_have_attribute("href", "docs")
     context.close()

@@ -119,6 +119,40 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_only(tiny, tmp_path, visit):
         expect(page.locator("#key")).to_be_hidden()
 
 
+LACKING = {
+    "storage": """for (const name of ['sessionStorage', 'localStorage'])
+        Object.defineProperty(window, name, {
+            get() { throw new DOMException('', 'SecurityError'); }
+        });""",
+    "newer classes": "delete window.OffscreenCanvas; delete AbortSignal.any;",
+}
+
+
+@pytest.mark.parametrize("script", LACKING.values(), ids=LACKING)
+def test_the_page_works_where_the_browser_denies_storage_or_is_older(tiny, tmp_path, visit, script):
+    keys = private(tmp_path / "keys", line("visitor", "right"))
+    with serving(tiny.parent, "--api-keys", str(keys)) as server:
+        visitor = visit(server.url, script=script)
+        visitor.page.get_by_label("API key").fill("right")
+        visitor.page.keyboard.press("Enter")
+        page = visitor.ready()
+        says(page, "#samples .status", "16 images in")
+        page.get_by_role("button", name="Image 1,").click()
+        with page.expect_download():
+            page.get_by_role("link", name="Ten times as large").click()
+        page.get_by_role("button", name="Complete it").click()
+        says(page, "#completion .status", "6 completions in")
+
+
+def test_a_browser_in_which_the_page_fails_is_told_which_one_it_needs(shipped, chromium):
+    context = chromium.new_context()
+    context.add_init_script("delete window.ResizeObserver")
+    page = context.new_page()
+    page.goto(shipped.url)
+    says(page, "#needs", "This page needs JavaScript, and Chrome or Edge 105, ")
+    context.close()
+
+
 def test_one_of_each_class_asks_for_a_few_at_once_and_again_for_those_that_a_limit_refuses(
     tmp_path, visit
 ):
@@ -193,7 +227,8 @@ def test_an_image_of_a_model_that_is_no_longer_served_leaves_the_page_usable(tin
         page = visit(server.url).ready()
         says(page, "#samples .status", "16 images in")
     with serving(tmp_path, *EAGER, "--models", "second", "--port", server.url.rsplit(":", 1)[1]):
-        expect(page.locator("#samples-form [name=model]")).to_have_value("second")
+        expect(page.locator("#models :checked")).to_have_value("second")
+        says(page, "#samples .notice", "first is no longer served. second is chosen now.")
         for button, panel in (("Complete it", "completion"), ("Reuse its settings", "samples")):
             page.get_by_role("tab", name="Samples").click()
             page.get_by_role("button", name="Image 1,").click()
