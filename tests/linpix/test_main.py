@@ -20,7 +20,7 @@ from PIL import Image
 
 from linpix.__main__ import _parser, main
 from linpix.model import checkpoint, ops
-from tests.server.conftest import eventually
+from tools.harness.servers import eventually
 
 ENGINE = "compiled" if ops.compiled else "eager"  # of --engine auto
 

@@ -19,7 +19,6 @@ from PIL import Image
 
 from linpix.model.team import usable_cores
 from linpix.server.web.service import ENCODERS
-from tests.server.conftest import Process, eventually, here, serving
 from tests.server.web.routes.test_images import (
     assert_refused,
     edit,
@@ -27,6 +26,7 @@ from tests.server.web.routes.test_images import (
     generate,
 )
 from tests.server.web.test_leaving import head
+from tools.harness.servers import Process, eventually, here, serving
 
 LARGE = {"size": "512x512", "output_format": "webp"}
 COMPLETED = 'linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}'
