@@ -52,7 +52,8 @@ Images change on the thread, and the loop only reads them until they are done.
 Deadlines, in the order of a request: web/middleware/bodies.py ends its reading, web/uploads.py the
 decoding of its upload; engine/model.py refuses one that cannot be met, and gives up what waits too
 long; engine/admission.py sets the timer that ends it, in a front cluster/remote.py; web/answers.py
-ends encoding, and a stream that is not read. Failures: the decoder names images that are not
+ends encoding, and an answer that is not read; web/middleware/connection.py a client that takes
+nothing at all. Failures: the decoder names images that are not
 finite, engine/decode/failures.py finds the one that makes a quantum raise, prefill.py the one that
 cannot be read; the report of that quantum ends their requests. thread.py ends the batch of a
 quantum that raises in another way.

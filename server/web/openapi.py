@@ -35,6 +35,7 @@ DRAWING = (
     errors.client_limit(256, 1, 256, 3.0),
     errors.unexpected("4eaca4dc47d7a5db"),
     errors.batch_failed("RuntimeError"),
+    errors.exhausted(),
     *LEAVING,
     errors.deadline_unreachable(2.0, 7.25, 90),
     errors.deadline_passed(30.0),
@@ -42,7 +43,6 @@ DRAWING = (
 UPLOADING = (
     errors.model_not_found("mnist-large", ["mnist-small"]),
     errors.body_too_large(20_000_000, 2**24),
-    errors.exhausted(),
     ServiceError(
         "image must be a PNG, JPEG or WebP picture, got 5 bytes that begin with b'hello'",
         415,

@@ -27,7 +27,7 @@ HEAD_BYTES = 2**14  # largest head of a request; also of headers after a body
 # largest read of a connection: asyncio's 256 KiB may be 43,000 chunks, 60 ms of the event loop
 READ_BYTES = 2**14
 MAX_AHEAD = 8  # a client may send so many requests ahead, and its leaving is still noticed
-AHEAD_BYTES = 2**16  # and so much of their bodies, which nothing reads yet
+AHEAD_BYTES = 2**14  # and so much of their bodies, which nothing reads yet
 WRITE_S = 30.0  # within which a client must take what has been written, a piece of its answer
 _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#]+)(.*)")
 
