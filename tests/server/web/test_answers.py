@@ -52,8 +52,7 @@ def test_uploads_and_small_answers_do_not_wait_for_answers_that_are_encoded(tiny
         with encoding(client):
             assert edit(client).status_code == 200
             assert generate(client, n=4, stream=True).status_code == 200
-            late = generate(client, **LARGE, timeout=0.5)
-            assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_passed")
+            assert generate(client, **LARGE, timeout=0.5).status_code == 504
             large = pool.submit(generate, client, **LARGE)
             assert eventually(lambda: client.app.state.service.encoders._waiting)
         assert large.result().status_code == 200
