@@ -66,14 +66,32 @@ class Picture:
         colours = np.asarray(image).reshape(image.height, image.width, channels)
         if not flat or self.alpha is None:
             return colours
-        alpha = self.alpha if crop is None else cut(self.alpha, crop)
-        opaque = colours[alpha >= OPAQUE]
-        behind = 255 if crop is None and opaque.size and opaque.mean() < 128 else 0
-        share = alpha[..., None].astype(np.uint16)
-        blended = colours * share
-        blended += behind * (255 - share) + 127
-        blended //= 255  # in place: a large picture takes 100 MB here
-        return blended.astype(np.uint8)
+        if crop is None:
+            return flattened(colours, self.alpha)
+        return flattened(colours, cut(self.alpha, crop), white=False)
+
+    def transparency(self, holes: Crop) -> NDArray[np.uint8] | None:
+        """The alpha, (H, W), without that of holes, in a crop; None if all else is opaque."""
+        if self.alpha is None:
+            return None
+        alpha = self.alpha.copy()
+        cut(alpha, holes)[...] = 255
+        return None if (alpha == 255).all() else alpha
+
+
+def flattened(
+    colours: NDArray[np.uint8], alpha: NDArray[np.uint8], *, white: bool = True
+) -> NDArray[np.uint8]:
+    """Colours, (H, W, channels), on black; or on white, unless white is false, if that differs more
+    from the opaque parts.
+    """
+    opaque = colours[alpha >= OPAQUE]
+    behind = 255 if white and opaque.size and opaque.mean() < 128 else 0
+    share = alpha[..., None].astype(np.uint16)
+    blended = colours * share
+    blended += behind * (255 - share) + 127
+    blended //= 255  # in place: a large picture takes 100 MB here
+    return blended.astype(np.uint8)
 
     def cut_out(self, crop: Crop | None = None, *, flat: bool) -> NDArray[np.uint8]:
         """A crop, or the whole picture, (H, W, 4): all is 0 in transparent parts, and alpha is 255

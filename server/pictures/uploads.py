@@ -7,7 +7,6 @@ does more for photographed digits.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -242,11 +241,13 @@ def _prepared(
     known = found.known & (np.arange(SIDE)[:, None] < (SIDE if keep_rows is None else keep_rows))
     over = None
     if lay_back:
-        colours, _ = reduced(picture.colours(3, flat=flat), kept, tall, wide)
+        alpha = picture.transparency((0, 0, 0, 0) if flat else (0, 0, *picture.image.size))
+        own = half_known(kept, *grey.shape[:2])
+        colours, alpha = _shown(picture, alpha, own, tall, wide, flat=flat)
         stays = half_known(kept, tall, wide)
         if keep_rows is not None:
             stays = stays & ~_below(stays.shape, found.field, keep_rows)
-        over = overlay(colours, stays, found.field, 1, found, picture.profile)
+        over = overlay(colours, stays, found.field, 1, found, picture.profile, alpha)
     crop, figure = (
         tuple(round(side * factor * picture.scale, 2) for side in box)
         for box in (found.field, found.box)
@@ -337,19 +338,52 @@ def _overlay(
     picture: Picture, crop: Crop, kept: NDArray[np.bool_], config: ModelConfig, *, flat: bool
 ) -> Overlay:
     """The overlay over a whole upload, of which the model sees only the crop."""
-    shown = picture.cut_out if config.palette else partial(picture.colours, 3)
-    whole = shown(flat=True)
-    tall, wide, factor = _smaller(whole)
+    width, height = picture.image.size
+    tall, wide, factor = _smaller(np.empty((height, width, 0), np.uint8))
     left, top, right, bottom = (round(side / factor) for side in crop)
-    colours, stays = reduced(whole, np.ones(whole.shape[:2], np.bool_), tall, wide)
-    inside = np.s_[top:bottom, left:right]
-    colours[inside], stays[inside] = reduced(
-        shown(crop, flat=flat), kept, bottom - top, right - left
+    field = (float(left), float(top), float(right), float(bottom))
+    stays, inside = np.ones((tall, wide), np.bool_), np.s_[top:bottom, left:right]
+    everything = np.ones((height, width), np.bool_)
+    if config.palette:
+        colours, _ = reduced(picture.cut_out(flat=True), everything, tall, wide)
+        colours[inside], stays[inside] = reduced(
+            picture.cut_out(crop, flat=flat), kept, bottom - top, right - left
+        )
+        return overlay(_straight(colours), stays, field, 4, profile=picture.profile)
+    alpha = picture.transparency((0, 0, 0, 0) if flat else crop)
+    colours, alpha = _shown(picture, alpha, everything, tall, wide, flat=True)
+    within, stays[inside] = reduced(
+        picture.colours(3, crop, flat=flat), kept, bottom - top, right - left
     )
+    if alpha is None or not flat:
+        colours[inside] = within
     return overlay(
-        _straight(colours) if config.palette else colours,
+        colours,
         stays,
-        (float(left), float(top), float(right), float(bottom)),
-        4 if config.palette else config.channels,
+        field,
+        config.channels,
         profile=picture.profile,
+        alpha=alpha,
+        fill=not flat,
     )
+
+
+def _shown(
+    picture: Picture,
+    alpha: NDArray[np.uint8] | None,
+    kept: NDArray[np.bool_],
+    tall: int,
+    wide: int,
+    *,
+    flat: bool,
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
+    """The colours, (tall, wide, 3), and the alpha of what stays of a whole picture; see
+    Picture.transparency. flat: of colours, if nothing stays transparent.
+    """
+    if alpha is None:
+        colours, _ = reduced(picture.colours(3, flat=flat), kept, tall, wide)
+        return colours, None
+    kept = kept & (alpha > 0)  # invisible paint has no weight
+    colours, _ = reduced(picture.colours(3, flat=False), kept, tall, wide)
+    reduced_alpha, _ = reduced(alpha[..., None], kept, tall, wide)
+    return colours, reduced_alpha[..., 0]

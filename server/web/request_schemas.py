@@ -252,7 +252,8 @@ class EditFields(GenerateBody):
         examples=[False],
         description=(
             "answer with the upload at its own size, at most 1024 pixels a side, with its hidden"
-            " parts filled in; not together with size or partial_images; default: answer with the"
+            " parts filled in; what is transparent and not to be filled stays so, but in jpeg; not"
+            " together with size or partial_images; default: answer with the"
             " model's picture"
         ),
     )

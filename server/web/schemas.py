@@ -265,7 +265,10 @@ class GenerationEvent(ImageFacts, Drawn):
     quality: Literal["auto"] = Field(
         "auto", description="always auto: a model draws in one quality"
     )
-    background: Literal["opaque"] = Field("opaque", description="always opaque")
+    background: Literal["opaque"] = Field(
+        "opaque",
+        description="always opaque, as the model's pictures are; but see lay_back",
+    )
     candidates: CandidatesDrawn
     image_index: int = Field(description="number of the image, from 0", examples=[0])
     type: Literal["image_generation.partial_image", "image_generation.completed"] = Field(

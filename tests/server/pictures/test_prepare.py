@@ -1,6 +1,7 @@
 """Made-up photographs of MNIST's test digits are prepared into pictures like MNIST's."""
 
 import gzip
+import io
 from pathlib import Path
 
 import numpy as np
@@ -263,6 +264,43 @@ def test_a_completion_is_laid_over_its_upload(digits, way):
     assert np.abs(blank - np.dstack(colours))[paper].mean() < 20, "the paper's tone"
     assert np.abs(full - np.dstack(colours))[ink].mean() < 50, "the ink's"
     assert upload.overlay.size == f"{grey.shape[1]}x{grey.shape[0]}"
+
+
+@pytest.mark.parametrize("preparation", ["mnist", "none"])
+@pytest.mark.parametrize("ink", [(20, 20, 120), (255, 255, 255)], ids=["blue", "white"])
+def test_a_transparent_picture_is_laid_back_on_transparency(digits, ink, preparation):
+    alpha = np.kron(digits[2], np.ones((10, 10))).astype(np.uint8)
+    sticker = np.dstack([np.full((*alpha.shape, 3), ink, np.uint8), alpha])
+    sticker[alpha == 0, :3] = (200, 0, 0)  # invisible paint
+    rows = np.arange(28)[:, None].repeat(28, 1) < 14
+    mask = png(np.zeros((28, 28)).astype(np.uint8), np.where(rows, 255, 0).astype(np.uint8))
+    over = uploads.read(
+        png(sticker), MNIST, mask=mask, preparation=preparation, lay_back=True
+    ).overlay
+    drawn = np.zeros((28, 28, 1), np.uint8)
+    drawn[18:22, 10:18] = 255
+    laid = np.asarray(Image.fromarray(over.laid(drawn).squeeze()).convert("RGBA")).astype(int)
+    assert np.array_equal(laid[:140, :, 3], alpha[:140]), "the known part keeps its alpha"
+    assert 0.02 < (laid[140:, :, 3] > 128).mean() < 0.2, "ink alone is drawn"
+    assert np.abs(laid[laid[..., 3] > 128][:, :3] - ink).max() <= 1
+    for kind, mode in (("png", None), ("webp", "RGBA"), ("jpeg", None)):
+        with Image.open(io.BytesIO(over.encoded(drawn, kind))) as opened:
+            assert opened.mode == mode or mode is None
+            assert (kind == "jpeg") != opened.has_transparency_data
+
+
+def test_holes_are_filled_and_what_is_transparent_outside_the_crop_stays():
+    colours = np.full((40, 60, 3), 99, np.uint8)
+    alpha = np.full((40, 60), 255, np.uint8)
+    alpha[30:] = alpha[:, 55:] = 0
+    config = ModelConfig(height=8, width=8)
+    over = uploads.read(png(colours, alpha), config, lay_back=True).overlay
+    laid = over.laid(np.full((8, 8, 1), 7, np.uint8))
+    left, _, right, _ = map(int, over.field)
+    assert (laid[30:, left:right] == (7, 255)).all() and (laid[:30, left:right] == (99, 255)).all()
+    assert np.array_equal(laid[:, right:, 1], alpha[:, right:])
+    whole = uploads.read(png(colours[:, 10:50], alpha[:, 10:50]), config, lay_back=True).overlay
+    assert whole.laid(np.full((8, 8, 1), 7, np.uint8)).shape == (40, 40, 1)
 
 
 def test_large_uploads_are_laid_back_at_1024_pixels_and_grey_stays_grey():
