@@ -343,13 +343,12 @@ function coloured(canvas) {
   const context = canvasOf(32, 32).getContext("2d");
   context.drawImage(canvas, 0, 0, 32, 32);
   const { data } = context.getImageData(0, 0, 32, 32);
+  const opaque = [...Array(1024).keys()].filter((pixel) => data[4 * pixel + 3] > 127);
+  const meanOf = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const away = (other) => {
-    const differences = Array.from(
-      { length: 1024 },
-      (_, pixel) => data[4 * pixel] - data[4 * pixel + other],
-    );
-    const mean = differences.reduce((sum, value) => sum + value, 0) / 1024;
-    return differences.reduce((sum, value) => sum + Math.abs(value - mean), 0) / 1024;
+    const differences = opaque.map((pixel) => data[4 * pixel] - data[4 * pixel + other]);
+    const mean = meanOf(differences);
+    return meanOf(differences.map((value) => Math.abs(value - mean)));
   };
   return Math.max(away(1), away(2)) > COLOURED;
 }
@@ -408,10 +407,15 @@ class Photograph {
    * prepared: the board has amounts of ink, and the canvas the tones of ink and paper; else the board has the canvas's
    * colours, or (negative) their negative.
    */
-  constructor(canvas, crop, { ink, known, width, height }, { prepared, negative }) {
+  constructor(canvas, crop, board, { prepared, negative }) {
+    const { ink, known, width, height, ground } = board;
+    // what is drawn is then ink on nothing
+    const bare = models.chosen.board.ground && onTransparent(fitted(canvas, board));
     Object.assign(this, {
       canvas,
-      ink: ink.slice(),
+      bare,
+      ground: ground[0],
+      ink: ink.map((one, at) => (bare && !known[Math.floor(at / 3)] ? ground[0] : one)),
       known: known.slice(),
       width,
       height,
@@ -451,26 +455,27 @@ class Photograph {
 
   /** Lay a finished picture over it. */
   finish({ around, image, frame, about }) {
-    around.getContext("2d").drawImage(this.lay(image, about.given.kept), 0, 0);
+    const context = around.getContext("2d");
+    context.globalCompositeOperation = "copy"; // what is transparent in it, too
+    context.drawImage(this.lay(image, about.given.kept), 0, 0);
     frame.classList.add("laid");
   }
 
   /** The photograph, with image drawn where it was erased or differs from the loaded picture. image, kept: of the board's size. */
   lay(image, kept) {
-    const { width, height, ink, known, canvas, negative } = this;
+    const { width, height, ink, known, canvas, negative, bare, ground } = this;
     const [left, top, right, bottom] = this.crop;
     const side = (right - left) / width; // of a board pixel, in pixels of the photograph
     const laid = canvasOf(canvas.width, canvas.height);
     const context = laid.getContext("2d");
     context.drawImage(canvas, 0, 0);
     const all = context.getImageData(0, 0, canvas.width, canvas.height);
-    const tones = this.prepared && (this.toned ??= this.tones());
+    const tones = (this.prepared || bare) && (this.toned ??= this.tones());
     const around = neighbours(width, height);
     let differs = Array.from(
       known,
       (is, pixel) =>
-        !is ||
-        !kept[pixel] ||
+        (is ? !kept[pixel] : !bare) ||
         [0, 1, 2].some(
           (channel) =>
             Math.abs(image.data[4 * pixel + channel] - ink[3 * pixel + channel]) > NOTICEABLE,
@@ -483,10 +488,11 @@ class Photograph {
     const layer = new Float32Array(width * height * 5); // red, green, blue, ink over them, whether it is drawn
     for (let pixel = 0; pixel < width * height; pixel++) {
       const value = image.data.subarray(4 * pixel, 4 * pixel + 3);
-      const under = tones
-        ? tones.paper.subarray(3 * pixel, 3 * pixel + 3)
-        : value.map((one) => (negative ? 255 - one : one));
-      layer.set([...under, tones ? value[0] / 255 : 0, differs[pixel]], 5 * pixel);
+      let under = value.map((one) => (negative ? 255 - one : one));
+      if (tones) under = tones.paper.subarray(3 * pixel, 3 * pixel + 3);
+      if (bare) under = tones.ink;
+      const amount = tones ? Math.abs(value[0] - ground) / 255 : 0;
+      layer.set([...under, amount, differs[pixel]], 5 * pixel);
     }
     const steep = Math.min(STEEP, Math.max(1, side));
     const found = new Float32Array(5);
@@ -503,14 +509,15 @@ class Photograph {
         if (!found[4]) continue;
         const share = Math.min(1, Math.max(0, (found[3] - 0.5) * steep + 0.5));
         const at = 4 * (y * laid.width + x);
-        const kept = ((1 - found[4]) * all.data[at + 3]) / 255;
+        const kept = (1 - found[4]) * all.data[at + 3];
+        const over = 255 * found[4] * (bare ? share : 1);
         for (let channel = 0; channel < 3; channel++) {
           const drawn = tones
             ? found[channel] + (tones.ink[channel] - found[channel]) * share
             : found[channel];
-          all.data[at + channel] = drawn + (all.data[at + channel] - drawn) * kept;
+          all.data[at + channel] = (all.data[at + channel] * kept + drawn * over) / (kept + over);
         }
-        all.data[at + 3] = Math.max(all.data[at + 3], 255 * found[4]);
+        all.data[at + 3] = kept + over;
       }
     }
     context.putImageData(all, 0, 0);
@@ -522,9 +529,9 @@ class Photograph {
     const {
       width,
       height,
-      ink: amount,
       crop: [left, top, right, bottom],
     } = this;
+    const amount = this.ink.map((one) => Math.abs(one - this.ground));
     const context = canvasOf(width, height).getContext("2d");
     context.imageSmoothingQuality = "high";
     context.drawImage(this.canvas, left, top, right - left, bottom - top, 0, 0, width, height);

@@ -372,6 +372,30 @@ def test_the_page_lays_a_completion_back_over_its_photograph(shipped, visit, tmp
         drawn = results(page)[0][..., 0]
 
 
+@pytest.mark.parametrize("ink", [(20, 20, 120), (255, 255, 255)], ids=["dark", "white"])
+def test_a_transparent_picture_is_laid_back_on_transparency_and_is_not_in_colour(
+    shipped, visit, tmp_path, ink
+):
+    visitor, page = begin(visit, shipped)
+    seven = digit(shipped.url, 7).repeat(20, 0).repeat(20, 1)
+    alpha = np.where(seven > 127, 255, 0).astype(np.uint8)
+    sticker = np.dstack([np.full((*alpha.shape, 3), ink, np.uint8), alpha])
+    page.locator("#file").set_input_files(written(tmp_path, "sticker.png", png(sticker)))
+    says(page, "#completion .status", "sticker.png is loaded and prepared")
+    expect(page.locator("#upload-words button")).to_have_count(0)
+    complete(page, 1)
+    page.locator("#alternatives .picture").first.click()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Save photograph").click()
+    visitor.keep("completion-sticker-1280-light")
+    laid = np.asarray(Image.open(download.value.path()).convert("RGBA")).astype(int)
+    shown = laid[..., 3] > 128
+    assert np.abs(laid[shown][:, :3] - ink).max() <= 12, "nothing but ink is shown"
+    upper = np.s_[: shown.shape[0] // 4]
+    assert (shown[upper] == (alpha[upper] > 0)).all(), "the known part stays"
+    assert 0.02 < shown[shown.shape[0] // 2 :].mean() < 0.3, "ink is drawn in the erased half"
+
+
 def test_a_completion_can_be_pinned_erased_again_and_taken_back(shipped, visit):
     visitor, page = begin(visit, shipped)
     stroke(page, TOP_OF_SEVEN)
