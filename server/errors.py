@@ -2,6 +2,7 @@
 it is checked.
 """
 
+import errno
 from collections.abc import Iterable
 
 # codes
@@ -15,6 +16,7 @@ _CODES = {
     499: "client_left",
     500: UNEXPECTED,
 }
+_RUN_OUT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -280,6 +282,13 @@ def exhausted() -> ServiceError:
         EXHAUSTED,
         retry_after_s=5.0,
     )
+
+
+def has_run_out(failure: Exception) -> bool:
+    """Whether an exception says that memory, disk space, files or threads have run out."""
+    number = failure.errno if isinstance(failure, OSError) else None
+    threads = isinstance(failure, RuntimeError) and "start new thread" in str(failure)
+    return number in _RUN_OUT or isinstance(failure, MemoryError) or threads
 
 
 def unexpected(request_id: str) -> ServiceError:

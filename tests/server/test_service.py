@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import re
+import resource
 import shutil
 import signal
 import threading
@@ -132,6 +133,23 @@ def test_metrics_are_compressed_if_asked(client):
         assert answer.headers.get("content-encoding") == coding
         assert answer.headers["vary"] == "accept-encoding"
         assert "linpix_requests_running 0.0" in answer.text
+
+
+@pytest.mark.slow
+def test_without_open_files_a_first_visit_is_told_to_come_again(tiny):
+    """The first request may need more than later ones, as modules that are imported for it."""
+    with serving(tiny.parent) as server, server.client() as client:
+        assert client.get("/healthz").status_code == 200  # this connection stays
+        files = resource.RLIMIT_NOFILE
+        before = resource.prlimit(server.process.pid, files)
+        resource.prlimit(server.process.pid, files, (4, before[1]))
+        for path in ("/", "/docs", "/static/page.js"):
+            answer = client.get(path)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert answer.json()["error"]["code"] == "resources_exhausted"
+        assert client.post("/v1/images/generations", json={}).status_code == 200
+        resource.prlimit(server.process.pid, files, before)
+        assert client.get("/").status_code == 200
 
 
 def test_poison_reaches_the_decoder(tiny):

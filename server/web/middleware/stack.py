@@ -17,7 +17,14 @@ from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...errors import ServiceError, rate_limited, unauthorized, unexpected
+from ...errors import (
+    ServiceError,
+    exhausted,
+    has_run_out,
+    rate_limited,
+    unauthorized,
+    unexpected,
+)
 from ...logs import REQUEST_ID, access
 from ...origins import Origins
 from ..error_handlers import HANDLERS, handle
@@ -128,7 +135,7 @@ class Gate:
             if not isinstance(failure, ServiceError):
                 found = getattr(scope.get("route"), "path", "(no route)")
                 logger.exception("unexpected failure at %s %s", method, found)
-                failure = unexpected(request_id)
+                failure = exhausted() if has_run_out(failure) else unexpected(request_id)
             await (await handle(Request(scope), failure))(scope, receive, exchange.send)
         finally:
             # a refused request has not found its route yet, and routes that are not FastAPI's do
