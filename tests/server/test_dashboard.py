@@ -31,6 +31,11 @@ QUERIES = {
     for panel in PANELS
     for target in panel["targets"]
 }
+VARIABLES = {
+    one["name"]: one["query"]["query"]
+    for one in DASHBOARD["templating"]["list"]
+    if one["type"] == "query"
+}
 ALERTS = {
     rule["alert"]: rule
     for group in yaml.safe_load((ROOT / "deploy/alerts.yml").read_text())["groups"]
@@ -243,6 +248,8 @@ def test_every_child_is_there_from_the_start(at_start, loaded):
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
 def test_a_panel_has_something_to_show(query, prometheus, loaded):
+    for variable in VARIABLES:
+        query = query.replace(f"${variable}", ".*")
     query = query.replace("$__rate_interval", WINDOW)
 
     def shown() -> bool:
@@ -261,7 +268,7 @@ def test_every_metric_that_is_asked_for_has_the_labels_that_are_asked_for(name, 
     # replica: of several engines only, nowhere else
     carried = {"job", "instance", "le", "alertname", "replica"}
     for metric, matchers in found:
-        for label, operator, values in re.findall(r'(\w+)(=~?)"([^"]*)"', matchers):
+        for label, operator, values in re.findall(r'(\w+)(=~?)"([^"$]*)"', matchers):
             for value in values.split("|"):
                 one = f'{metric}{{{label}="{value}"}}'
                 assert prometheus.ask("query", query=one), f"there is no {one}"
@@ -282,9 +289,33 @@ def test_legends_name_labels_that_their_query_keeps():
             known = (
                 {label.strip() for labels in kept for label in labels.split(",")}
                 if kept
-                else set().union(*(METRICS[family][1] for family in families if family in METRICS))
+                else {"instance"}.union(
+                    *(METRICS[family][1] for family in families if family in METRICS)
+                )
             )
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= known, panel["title"]
+
+
+def test_a_panel_shows_the_servers_and_models_that_are_chosen_and_names_them():
+    for panel in PANELS:
+        for target in panel["targets"]:
+            labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            named = panel["type"] in ("timeseries", "bargauge")
+            assert not named or "instance" in labels, panel["title"]
+            for metric, matchers in SELECTOR.findall(target["expr"]):
+                family = re.sub("_(total|sum|count|bucket)$", "", metric)
+                assert 'instance=~"$instance"' in matchers, panel["title"]
+                if "model" in METRICS.get(family, ("", ()))[1]:
+                    assert 'model=~"$model"' in matchers, panel["title"]
+                    assert not named or "model" in labels, panel["title"]
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_servers_and_models_can_be_chosen(name, prometheus, started, tiny):
+    metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", VARIABLES[name]).groups()
+    found = prometheus.ask("query", query=metric.replace("$instance", ".*"))
+    there = {"instance": urlsplit(started.url).netloc, "model": tiny.name}
+    assert label == name and {one["metric"][label] for one in found} == {there[name]}
 
 
 def test_prometheus_evaluates_every_alert_and_none_fires_for_a_service_that_was_busy(
