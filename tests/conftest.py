@@ -29,7 +29,7 @@ import torch
 
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
-from tests.nets import net_of, saved
+from tests.nets import perturbed_net, saved
 from tools.harness.machine import define_emulated
 from tools.harness.servers import ROOT, Process, serving
 
@@ -78,7 +78,7 @@ def class_first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = dataclasses.replace(
         PRESETS["tiny"], patch=4, look_ups=("previous", "row", "column", "class")
     )
-    return saved(folder, net_of(config, spread=0.1))
+    return saved(folder, perturbed_net(config))
 
 
 @pytest.fixture(scope="session")

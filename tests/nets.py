@@ -28,15 +28,21 @@ PALETTE = dataclasses.replace(CONDITIONAL, head="categorical", palette=COLOURS)
 
 
 def net_of(config: ModelConfig, *, seed: int = 0, spread: float = 0.0) -> Transformer:
-    """spread: of what is added to every parameter; without it, norms and biases are ones and
-    zeros.
+    """A model with random weights that are not to be trained.
+
+    spread: of what is added to every parameter; without it, norms and biases are ones and zeros.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        net = Transformer(config).eval()
+        net = Transformer(config).eval().requires_grad_(False)
         for parameter in net.parameters():
-            parameter.data += spread * torch.randn_like(parameter)
+            parameter += spread * torch.randn_like(parameter)
     return net
+
+
+def perturbed_net(config: ModelConfig) -> Transformer:
+    """One in which every parameter matters."""
+    return net_of(config, spread=0.1)
 
 
 def noise(count: int, subpixels: int = 64) -> Tensor:

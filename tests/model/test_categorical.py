@@ -126,7 +126,7 @@ def one_step(
     """The network, the first sub-pixels that the compiled engine draws for seeds 0, 1, ..., and
     their nats.
     """
-    net = net_of(config, spread=0.3).requires_grad_(False)
+    net = net_of(config, spread=0.3)
     if net.background is not None:
         net.background.head.bias[config.ground] = 0.5
     state = RecurrentState(config, rows)

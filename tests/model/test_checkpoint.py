@@ -17,17 +17,13 @@ import torch
 
 from linpix.model import checkpoint, load
 from linpix.model.checkpoint import CheckpointError, read, save
-from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from tests.fuzz.harness import lay
+from tests.nets import net_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROVENANCE = {"data": "random", "steps": 3, "class_names": list("abcdefghij")}
-
-
-def net_of(seed: int, config: ModelConfig = PRESETS["tiny"]) -> Transformer:
-    torch.manual_seed(seed)
-    return Transformer(config)
 
 
 def assert_same(ours: Transformer, theirs: Transformer) -> None:
@@ -87,7 +83,7 @@ def assert_refused(folder: Path, message: str, name: str = "") -> None:
 
 def test_a_saved_network_is_read_back_bit_for_bit(tmp_path):
     net = net_of(
-        1, dataclasses.replace(PRESETS["tiny"], first_marginal=(0.5, 0.5) + (0.0,) * 254, classes=0)
+        dataclasses.replace(PRESETS["tiny"], first_marginal=(0.5, 0.5) + (0.0,) * 254, classes=0)
     )
     save(tmp_path / "made" / "here", net, {"data": "random"}, "# here\n")
     found = read(tmp_path / "made" / "here")
@@ -104,7 +100,7 @@ def test_a_saved_network_is_read_back_bit_for_bit(tmp_path):
 
 
 def test_bf16_halves_the_file_and_rounds_all_weights_but_those_of_the_head(tmp_path):
-    net = net_of(1)
+    net = net_of(PRESETS["tiny"], seed=1)
     save(tmp_path / "full", net, PROVENANCE, "")
     save(tmp_path / "half", net, PROVENANCE, "", dtype=torch.bfloat16)
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("full", "half")]
@@ -136,7 +132,7 @@ def test_a_file_of_tensors_says_what_it_is(tmp_path):
 
 
 def test_large_checkpoints_are_cut_into_shards(tmp_path, monkeypatch):
-    net = net_of(1)
+    net = net_of(PRESETS["tiny"], seed=1)
     monkeypatch.setattr(checkpoint, "SHARD_BYTES", 4096)
     save(tmp_path / "cut", net, PROVENANCE, "")
     shards = sorted((tmp_path / "cut").glob("*.safetensors"))
@@ -162,7 +158,7 @@ def test_the_digest_tells_checkpoints_apart_and_nothing_else(tmp_path):
         "other facts": (1, PROVENANCE | {"steps": 4}),
     }
     for name, (seed, provenance) in made.items():
-        save(tmp_path / name, net_of(seed), provenance, f"# {name}\n")
+        save(tmp_path / name, net_of(PRESETS["tiny"], seed=seed), provenance, f"# {name}\n")
     a, b, weights, facts = (read(tmp_path / name).digest for name in made)
     assert a == b
     assert len({a, weights, facts}) == 3
@@ -236,7 +232,7 @@ def test_a_checkpoint_from_before_a_field_was_added_has_its_default(folder):
 
 def test_a_checkpoint_without_a_board_gets_the_ground_that_its_model_begins_with(tmp_path):
     for ground in (0, 255):
-        tiny, net = PRESETS["tiny"], net_of(0)
+        tiny, net = PRESETS["tiny"], net_of(PRESETS["tiny"], seed=0)
         with torch.no_grad():
             net.head.weight.zero_()
             net.head.bias.zero_()
@@ -496,8 +492,8 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 def test_a_save_replaces_the_folder_whole(folder, monkeypatch):
     (folder / "left over").touch()
     monkeypatch.setattr(checkpoint, "SHARD_BYTES", 4096)
-    save(folder, net_of(7), PROVENANCE, "")
-    assert_same(load(folder), net_of(7))
+    save(folder, net_of(PRESETS["tiny"], seed=7), PROVENANCE, "")
+    assert_same(load(folder), net_of(PRESETS["tiny"], seed=7))
     assert not (folder / "left over").exists() and not (folder / "model.safetensors").exists()
     assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
 
@@ -518,10 +514,10 @@ def test_an_interrupted_save_leaves_the_old_checkpoint(name, folder, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(name, cut)
         with pytest.raises(PowerCut):
-            save(folder, net_of(7), PROVENANCE, "")
+            save(folder, net_of(PRESETS["tiny"], seed=7), PROVENANCE, "")
     assert_same(load(folder), before)
-    save(folder, net_of(7), PROVENANCE, "")
-    assert_same(load(folder), net_of(7))
+    save(folder, net_of(PRESETS["tiny"], seed=7), PROVENANCE, "")
+    assert_same(load(folder), net_of(PRESETS["tiny"], seed=7))
 
 
 def test_a_save_cut_between_its_renames_loses_nothing_and_says_where_it_is(folder, monkeypatch):
@@ -535,16 +531,16 @@ def test_a_save_cut_between_its_renames_loses_nothing_and_says_where_it_is(folde
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", cut_the_second)
         with pytest.raises(PowerCut):
-            save(folder, net_of(7), PROVENANCE, "")
+            save(folder, net_of(PRESETS["tiny"], seed=7), PROVENANCE, "")
     with pytest.raises(CheckpointError, match=r"interrupted save left .*tiny\.new and .*tiny\.old"):
         load(folder)
-    assert_same(load(folder.with_name("tiny.new")), net_of(7))
+    assert_same(load(folder.with_name("tiny.new")), net_of(PRESETS["tiny"], seed=7))
     assert_same(load(folder.with_name("tiny.old")), before)
     # cut again, early: the old checkpoint is back under its name
     with monkeypatch.context() as patch:
         patch.setattr(safetensors.torch, "save", cut)
         with pytest.raises(PowerCut):
-            save(folder, net_of(8), PROVENANCE, "")
+            save(folder, net_of(PRESETS["tiny"], seed=8), PROVENANCE, "")
     assert_same(load(folder), before)
 
 

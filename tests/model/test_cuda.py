@@ -38,7 +38,8 @@ from linpix.model.ops import recurrent_step_reference
 from linpix.model.packing import Choice, choose, gpu_obstacle, state_scale
 from tests.model import test_packing
 from tests.model.test_ops import step_inputs
-from tests.model.test_packing import images_of, log_probs_of, net_of
+from tests.model.test_packing import images_of, log_probs_of
+from tests.nets import perturbed_net
 
 pytestmark = pytest.mark.slow
 
@@ -254,7 +255,7 @@ def test_the_state_stays_close_to_float64_over_a_whole_image(place, steps):
 @pytest.mark.parametrize(("shape", "state"), shapes_and_states(*SHAPES))
 def test_forced_decoding_gives_the_transformers_log_probabilities(place, shape, precision, state):
     config = ALL[shape]
-    net, images = net_of(config), images_of(config, 5)
+    net, images = perturbed_net(config), images_of(config, 5)
     pool = GpuPool(net, 8, precision=precision, state=state, **place)
     pool.fill_with_nan(3)
     found, finite = log_probs(pool, images, [3, 1, 7, 2, 5])
@@ -296,7 +297,7 @@ def test_an_image_does_not_depend_on_batch_slot_quantum_or_neighbours(
     """Bit for bit, state and all: alone; among 69 others, in tiles of another shape; in quanta of 5
     and 17 steps.
     """
-    pool = GpuPool(net_of(ALL[shape]), 80, precision=precision, state=state, **place)
+    pool = GpuPool(perturbed_net(ALL[shape]), 80, precision=precision, state=state, **place)
     pool.fill_with_nan(9)
     alone = draw(pool, [2], [77])[0]
     kept = pool.S[2].clone(), pool.z[2].clone()
@@ -320,7 +321,7 @@ def test_no_tile_of_products_changes_a_bit(place, monkeypatch, shape, rows):
     config, slots, found = SHAPES[shape], list(range(1, rows + 1)), []
     for tiles in ("few", "medium", "large"):
         monkeypatch.setenv(TILES, tiles)
-        pool = GpuPool(net_of(config), rows, **place)
+        pool = GpuPool(perturbed_net(config), rows, **place)
         pool.put(slots, images_of(config, 1)[0], torch.arange(config.subpixels) < 5)
         decode(pool, slots, [0] * rows, [8] * rows, slots)
         found.append((pool.canvas, pool.S[1:], pool.z[1:]))
@@ -332,7 +333,7 @@ def test_no_tile_of_products_changes_a_bit(place, monkeypatch, shape, rows):
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("preset", ["mnist", "cifar10", "mnist-conditional"])
 def test_an_image_is_the_same_in_every_bucket(preset, state):
-    pool = GpuPool(net_of(PRESETS[preset]), BUCKETS[-1], state=state)
+    pool = GpuPool(perturbed_net(PRESETS[preset]), BUCKETS[-1], state=state)
     T = 2 * PRESETS[preset].width * PRESETS[preset].channels
 
     def begin(rows: int) -> tuple[Tensor, Tensor]:
@@ -351,7 +352,7 @@ def test_an_image_is_the_same_in_every_bucket(preset, state):
 @pytest.mark.cuda
 @pytest.mark.parametrize("shape", ["wider", "background"])
 def test_a_recorded_graph_does_what_the_operator_does_also_after_joins_and_leaves(shape):
-    net = net_of(SHAPES[shape])
+    net = perturbed_net(SHAPES[shape])
     recorded = GpuPool(net, 8)
     recorded.record(4)  # in variants that are timed; up to 8 rows when they are decoded first
     directly = GpuPool(net, 8, operators=torch.ops.linpix)
@@ -372,7 +373,7 @@ def test_a_second_gpu_draws_what_the_first_one_does():
         pytest.skip("there is only one")
     drawn = []
     for device in ("cuda:0", "cuda:1"):
-        pool = GpuPool(net_of(ALL["wider, heads of 32"]), 3, state="fp16", device=device)
+        pool = GpuPool(perturbed_net(ALL["wider, heads of 32"]), 3, state="fp16", device=device)
         pool.record(3)
         drawn.append(draw(pool, [1, 2, 3], [4, 5, 6], quantum=16))
     assert torch.equal(*drawn)
@@ -385,7 +386,7 @@ def test_kernels_that_overlap_compute_what_kernels_that_wait_do(monkeypatch, pre
     found = []
     for overlap in ("1", "0"):
         monkeypatch.setenv(OVERLAP, overlap)
-        pool = GpuPool(net_of(PRESETS[preset]), 300, state="fp16")
+        pool = GpuPool(perturbed_net(PRESETS[preset]), 300, state="fp16")
         slots = list(range(1, 301))
         pool.record(300)
         assert os.environ[OVERLAP] == overlap, "no graph could be recorded with it"
@@ -426,7 +427,7 @@ def test_every_number_of_rows_is_recorded_before_the_first_is_decoded(
 ):
     monkeypatch.setattr(GpuPool, "_time", lambda *_: 1.0)
     recorder = Recorder()
-    pool = GpuPool(net_of(TINY), slots, **emulated.place, recorder=recorder)
+    pool = GpuPool(perturbed_net(TINY), slots, **emulated.place, recorder=recorder)
     pool.record(slots)
     assert recorder.calls == 6 * buckets  # in each variant
     for rows in {1, slots // 3 + 1, min(slots, 64)}:
@@ -458,7 +459,7 @@ def test_each_number_of_rows_gets_its_fastest_kernels_and_keeps_them_for_the_lif
     pools = []
     for calls in (6, 1):  # the second time what was chosen is known
         recorder = Recorder()
-        pool = GpuPool(net_of(TINY), 200, **emulated.place, recorder=recorder)
+        pool = GpuPool(perturbed_net(TINY), 200, **emulated.place, recorder=recorder)
         pool.record(200)
         assert recorder.calls == calls * 11
         pools.append(pool)
@@ -486,7 +487,7 @@ def test_variables_that_were_given_leave_less_to_choose(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     recorder = Recorder()
-    pool = GpuPool(net_of(TINY), 1, precision=precision, **emulated.place, recorder=recorder)
+    pool = GpuPool(perturbed_net(TINY), 1, precision=precision, **emulated.place, recorder=recorder)
     pool.record(1)
     assert recorder.kept == variants
 
@@ -499,7 +500,7 @@ def test_a_graph_that_cannot_be_recorded_is_tried_again_without_overlap_and_the_
         lambda: None if os.environ[OVERLAP] == "0" else RuntimeError("invalid handle\nat 0x1")
     )
     pool, directly = (
-        GpuPool(net_of(TINY), 4, **emulated.place, recorder=how) for how in (recorder, None)
+        GpuPool(perturbed_net(TINY), 4, **emulated.place, recorder=how) for how in (recorder, None)
     )
     pool.record(4)
     assert recorder.kept[:2] == [("few", "1"), ("few", "0")]
@@ -545,7 +546,7 @@ def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, state):
     """
     # more tokens than prefill takes at once
     config = dataclasses.replace(ALL[shape], height=16, width=16)
-    net = net_of(config)
+    net = perturbed_net(config)
     images, lengths = images_of(config, 5), [1, 7, 128, 150, 256]
     stepped, filled = (GpuPool(net, 5, state=state, **place) for _ in range(2))
     slots = [1, 2, 3, 4, 5]
@@ -578,7 +579,7 @@ def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, state):
 
 def test_prefill_has_buffers_for_a_bounded_number_of_rows(place, monkeypatch):
     """And leaves the same, however many it takes at once."""
-    net, slots, rows = net_of(SHAPES["conditional"]), list(range(1, 6)), []
+    net, slots, rows = perturbed_net(SHAPES["conditional"]), list(range(1, 6)), []
     pools = [GpuPool(net, 5, **place) for _ in range(2)]
     operators = pools[0]._operators
     monkeypatch.setattr(
@@ -602,7 +603,7 @@ def test_prefill_has_buffers_for_a_bounded_number_of_rows(place, monkeypatch):
 
 
 def test_log_probabilities_are_computed_only_if_they_are_asked_for(place):
-    pool, drawn = GpuPool(net_of(TINY), 3, **place), []
+    pool, drawn = GpuPool(perturbed_net(TINY), 3, **place), []
     for asked in (True, False):
         pool.put([1, 2, 3], None, None)
         found, _ = said(pool, [1, 2, 3], asked=asked)
@@ -617,7 +618,7 @@ def test_many_rows_do_not_wait_for_one_with_a_long_run_of_background(place, rows
     and 32 after it.
     """
     config = dataclasses.replace(SHAPES["background"], height=16, width=16)
-    pool, slots = GpuPool(net_of(config), rows, **place), list(range(1, rows + 1))
+    pool, slots = GpuPool(perturbed_net(config), rows, **place), list(range(1, rows + 1))
     pool.stride = 1
     pool.put(
         slots,
@@ -632,7 +633,7 @@ def test_many_rows_do_not_wait_for_one_with_a_long_run_of_background(place, rows
 
 @pytest.mark.parametrize(("shape", "state"), shapes_and_states("tiny", "background"))
 def test_a_taken_slot_begins_empty_whatever_lies_there(place, shape, state):
-    pool = GpuPool(net_of(ALL[shape]), 3, state=state, **place)
+    pool = GpuPool(perturbed_net(ALL[shape]), 3, state=state, **place)
     clean = draw(pool, [1], [4])
     pool.fill_with_nan(1)
     assert torch.equal(draw(pool, [1], [4]), clean)
@@ -650,7 +651,9 @@ def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(place, shape):
     config, rows = SHAPES[shape], 5
     T, slots, none = config.subpixels, list(range(1, rows + 1)), [0] * rows
     conditioned = np.array([False, True, False, True, False]) & bool(config.patch)
-    whole, parts = (GpuPool(net_of(config), rows, precision="fp32", **place) for _ in range(2))
+    whole, parts = (
+        GpuPool(perturbed_net(config), rows, precision="fp32", **place) for _ in range(2)
+    )
     # background in places, so that rows skip the layers at different times
     for pool in (whole, parts):
         for slot in slots:
@@ -661,7 +664,9 @@ def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(place, shape):
             )
             if conditioned[slot - 1]:
                 pool.read(
-                    net_of(config).inputs_read(images_of(config, 1), pool.known[[slot]].cpu()),
+                    perturbed_net(config).inputs_read(
+                        images_of(config, 1), pool.known[[slot]].cpu()
+                    ),
                     pool,
                     torch.tensor([slot]),
                 )
@@ -705,7 +710,7 @@ def test_reading_leaves_what_the_transformers_reading_leaves_alone_and_among_oth
     """To rounding; and bit for bit whatever else is read, in tiles of another shape too."""
     config, slots = dataclasses.replace(SHAPES[shape], **change), torch.arange(1, count + 1)
     net, images, known = (
-        net_of(config),
+        perturbed_net(config),
         images_of(config, count),
         test_packing.known_of(config, count),
     )
@@ -740,7 +745,7 @@ def test_what_was_read_is_loaded_and_decoded_on(place, shape, state):
     """Log-probabilities of what is drawn after reading, by the parallel form in float64."""
     config = ALL[shape]
     net, images, known = (
-        net_of(config),
+        perturbed_net(config),
         images_of(config, 3),
         torch.zeros(3, config.subpixels, dtype=torch.bool),
     )
@@ -761,7 +766,7 @@ def test_what_was_read_is_loaded_and_decoded_on(place, shape, state):
 
 @pytest.mark.parametrize(("shape", "state"), shapes_and_states("tiny"))
 def test_padding_and_rows_that_are_done_touch_nothing(place, shape, state):
-    pool = GpuPool(net_of(ALL[shape]), 6, state=state, **place)
+    pool = GpuPool(perturbed_net(ALL[shape]), 6, state=state, **place)
     pool.put(list(range(7)), None, None)
     for part in (pool.S, pool.z):
         part.fill_(3.0)
@@ -771,18 +776,18 @@ def test_padding_and_rows_that_are_done_touch_nothing(place, shape, state):
     rest = [0, 1, 2, 3, 6]
     assert torch.equal(pool.S[rest], before[0][rest]) and torch.equal(pool.z[rest], before[1][rest])
     assert torch.equal(pool.canvas[rest], before[2][rest])
-    alone = GpuPool(net_of(ALL[shape]), 1, state=state, **place)
+    alone = GpuPool(perturbed_net(ALL[shape]), 1, state=state, **place)
     decode(alone, [1], [0], [8], [2])
     assert torch.equal(alone.images([1]), pool.images([4]))
 
 
 def test_more_rows_than_the_largest_graph_are_decoded_in_turn(place):
     slots = BUCKETS[-1] + 3
-    pool = GpuPool(net_of(TINY), slots, **place)
+    pool = GpuPool(perturbed_net(TINY), slots, **place)
     many = list(range(1, slots + 1))
     pool.put(many, None, None)
     assert decode(pool, many, [0] * slots, [8] * slots, many).all()
-    few = GpuPool(net_of(TINY), 1, **place)
+    few = GpuPool(perturbed_net(TINY), 1, **place)
     few.put([1], None, None)
     decode(few, [1], [0], [8], [slots])
     assert torch.equal(pool.images([slots]), few.images([1]))
@@ -802,7 +807,9 @@ def test_what_threads_compute_does_not_depend_on_their_order(emulated):
         found = []
         for backwards in (False, True):
             emulated.backwards(backwards)
-            pool = GpuPool(net_of(config), 70, precision=precision, state=state, **emulated.place)
+            pool = GpuPool(
+                perturbed_net(config), 70, precision=precision, state=state, **emulated.place
+            )
             pool.put(
                 list(range(1, 71)), images_of(config, 1)[0], torch.arange(config.subpixels) < 30
             )
@@ -823,7 +830,7 @@ def test_the_scale_of_a_head_is_a_power_of_two_that_no_image_can_pass():
         SHAPES["class"],
         SHAPES["background"],
     ):
-        net = net_of(config)
+        net = perturbed_net(config)
         scale = state_scale(net)
         assert torch.equal(torch.exp2(scale.log2().round()), scale)
         with torch.no_grad():
@@ -838,7 +845,7 @@ def test_the_scale_of_a_head_is_a_power_of_two_that_no_image_can_pass():
 
 
 def test_what_float16_cannot_hold_is_clamped_and_counted(place):
-    pool = GpuPool(net_of(ALL["tiny, heads of 32"]), 1, state="fp16", **place)
+    pool = GpuPool(perturbed_net(ALL["tiny, heads of 32"]), 1, state="fp16", **place)
     draw(pool, [1], [0])
     assert pool.saturated() == 0
     pool.scale *= 2.0**-22
@@ -848,7 +855,7 @@ def test_what_float16_cannot_hold_is_clamped_and_counted(place):
 
 
 def test_a_row_that_is_not_finite_is_reported_and_changes_no_other_row(place):
-    net = net_of(TINY)
+    net = perturbed_net(TINY)
     pool = GpuPool(net, 80, **place)
     slots = list(range(1, 81))
     clean = draw(pool, slots, slots)
@@ -866,7 +873,7 @@ def test_a_row_that_is_not_finite_is_reported_and_changes_no_other_row(place):
 @pytest.mark.parametrize("shape", ["tiny", "pixels"])
 def test_draws_are_those_of_the_reference_engine(place, shape, temperature):
     """Not promised bit for bit: the same noise, and mixtures that agree to rounding."""
-    net = net_of(SHAPES[shape])
+    net = perturbed_net(SHAPES[shape])
     found = draw(
         GpuPool(net, 20, precision="fp32", **place),
         list(range(1, 21)),
@@ -882,7 +889,7 @@ def test_draws_are_those_of_the_reference_engine(place, shape, temperature):
 def test_slots_beyond_two_gigabytes_are_reached(place):
     """Indices into pools are 64 bits wide."""
     slots = 2**31 // (4 * TINY.layers * TINY.heads * TINY.key_dim * TINY.value_dim) + 100
-    pool = GpuPool(net_of(TINY), slots, **place)
+    pool = GpuPool(perturbed_net(TINY), slots, **place)
     assert pool.S.nbytes > 2**31
     assert torch.equal(draw(pool, [slots], [6]), draw(pool, [1], [6]))
 
@@ -924,7 +931,7 @@ def test_the_limits_that_are_asked_about_are_those_of_the_kernels():
     ],
 )
 def test_rows_that_cannot_be_are_refused(emulated, name, change, message):
-    pool = GpuPool(net_of(TINY), 8, **emulated.place)
+    pool = GpuPool(perturbed_net(TINY), 8, **emulated.place)
     given = {
         "slots": [1],
         "positions": [0],
@@ -949,7 +956,7 @@ def test_rows_that_cannot_be_are_refused(emulated, name, change, message):
 )
 def test_states_that_cannot_be_are_refused(emulated, state, message):
     with pytest.raises(ValueError, match=message):
-        GpuPool(net_of(TINY), 1, **emulated.place, state=state)
+        GpuPool(perturbed_net(TINY), 1, **emulated.place, state=state)
 
 
 @pytest.mark.parametrize(
@@ -973,7 +980,7 @@ def test_states_that_cannot_be_are_refused(emulated, state, message):
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
-    pool = GpuPool(net_of(TINY), 8, **emulated.place)
+    pool = GpuPool(perturbed_net(TINY), 8, **emulated.place)
     given = test_packing.arguments() | {
         "canvas": pool.canvas,
         "known": pool.known,
@@ -1049,7 +1056,7 @@ def test_shapes_without_a_kernel_are_refused_by_the_operator(emulated, change):
     with pytest.raises(
         RuntimeError, match=r"heads must be of size|d_model must be|must be at most 2048"
     ):
-        draw(GpuPool(net_of(config), 1, **emulated.place), [1], [0])
+        draw(GpuPool(perturbed_net(config), 1, **emulated.place), [1], [0])
 
 
 @pytest.mark.parametrize(
@@ -1071,7 +1078,7 @@ def test_a_shape_is_refused_before_it_is_loaded_where_a_block_has_no_memory_for_
     monkeypatch.setattr(ops, "gpu_shared_bytes", lambda: shared_kib << 10)
     request.addfinalizer(lambda: emulated.shared_bytes(163 << 10))
     emulated.shared_bytes(shared_kib << 10)
-    pool = GpuPool(net_of(config), 80, precision=precision, **emulated.place)
+    pool = GpuPool(perturbed_net(config), 80, precision=precision, **emulated.place)
     slots = list(range(1, 81))
     if runs:
         assert choose(config, precision=precision, device="cuda").device == "cuda"

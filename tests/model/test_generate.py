@@ -12,17 +12,17 @@ from linpix.model.inputs import START
 from linpix.model.mixture import log_likelihood
 from linpix.model.philox import uniforms
 from linpix.model.transformer import Transformer
+from tests.nets import net_of
 
 ATTENTIONS = ["linear", "softmax"]
 SEEDS = [5, 6, 2**40 + 7, 2**53 - 1]
 
 
-def net_of(**changes) -> Transformer:
+def uneven_net(**changes) -> Transformer:
     """Parameters far from those of another random network, so that a wrong one shows in the
     draws.
     """
-    torch.manual_seed(0)
-    net = Transformer(dataclasses.replace(PRESETS["tiny"], **changes)).eval().requires_grad_(False)
+    net = net_of(dataclasses.replace(PRESETS["tiny"], **changes))
     net.head.weight *= 3
     # narrow: values depend on what came before, not on u alone
     net.head.bias[2 * net.config.mixtures :] -= 2
@@ -39,7 +39,7 @@ def test_an_images_own_seed_reproduces_it_alone_as_far_as_rounding_allows(attent
     product. It
     may round otherwise, and one value that lands on the other side of .5 changes all that follow
     it."""
-    net = net_of(attention=attention)
+    net = uneven_net(attention=attention)
     seeds = list(range(16))
     together = generate(net, seeds)
     alone = torch.cat([generate(net, [seed]) for seed in seeds])
@@ -64,7 +64,7 @@ def test_the_noise_of_an_image_depends_on_nothing_but_its_seed_and_position():
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("prefix", [1, 20, 63, 64])
 def test_known_sub_pixels_are_kept_and_steer_what_follows(prefix, attention):
-    net = net_of(attention=attention)
+    net = uneven_net(attention=attention)
     random = torch.Generator().manual_seed(prefix)
     known = torch.randint(0, 256, (2, 64), generator=random, dtype=torch.uint8)
     drawn = generate(net, [5, 6], known=known, prefix=prefix)
@@ -78,7 +78,7 @@ def test_known_sub_pixels_are_kept_and_steer_what_follows(prefix, attention):
 @pytest.mark.parametrize("prefix", [1, 20, 63])
 def test_completing_a_drawn_image_with_its_own_seed_draws_it_again(prefix, attention):
     """Noise belongs to positions; prefill rounds unlike steps, so nearly always, not always."""
-    net = net_of(attention=attention)
+    net = uneven_net(attention=attention)
     seeds = list(range(16))
     drawn = generate(net, seeds)
     assert share_equal(generate(net, seeds, known=drawn, prefix=prefix), drawn) > 0.95
@@ -127,7 +127,7 @@ def test_a_conditional_model_draws_a_class_first_and_each_as_often():
 
 
 def test_temperature_0_needs_no_seed():
-    net = net_of()
+    net = uneven_net()
     coldest = generate(net, SEEDS, temperature=0.0)
     assert torch.equal(coldest, coldest[:1].expand(4, -1))
     assert not torch.equal(coldest, generate(net, SEEDS))
@@ -138,7 +138,7 @@ def test_drawn_images_are_as_surprising_as_the_model_says(attention):
     """The mean of -log p over draws is the entropy, position by position: the loop feeds what it
     should.
     """
-    net = net_of(attention=attention)
+    net = uneven_net(attention=attention)
     drawn = generate(net, list(range(200)))
     parameters = net.parameters_of(drawn).double()
     surprise = -log_likelihood(parameters, drawn)
@@ -155,7 +155,7 @@ def test_drawn_images_are_as_surprising_as_the_model_says(attention):
 def test_without_a_start_token_sub_pixel_0_is_drawn_from_its_marginal():
     marginal = [0.0] * 256
     marginal[3], marginal[200], marginal[255] = 0.25, 0.25, 0.5
-    net = net_of(classes=0, first_marginal=tuple(marginal))
+    net = uneven_net(classes=0, first_marginal=tuple(marginal))
     seeds = list(range(200))
     drawn = generate(net, seeds)
     u = uniforms(np.array(seeds), np.array(0))[:, 0]
@@ -169,6 +169,6 @@ def test_the_published_samplers_scale_is_used_where_the_configuration_says_so():
     at -7.
     """
     ours, published = (
-        generate(net_of(scale_transform=transform), SEEDS) for transform in ("exp", "elu")
+        generate(uneven_net(scale_transform=transform), SEEDS) for transform in ("exp", "elu")
     )
     assert share_equal(ours, published) < 0.5

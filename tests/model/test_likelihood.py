@@ -16,7 +16,7 @@ from linpix.model.likelihood import Scoring, mixture_of, posterior
 from linpix.model.transformer import Transformer
 from linpix.training.datasets import load
 from linpix.training.evaluate import bits_of
-from tests import nets
+from tests.nets import CONDITIONAL, perturbed_net
 
 TINY = PRESETS["tiny"]
 MARGINAL = np.random.default_rng(1).random(256)
@@ -33,7 +33,7 @@ CONFIGS = {
         TINY, classes=0, first_marginal=tuple((MARGINAL / MARGINAL.sum()).tolist())
     ),
     "background": dataclasses.replace(TINY, background=0, background_dim=16),
-    "conditional": nets.CONDITIONAL,
+    "conditional": CONDITIONAL,
     "pixels": PIXELS,
     "pixels, lsh": dataclasses.replace(PIXELS, attention="lsh"),
     "pixels, conditional": dataclasses.replace(
@@ -49,10 +49,6 @@ SCATTERED = np.random.default_rng(2).random(64) < 0.5
 def totals(scoring: Scoring) -> np.ndarray:
     """(labels,): log-likelihoods of the hidden sub-pixels, in nats."""
     return scoring.log_probs[:, scoring.hidden].double().sum(1).numpy()
-
-
-def net_of(name: str) -> Transformer:
-    return nets.net_of(CONFIGS[name], spread=0.1).requires_grad_(False)
 
 
 def picture_of(net: Transformer, *, dark: bool = False) -> np.ndarray:
@@ -73,7 +69,7 @@ def pieces(request, monkeypatch):
 @pytest.mark.parametrize("dark", [False, True], ids=["noise", "dark"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_whole_image_has_the_bits_per_dim_of_evaluate(pieces, name, dark):
-    net = net_of(name)
+    net = perturbed_net(CONFIGS[name])
     picture = picture_of(net, dark=dark)
     scoring = Scoring(net, picture).complete()
     expected = float(bits_of(net, picture[None])[0])
@@ -95,7 +91,7 @@ def test_a_whole_image_has_the_bits_per_dim_of_evaluate(pieces, name, dark):
     ],
 )
 def test_classes_together_have_what_the_parallel_form_gives_each(pieces, name):
-    net = net_of(name)
+    net = perturbed_net(CONFIGS[name])
     picture, labels = picture_of(net), [None, *range(10)]
     together = Scoring(net, picture, labels=labels).complete()
     with torch.inference_mode():
@@ -108,7 +104,7 @@ def test_classes_together_have_what_the_parallel_form_gives_each(pieces, name):
 @pytest.mark.parametrize("dark", [False, True], ids=["noise", "dark"])
 @pytest.mark.parametrize("name", ["conditional", "pixels, conditional"])
 def test_a_conditional_model_is_asked_given_all_that_is_known(pieces, name, dark):
-    net = net_of(name)
+    net = perturbed_net(CONFIGS[name])
     picture, known = picture_of(net, dark=dark), SCATTERED.repeat(net.config.token_size)
     scoring = Scoring(net, picture, known, [None, 3]).complete()
     images, told = torch.from_numpy(picture).expand(2, -1), torch.from_numpy(known).expand(2, -1)
@@ -135,7 +131,7 @@ def test_a_conditional_model_is_asked_given_all_that_is_known(pieces, name, dark
     ],
 )
 def test_the_probabilities_of_all_values_of_one_hidden_sub_pixel_are_one(name, place):
-    net = net_of(name)
+    net = perturbed_net(CONFIGS[name])
     picture, known = picture_of(net), np.arange(64) != place
     totals = []
     for value in range(256):
@@ -145,7 +141,7 @@ def test_the_probabilities_of_all_values_of_one_hidden_sub_pixel_are_one(name, p
 
 
 def test_without_a_class_a_conditional_model_expects_each_as_much_as_what_is_known_makes_it(pieces):
-    net, known = net_of("conditional"), SCATTERED
+    net, known = perturbed_net(CONFIGS["conditional"]), SCATTERED
     net.class_head.weight.data *= 30
     picture = picture_of(net)
     images, told = torch.from_numpy(picture).expand(10, -1), torch.from_numpy(known).expand(10, -1)
@@ -163,7 +159,7 @@ def test_without_a_class_a_conditional_model_expects_each_as_much_as_what_is_kno
 
 @pytest.mark.parametrize("name", ["linear", "conditional"])
 def test_only_what_is_hidden_is_counted_and_nothing_after_it_is_computed(name):
-    net = net_of(name)
+    net = perturbed_net(CONFIGS[name])
     picture, known = picture_of(net), (np.arange(64) < 10) | (np.arange(64) > 20)
     scoring = Scoring(net, picture, known).complete()
     assert totals(scoring)[0] == pytest.approx(float(scoring.log_probs[0, 10:21].double().sum()))
@@ -174,7 +170,7 @@ def test_only_what_is_hidden_is_counted_and_nothing_after_it_is_computed(name):
 
 
 def test_a_piece_has_a_bounded_number_of_classes_and_sub_pixels(monkeypatch):
-    net, asked = net_of("linear"), []
+    net, asked = perturbed_net(CONFIGS["linear"]), []
     own = net.parameters_between
     monkeypatch.setattr(
         net,
@@ -192,13 +188,13 @@ def test_a_piece_has_a_bounded_number_of_classes_and_sub_pixels(monkeypatch):
 
 
 def test_without_anything_hidden_there_is_no_likelihood():
-    net = net_of("conditional")
+    net = perturbed_net(CONFIGS["conditional"])
     with pytest.raises(ValueError, match="no sub-pixel is hidden"):
         Scoring(net, picture_of(net), np.ones(64, np.bool_))
 
 
 def test_a_model_that_gives_nan_is_an_error():
-    net = net_of("linear")
+    net = perturbed_net(CONFIGS["linear"])
     net.head.bias[0] = math.nan
     with pytest.raises(FloatingPointError, match="NaN or infinite"):
         Scoring(net, picture_of(net)).complete()

@@ -22,7 +22,7 @@ from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.packing import PRECISIONS, Packed, choose, pack, quantise
 from linpix.model.transformer import Transformer
-from tests import nets
+from tests.nets import perturbed_net
 
 pytestmark = pytest.mark.skipif(not ops.compiled, reason=ops.why())
 
@@ -102,10 +102,6 @@ EXACT = (
     "logits",
     "logits, conditional",
 )
-
-
-def net_of(config: ModelConfig) -> Transformer:
-    return nets.net_of(config, spread=0.1).requires_grad_(False)
 
 
 class Pool:
@@ -203,7 +199,7 @@ def log_probs_of(net: Transformer, images: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_forced_decoding_gives_the_transformers_log_probabilities(shape, rows, threads):
     config = SHAPES[shape]
-    net, images = net_of(config), images_of(SHAPES[shape], rows)
+    net, images = perturbed_net(config), images_of(SHAPES[shape], rows)
     exact = log_probs_of(net, images)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -232,7 +228,7 @@ def test_it_draws_what_the_plain_decode_loop_draws(shape):
     """Level (c): engines round differently, so a draw next to a boundary may fall on the other
     side.
     """
-    net, seeds = net_of(SHAPES[shape]), [5, 2**53 - 1, 7]
+    net, seeds = perturbed_net(SHAPES[shape]), [5, 2**53 - 1, 7]
     label = 2 if net.config.class_first else None
     expected = generate(net, seeds, labels=[label] * 3, temperature=0.7)
     pool = Pool(net.config, pack(net, torch.float32), 3)
@@ -248,7 +244,7 @@ def test_it_draws_what_the_plain_decode_loop_draws(shape):
 
 
 def test_temperature_0_draws_the_likeliest_components_mean():
-    net = net_of(TINY)
+    net = perturbed_net(TINY)
     expected = generate(net, [1, 2], temperature=0.0)
     pool = Pool(TINY, pack(net, torch.float32), 2)
     pool.decode([1, 2], [0, 0], [64, 64], [3, 4], temperatures=[0.0, 0.0])
@@ -262,7 +258,7 @@ def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precis
     or cold.
     """
     config = SHAPES[shape]
-    packed, length = pack(net_of(config), PRECISIONS[precision]), config.length
+    packed, length = pack(perturbed_net(config), PRECISIONS[precision]), config.length
     alone = Pool(config, packed, 1)
     log_probs, *_ = alone.decode([1], [0], [length], [77])
     for rows, k, slot in ((1, 5, 1), (2, length, 2), (7, 13, 3), (64, 8, 50)):
@@ -311,7 +307,7 @@ def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(shape):
     T, slots, packed = (
         config.subpixels,
         list(range(1, rows + 1)),
-        pack(net_of(config), torch.float32),
+        pack(perturbed_net(config), torch.float32),
     )
     whole, parts = Pool(config, packed, rows), Pool(config, packed, rows)
     # background in places, so that rows skip the layers at different times
@@ -341,7 +337,7 @@ def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(shape):
 @pytest.mark.parametrize("shape", EXACT)
 def test_prefill_leaves_what_decoding_leaves_bit_for_bit_whatever_is_beside(shape, precision):
     config = SHAPES[shape]
-    packed, images = pack(net_of(config), PRECISIONS[precision]), images_of(config, 6)
+    packed, images = pack(perturbed_net(config), PRECISIONS[precision]), images_of(config, 6)
     lengths = [1, 7, 31, 32, 33, config.length]
     stepped, together = Pool(config, packed, 6), Pool(config, packed, 6)
     for pool in (stepped, together):
@@ -375,7 +371,7 @@ def known_of(config: ModelConfig, count: int) -> Tensor:
 
 @pytest.mark.parametrize("shape", READERS)
 def test_reading_leaves_what_the_transformers_reading_leaves(shape):
-    net, images = net_of(SHAPES[shape]), images_of(SHAPES[shape], 5)
+    net, images = perturbed_net(SHAPES[shape]), images_of(SHAPES[shape], 5)
     known, slots = known_of(net.config, 5), torch.tensor([3, 1, 5, 2, 4])
     pool, state = Pool(net.config, pack(net, torch.float32), 5), RecurrentState(net.config, 5)
     features = pool.packed.read(net.inputs_read(images, known), pool, slots)
@@ -390,7 +386,7 @@ def test_reading_leaves_what_the_transformers_reading_leaves(shape):
 @pytest.mark.parametrize("shape", READERS)
 def test_what_is_read_does_not_depend_on_what_else_is_read_nor_on_the_threads(shape, precision):
     config = SHAPES[shape]
-    net, images, known = net_of(config), images_of(config, 7), known_of(config, 7)
+    net, images, known = perturbed_net(config), images_of(config, 7), known_of(config, 7)
     packed = pack(net, PRECISIONS[precision])
 
     def read(rows: list[int], threads: int) -> tuple[Pool, Tensor]:
@@ -414,7 +410,7 @@ def test_what_is_read_does_not_depend_on_what_else_is_read_nor_on_the_threads(sh
 
 def reading() -> dict[str, Any]:
     """Arguments of `read` for two pictures."""
-    net = net_of(SHAPES["conditional"])
+    net = perturbed_net(SHAPES["conditional"])
     pool = Pool(net.config, pack(net, torch.float32), 2)
     inputs = net.inputs_read(images_of(net.config, 2), known_of(net.config, 2))
     return {
@@ -462,7 +458,7 @@ def test_what_is_known_is_kept_and_log_probabilities_are_those_of_the_whole_imag
     float64.
     """
     config = SHAPES[shape]
-    net, images = net_of(config), images_of(config, 4)
+    net, images = perturbed_net(config), images_of(config, 4)
     pool = Pool(config, pack(net, torch.float32), 4)
     known = (torch.arange(config.length) % 5 < torch.arange(4)[:, None]).repeat_interleave(
         config.token_size, 1
@@ -478,8 +474,8 @@ def test_what_is_known_is_kept_and_log_probabilities_are_those_of_the_whole_imag
 @pytest.mark.parametrize("shape", ["tiny", "pixels", "logits"])
 def test_every_parameter_that_is_not_finite_is_reported(shape):
     config = SHAPES[shape]
-    for parameter in range(0, net_of(config).head.out_features, config.mixtures):
-        net = net_of(config)
+    for parameter in range(0, perturbed_net(config).head.out_features, config.mixtures):
+        net = perturbed_net(config)
         net.head.bias[min(parameter + config.mixtures, net.head.out_features) - 1] = torch.nan
         _, finite, *_ = Pool(config, pack(net, torch.float32), 2).decode(
             [1, 2], [0, 0], [1, 0], [0, 0]
@@ -488,7 +484,7 @@ def test_every_parameter_that_is_not_finite_is_reported(shape):
 
 
 def test_a_row_that_is_not_finite_is_named_and_the_others_are_as_they_were():
-    packed = pack(net_of(TINY), torch.float32)
+    packed = pack(perturbed_net(TINY), torch.float32)
     clean, sick = Pool(TINY, packed, 20), Pool(TINY, packed, 20)
     sick.S[7] = torch.nan
     slots = list(range(1, 21))
@@ -504,7 +500,11 @@ def test_a_row_that_is_not_finite_is_named_and_the_others_are_as_they_were():
 def test_decoding_holds_no_lock_of_pythons():
     """Another thread counts on while a quantum runs."""
     config = dataclasses.replace(PRESETS["mnist-small"], classes=0)
-    pool, beats, over = Pool(config, pack(net_of(config), torch.float32), 64), [], threading.Event()
+    pool, beats, over = (
+        Pool(config, pack(perturbed_net(config), torch.float32), 64),
+        [],
+        threading.Event(),
+    )
 
     def count() -> None:
         while not over.wait(0.001):
@@ -563,7 +563,7 @@ def test_int8_is_the_transformer_with_its_weights_and_activations_rounded_to_byt
     feed-forwards.
     """
     config = SHAPES[shape]
-    net, images = net_of(config), images_of(config, 3)
+    net, images = perturbed_net(config), images_of(config, 3)
     pool = Pool(config, pack(net, torch.int8), 3)
     pool.canvas[1:], pool.known[:] = images, True
     found, *_ = pool.decode([1, 2, 3], [0] * 3, [config.length] * 3, [0] * 3)
@@ -604,7 +604,7 @@ def test_weights_as_integers_are_near_and_a_column_of_zeros_stays_one():
 
 @pytest.mark.parametrize("far", [float("nan"), float("inf")])
 def test_what_is_not_finite_does_not_vanish_among_bytes(far):
-    net = net_of(WIDER)
+    net = perturbed_net(WIDER)
     net.layers[1].up.bias[3] = far  # gelu leaves it in the row that becomes bytes
     _, finite, *_ = Pool(WIDER, pack(net, torch.int8), 1).decode([1], [0], [2], [0])
     assert finite.tolist() == [False]
@@ -612,7 +612,7 @@ def test_what_is_not_finite_does_not_vanish_among_bytes(far):
 
 def arguments(shape="tiny", **changes):
     """Those of decode_quantum for three rows of a pool of five."""
-    packed = pack(net_of(SHAPES[shape]), torch.float32)
+    packed = pack(perturbed_net(SHAPES[shape]), torch.float32)
     pool = Pool(SHAPES[shape], packed, 5)
     row = torch.tensor([0, 0, 0])
     given = {

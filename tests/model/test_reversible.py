@@ -18,7 +18,7 @@ from linpix.model.config import AttentionKind, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.reversible import Residual
 from linpix.model.transformer import Transformer
-from tests.model.test_transformer import LONG, SMALL, decode, net_of
+from tests.model.test_transformer import LONG, SMALL, changed_net, decode
 from tests.nets import noise
 
 REVERSIBLE = dataclasses.replace(
@@ -68,7 +68,7 @@ def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) ->
 
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
 def test_step_by_step_equals_the_parallel_form(attention):
-    net = net_of(dataclasses.replace(LONG, attention=attention, residual="reversible")).double()
+    net = changed_net(LONG, attention=attention, residual="reversible").double()
     canvas, start, slots = (
         noise(2, LONG.subpixels),
         torch.tensor([START, START + 2]),
@@ -89,7 +89,7 @@ def test_step_by_step_equals_the_parallel_form(attention):
 
 
 def test_the_two_streams_are_those_of_equation_9():
-    net = net_of(REVERSIBLE, layers=2).double()
+    net = changed_net(REVERSIBLE, layers=2).double()
     canvas, start = noise(2, SMALL.subpixels), torch.tensor([START, START + 1])
     t = torch.arange(SMALL.subpixels).expand(2, -1)
     x1 = x2 = net.inputs(canvas, t, start)

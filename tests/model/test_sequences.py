@@ -13,7 +13,7 @@ from linpix.model.generate import draw_class, generate
 from linpix.model.inputs import START
 from linpix.model.likelihood import Scoring
 from linpix.model.transformer import Transformer
-from tests import nets
+from tests.nets import perturbed_net
 
 BOTH = ModelConfig(
     height=8,
@@ -57,10 +57,6 @@ KINDS = {
     "no background": dataclasses.replace(BOTH, background=None),
     "no patches": dataclasses.replace(BOTH, patch=0, following=()),
 }
-
-
-def net_of(config: ModelConfig) -> Transformer:
-    return nets.net_of(config, spread=0.1).requires_grad_(False).double()
 
 
 def pictures(count: int, config: ModelConfig, seed: int = 1) -> Tensor:
@@ -124,7 +120,7 @@ def stepped(
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_by_step_equals_the_parallel_form(kind):
     config = KINDS[kind]
-    net, canvas, start = net_of(config), pictures(6, config), starts(6)
+    net, canvas, start = perturbed_net(config).double(), pictures(6, config), starts(6)
     known = holes(6, config) if config.patch else torch.zeros(6, config.subpixels, dtype=torch.bool)
     prediction = net.predict(net.sequences(canvas, start, known))
     parameters, scores = stepped(net, canvas, start, known)
@@ -136,7 +132,7 @@ def test_step_by_step_equals_the_parallel_form(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prefix_that_is_prefilled_leaves_what_steps_leave(kind):
     config = KINDS[kind]
-    net, canvas, start = net_of(config), pictures(4, config), starts(4)
+    net, canvas, start = perturbed_net(config).double(), pictures(4, config), starts(4)
     whole = net(canvas, start)
     for length in (1, 5, config.length // 2, config.length - 1):
         state, slots = attention_for(config).new_state(4, torch.float64), torch.tensor([3, 1, 4, 2])
@@ -151,7 +147,7 @@ def test_what_is_hidden_leaves_no_trace_before_it_is_drawn(kind):
     """Each row of the batch has another hidden sub-pixel: parameters of earlier tokens and its own
     stay, and so do class scores."""
     config = KINDS[kind]
-    net, T = net_of(config), config.subpixels
+    net, T = perturbed_net(config).double(), config.subpixels
     for seed in range(3):
         known = holes(3, config, seed)[2] if config.patch else torch.zeros(T, dtype=torch.bool)
         [hidden] = (~known).nonzero(as_tuple=True)
@@ -174,7 +170,7 @@ def test_what_is_hidden_leaves_no_trace_before_it_is_drawn(kind):
 
 def test_with_nothing_known_an_image_is_what_it_is_without_a_condition():
     net, canvas, nothing = (
-        net_of(BOTH).float(),
+        perturbed_net(BOTH),
         pictures(3, BOTH),
         torch.zeros(3, 64, dtype=torch.bool),
     )
@@ -187,7 +183,7 @@ def test_with_nothing_known_an_image_is_what_it_is_without_a_condition():
 
 
 def test_sub_pixels_amid_background_skip_the_layers():
-    net, canvas = net_of(BOTH), torch.zeros(2, 64, dtype=torch.uint8)
+    net, canvas = perturbed_net(BOTH).double(), torch.zeros(2, 64, dtype=torch.uint8)
     canvas[1, 27] = 200
     sequences = net.sequences(canvas, starts(2))
     assert len(sequences.order) == len(sequences.pixel_t) == int(sequences.offsets[-1])
@@ -199,7 +195,7 @@ def test_sub_pixels_amid_background_skip_the_layers():
 
 def test_heads_are_computed_in_float32_under_autocast():
     """Rounded to bf16, a mean is off by a grey level, and training stands still."""
-    net, canvas, known = net_of(BOTH).float(), pictures(6, BOTH), holes(6, BOTH)
+    net, canvas, known = perturbed_net(BOTH), pictures(6, BOTH), holes(6, BOTH)
     sequences = net.sequences(canvas, starts(6), known)
     with torch.autocast("cpu", torch.bfloat16):
         features, prediction = net.features(sequences), net.predict(sequences)
@@ -212,7 +208,7 @@ def test_heads_are_computed_in_float32_under_autocast():
 
 
 def test_gradients_flow_through_every_parameter():
-    net = net_of(BOTH).requires_grad_(True)
+    net = perturbed_net(BOTH).double().requires_grad_(True)
     canvas, known = pictures(6, BOTH), holes(6, BOTH)
     prediction = net.predict(net.sequences(canvas, starts(6), known))
     (prediction.parameters.square().sum() + prediction.class_scores.square().sum()).backward()
@@ -223,7 +219,7 @@ def test_gradients_flow_through_every_parameter():
 
 @pytest.mark.parametrize("config", [BOTH, PIXELS], ids=["sub-pixels", "pixels"])
 def test_what_is_given_is_kept_and_the_rest_is_drawn_by_its_seed(config):
-    net, canvas, known = net_of(config).float(), pictures(6, config), holes(6, config)
+    net, canvas, known = perturbed_net(config), pictures(6, config), holes(6, config)
     drawn = generate(net, list(range(6)), known=canvas, given=known)
     assert torch.equal(torch.where(known, drawn, 0), torch.where(known, canvas, 0))
     assert torch.equal(generate(net, [3, 4], known=canvas[3:5], given=known[3:5]), drawn[3:5])
@@ -239,7 +235,7 @@ def test_a_class_is_drawn_with_its_probability():
 
 def test_a_pixel_known_in_part_is_refused_where_a_pixel_is_one_token():
     net, canvas, known = (
-        net_of(PIXELS),
+        perturbed_net(PIXELS).double(),
         pictures(1, PIXELS),
         torch.zeros(1, PIXELS.subpixels, dtype=torch.bool),
     )

@@ -9,7 +9,7 @@ from linpix.model.attention import PADDING_SLOT, State, attention_for
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
-from tests.nets import noise
+from tests.nets import net_of, noise
 
 ATTENTIONS = {"linear": {"attention": "linear"}, "softmax": {"attention": "softmax"}}
 ATTENTIONS |= {
@@ -71,9 +71,8 @@ INPUTS = {
 }
 
 
-def net_of(config: ModelConfig, **changes) -> Transformer:
-    torch.manual_seed(0)
-    return Transformer(dataclasses.replace(config, **changes)).eval().requires_grad_(False)
+def changed_net(config: ModelConfig, **changes) -> Transformer:
+    return net_of(dataclasses.replace(config, **changes))
 
 
 def decode(
@@ -107,7 +106,7 @@ def decode(
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_a_token_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, attention, norm):
-    net = net_of(SMALL, **INPUTS[inputs], **ATTENTIONS[attention], norm=norm)
+    net = changed_net(SMALL, **INPUTS[inputs], **ATTENTIONS[attention], norm=norm)
     T, last = net.config.length, net.config.token_size - 1
     canvas = noise(1, SMALL.subpixels).repeat(T, 1)
     start = torch.full((T,), START)
@@ -125,7 +124,7 @@ def test_a_token_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, attenti
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_step_by_step_equals_the_parallel_form_for_every_look_up(attention, inputs):
-    net = net_of(SMALL, **INPUTS[inputs], **ATTENTIONS[attention]).double()
+    net = changed_net(SMALL, **INPUTS[inputs], **ATTENTIONS[attention]).double()
     canvas, start = noise(2, SMALL.subpixels), torch.full((2,), START)
     state = attention_for(net.config).new_state(2, torch.float64)
     stepped = decode(net, canvas, start, state, torch.tensor([2, 1]), [0, 7])
@@ -138,7 +137,7 @@ def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dt
     """Three rows that begin at different times, in shuffled slots of a pool whose free slots are
     poisoned.
     """
-    net = net_of(LONG, **ATTENTIONS[attention]).to(dtype)
+    net = changed_net(LONG, **ATTENTIONS[attention]).to(dtype)
     start, slots = torch.tensor([START, START + 1, START + 2]), torch.tensor([5, 2, 6])
     canvas = noise(3, LONG.subpixels)
     state = attention_for(net.config).new_state(6, dtype)
@@ -154,7 +153,7 @@ def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dt
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 400, 783])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_prefill_then_step_equals_the_parallel_form(attention, length):
-    net = net_of(LONG, **ATTENTIONS[attention]).double()
+    net = changed_net(LONG, **ATTENTIONS[attention]).double()
     canvas, start, slots = (
         noise(2, LONG.subpixels),
         torch.tensor([START, START + 2]),
@@ -182,7 +181,7 @@ def test_prefill_then_step_equals_the_parallel_form(attention, length):
 @pytest.mark.parametrize("length", [1, 2, 40, 59])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_prefill_then_step_equals_the_parallel_form_without_a_start_token(attention, length):
-    net = net_of(IMPORTED, **ATTENTIONS[attention]).double()
+    net = changed_net(IMPORTED, **ATTENTIONS[attention]).double()
     canvas, start, slots = (
         noise(2, IMPORTED.subpixels),
         torch.full((2,), START),
@@ -196,7 +195,7 @@ def test_prefill_then_step_equals_the_parallel_form_without_a_start_token(attent
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_without_a_start_token_position_0_has_no_parameters_and_leaves_its_slot_alone(attention):
-    net = net_of(IMPORTED, **ATTENTIONS[attention])
+    net = changed_net(IMPORTED, **ATTENTIONS[attention])
     canvas, state = noise(2, IMPORTED.subpixels), attention_for(net.config).new_state(2)
     for slot in (1, 2):
         state.fill_with_nan(slot)  # so that reading it would show as well, in row 1
@@ -269,7 +268,7 @@ def test_lsh_attention_is_causal_but_for_which_tokens_fall_into_which_chunk():
     is noticed.
     """
     for chunk, causal in ((SMALL.subpixels, True), (4, False)):
-        net = net_of(SMALL, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=chunk)
+        net = changed_net(SMALL, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=chunk)
         canvas = noise(1, SMALL.subpixels)
         before = net(canvas)
         noticed = []
@@ -282,7 +281,7 @@ def test_lsh_attention_is_causal_but_for_which_tokens_fall_into_which_chunk():
 
 def test_lsh_attention_is_hashed_anew_in_training_and_always_alike_after_it():
     net, canvas = (
-        net_of(SMALL, attention="lsh", lsh_buckets=4, lsh_chunk=8),
+        changed_net(SMALL, attention="lsh", lsh_buckets=4, lsh_chunk=8),
         noise(1, SMALL.subpixels),
     )
     assert torch.equal(net(canvas), net(canvas))

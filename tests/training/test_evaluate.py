@@ -40,7 +40,7 @@ def test_the_compiled_engine_gives_the_shipped_model_its_bits_per_dim(data, prec
 
 @pytest.mark.skipif(not ops.compiled, reason=ops.why())
 def test_a_model_that_draws_the_class_first_has_the_bits_of_all_classes_together():
-    net = net_of(CONDITIONAL).requires_grad_(False)
+    net = net_of(CONDITIONAL)
     net.inputs.table.data *= 4  # classes that differ
     images = torch.randint(0, 256, (3, 64), dtype=torch.uint8).numpy()
     # of image and class
@@ -57,7 +57,7 @@ def test_a_model_that_draws_the_class_first_has_the_bits_of_all_classes_together
     "config", [PRESETS["tiny"], CONDITIONAL], ids=["class optional", "class first"]
 )
 def test_accuracy_is_the_share_of_images_whose_most_probable_class_is_theirs(config):
-    net = net_of(config).requires_grad_(False)
+    net = net_of(config)
     images = torch.randint(0, 256, (4, 64), dtype=torch.uint8).numpy()
     scored = [Scoring(net, image, labels=range(10)).complete() for image in images]
     likeliest = np.stack([scoring.log_probs.sum(1) for scoring in scored]).argmax(1)

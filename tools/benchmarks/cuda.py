@@ -138,7 +138,7 @@ def machine(given: argparse.Namespace, measure: Measure) -> None:
     measure(found)
 
 
-def net_of(preset: str) -> Transformer:
+def preset_net(preset: str) -> Transformer:
     if PRESETS[preset].packed:
         return checkpoint.read(checkpoint.find(preset, None)).net
     torch.manual_seed(0)
@@ -151,7 +151,7 @@ def pool_of(given: argparse.Namespace, preset: str, state: str, *, graphs: bool 
     )
     recorder = (lambda work: work) if given.emulated and graphs else None
     pool = GpuPool(
-        net_of(preset),
+        preset_net(preset),
         max(given.batch),
         device=device_of(given),
         operators=operators,

@@ -10,8 +10,7 @@ from linpix.model.attention.softmax import KeyValueState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
-from tests import nets
-from tests.nets import noise
+from tests.nets import net_of, noise
 
 ATTENTIONS = ["linear", "softmax"]
 SLOTS = 6
@@ -19,10 +18,6 @@ SLOTS = 6
 
 def config_of(attention: str) -> ModelConfig:
     return dataclasses.replace(PRESETS["tiny"], attention=attention, value_dim=5)
-
-
-def net_of(attention: str) -> Transformer:
-    return nets.net_of(config_of(attention))
 
 
 def memory(state: RecurrentState | KeyValueState) -> list[Tensor]:
@@ -53,7 +48,7 @@ def test_a_slot_is_as_large_as_its_attention_says(kind):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_taken_slot_starts_empty_whatever_it_held(attention):
-    net, slots = net_of(attention), torch.tensor([4])
+    net, slots = net_of(config_of(attention)), torch.tensor([4])
     fresh = decode(net, noise(1), attention_for(net.config).new_state(SLOTS), slots)
     state = attention_for(net.config).new_state(SLOTS)
     decode(net, noise(1).flip(1), state, slots)
@@ -67,7 +62,7 @@ def test_a_taken_slot_starts_empty_whatever_it_held(attention):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_poison_in_the_padding_slot_stays_with_padding_rows(attention):
-    net, canvas = net_of(attention), noise(3)
+    net, canvas = net_of(config_of(attention)), noise(3)
     clean = decode(
         net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([5, PADDING_SLOT, 2])
     )
@@ -82,7 +77,7 @@ def test_poison_in_the_padding_slot_stays_with_padding_rows(attention):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_step_and_prefill_leave_other_slots_untouched_bitwise(attention):
-    net, slots = net_of(attention), torch.tensor([5, 2])
+    net, slots = net_of(config_of(attention)), torch.tensor([5, 2])
     state = attention_for(net.config).new_state(SLOTS)
     for x in memory(state):
         x.normal_(generator=torch.Generator().manual_seed(0))
@@ -99,7 +94,7 @@ def test_step_and_prefill_leave_other_slots_untouched_bitwise(attention):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_it_does_not_matter_in_which_slots_images_are_nor_what_is_in_free_ones(attention):
-    net, canvas = net_of(attention), noise(3)
+    net, canvas = net_of(config_of(attention)), noise(3)
     in_order = decode(
         net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([1, 2, 3])
     )
@@ -112,7 +107,7 @@ def test_it_does_not_matter_in_which_slots_images_are_nor_what_is_in_free_ones(a
 @pytest.mark.parametrize("positions", [[20, 20, 20], [20, 9, 3], [1, 2, 3]])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_step_in_place_is_that_of_slots_apart(attention, positions):
-    net, canvas = net_of(attention), noise(3)
+    net, canvas = net_of(config_of(attention)), noise(3)
     parameters = []
     for slots in (torch.tensor([2, 3, 4]), torch.tensor([6, 1, 4])):
         state = (
@@ -129,7 +124,7 @@ def test_a_step_in_place_is_that_of_slots_apart(attention, positions):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_copies_of_a_slot_go_on_like_the_original_and_apart(attention):
-    net, canvas = net_of(attention), noise(1).expand(3, -1).clone()
+    net, canvas = net_of(config_of(attention)), noise(1).expand(3, -1).clone()
     state = attention_for(net.config).new_state(SLOTS)
     net.prefill(canvas[:1], 20, torch.full((1,), START), state, torch.tensor([3]))
     state.fill_with_nan(1)

@@ -69,7 +69,7 @@ def _few_rounds(monkeypatch):
 
 def make(attention: str = "linear", name: str = "small", **changes) -> Checkpoint:
     config = dataclasses.replace(CONFIG, attention=attention, **changes)
-    net = net_of(config).requires_grad_(False)
+    net = net_of(config)
     return Checkpoint(
         name,
         net,

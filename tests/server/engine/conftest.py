@@ -8,7 +8,7 @@ from linpix.model import checkpoint, ops
 from linpix.model.cuda import GpuPool
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
-from tests.nets import CONDITIONAL, net_of
+from tests.nets import CONDITIONAL, perturbed_net
 
 STATES = {"gpu": "fp32", "gpu, fp16": "fp16"}
 # as a float16 state has to have
@@ -17,7 +17,7 @@ CONFIG = dataclasses.replace(CONDITIONAL, key_dim=32, value_dim=32)
 
 @pytest.fixture(scope="package")
 def source() -> checkpoint.Checkpoint:
-    return checkpoint.Checkpoint("tiny", net_of(CONFIG, spread=0.1), {}, "", tuple("0123456789"))
+    return checkpoint.Checkpoint("tiny", perturbed_net(CONFIG), {}, "", tuple("0123456789"))
 
 
 @pytest.fixture(

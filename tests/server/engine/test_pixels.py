@@ -16,7 +16,7 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import State
 from linpix.server.engine.job import Job
-from tests.nets import net_of
+from tests.nets import perturbed_net
 from tests.server.engine import drawn, images, submit
 
 PLAIN = dataclasses.replace(
@@ -43,7 +43,7 @@ SCATTERED[:3] = True, True, False
 
 
 def source_of(kind: str) -> checkpoint.Checkpoint:
-    return checkpoint.Checkpoint(kind, net_of(KINDS[kind], spread=0.1), {}, "", tuple("0123456789"))
+    return checkpoint.Checkpoint(kind, perturbed_net(KINDS[kind]), {}, "", tuple("0123456789"))
 
 
 ENGINES = [

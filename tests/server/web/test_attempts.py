@@ -9,7 +9,7 @@ import pytest
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import class_log_probs_of
-from tests.nets import CLASS_FIRST, net_of, saved
+from tests.nets import CLASS_FIRST, perturbed_net, saved
 from tests.server.web.routes.test_images import (
     PICTURE,
     assert_refused,
@@ -39,7 +39,7 @@ def folder(tmp_path_factory) -> Path:
         ("thrice", CLASS_FIRST, {"attempts": 3}),
         ("plain", PRESETS["tiny"], {}),
     ):
-        saved(folder / name, net_of(config, spread=0.1), **own)
+        saved(folder / name, perturbed_net(config), **own)
     return folder
 
 

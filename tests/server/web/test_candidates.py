@@ -14,7 +14,7 @@ from linpix.model.generate import starts_of
 from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs_of
 from linpix.server.engine.image import best_of as best
-from tests.nets import CONDITIONAL, net_of, saved
+from tests.nets import CONDITIONAL, perturbed_net, saved
 from tests.server.web.routes.test_images import (
     PICTURE,
     assert_refused,
@@ -39,7 +39,7 @@ def others(tmp_path_factory):
         ("broken", CONDITIONAL),
         ("startless", replace(PRESETS["tiny"], classes=0, first_marginal=startless)),
     ):
-        net = net_of(config, spread=0.1)
+        net = perturbed_net(config)
         if name == "broken":  # who names a class draws images without it
             net.class_head.weight.data[3] = 3e38
         saved(folder / name, net)

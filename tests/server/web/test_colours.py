@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from linpix.model.config import PRESETS
-from tests.nets import net_of, saved
+from tests.nets import perturbed_net, saved
 from tests.server.web.routes.test_images import edit, encode, images_of
 from tools.harness.servers import here
 
@@ -36,7 +36,7 @@ def server(tmp_path_factory):
         following=((0, 1, 0), (1, 0, 1)),
     )
     folder = tmp_path_factory.mktemp("colours")
-    saved(folder / "colours", net_of(config, spread=0.1))
+    saved(folder / "colours", perturbed_net(config))
     with here(folder) as process:
         yield process
 

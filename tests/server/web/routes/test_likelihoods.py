@@ -17,7 +17,7 @@ from linpix.model import checkpoint, mixture
 from linpix.model.config import PRESETS
 from linpix.model.inputs import START
 from linpix.training.evaluate import bits_of
-from tests.nets import CONDITIONAL, net_of, saved
+from tests.nets import CONDITIONAL, perturbed_net, saved
 from tests.server.web.routes.test_images import PICTURE, assert_refused, encode, occluded
 from tools.harness.servers import eventually, here, serving
 
@@ -178,7 +178,7 @@ def others(tmp_path_factory):
         "startless": dataclasses.replace(tiny, classes=0, first_marginal=(1.0,) + (0.0,) * 255),
     }
     for name, config in configs.items():
-        net = net_of(config, spread=0.1)
+        net = perturbed_net(config)
         if name == "broken":
             net.head.bias.data[0] = 1e38  # times any weight: not finite
             net.head.weight.data[:] = 1e38
