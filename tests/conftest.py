@@ -156,7 +156,6 @@ def _compile_emulated(folder: Path, library: Path) -> None:
         subprocess.run(
             ["g++", *flags, "-x", "c++", "-c", source, "-o", folder / f"{source.name}.o"],
             check=True,
-            timeout=300,
         )
     subprocess.run(
         [
@@ -169,7 +168,6 @@ def _compile_emulated(folder: Path, library: Path) -> None:
             folder / "linked.so",
         ],
         check=True,
-        timeout=300,
     )
     (folder / "linked.so").rename(library)  # whole, or not there
 

@@ -164,7 +164,6 @@ class Reader:
             capture_output=True,
             text=True,
             check=False,
-            timeout=500,
         )
         assert ended.returncode == 0, (
             f"{where} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"

@@ -77,7 +77,6 @@ def run(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=500,
         check=False,
     )
 

@@ -5,7 +5,6 @@ drop.
 import base64
 import re
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -341,10 +340,9 @@ def test_the_page_lays_a_completion_back_over_its_photograph(shipped, visit, tmp
         laid = np.asarray(Image.open(download.value.path()).convert("RGB")).astype(int)
         visitor.keep("completion-photograph-1280-light")
         page.get_by_role("button", name="Pin it").click()
-        answer = httpx.post(
-            f"{shipped.url}/v1/images/edits",
+        answer = shipped.post(
+            "/v1/images/edits",
             files={"image": png(upload)},
-            timeout=60,
             data={"prepare": "mnist", "keep_rows": 28},
         ).json()
         left, top, right, _ = answer["crop"]
@@ -458,10 +456,9 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
         np.testing.assert_array_equal(picture[..., 3] > 0, known)
         if side == "#strip-prefix":
             picture[np.arange(784).reshape(28, 28) >= 230] = 0
-        answer = httpx.post(
-            f"{shipped.url}/v1/images/edits",
+        answer = shipped.post(
+            "/v1/images/edits",
             files={"image": png(picture)},
-            timeout=60,
             data={"model": model, "seed": seeds[-1]},
         ).json()["data"][0]
         alone = rgb(base64.b64decode(answer["b64_json"]))

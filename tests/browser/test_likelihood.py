@@ -1,12 +1,12 @@
 """The likelihood of a picture: the map over it, the legend, and the recognised digit."""
 
-import httpx
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Visit, says, written
 from tests.browser.test_completion import begin, complete, digit, png, results, sent
+from tools.harness.servers import fetch
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def asked(url: str, picture: np.ndarray, known: np.ndarray | None = None, **fiel
         files["mask"] = png(
             np.dstack([np.zeros((28, 28, 3), np.uint8), 255 * known.astype(np.uint8)])
         )
-    return httpx.post(f"{url}/v1/images/likelihoods", files=files, data=fields, timeout=60).json()
+    return fetch(f"{url}/v1/images/likelihoods", "POST", files=files, data=fields).json()
 
 
 def judge(page: Page, said: str) -> str:

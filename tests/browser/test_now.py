@@ -4,12 +4,11 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import says
-from tools.harness.servers import EAGER, serving
+from tools.harness.servers import EAGER, fetch, serving
 
 pytestmark = pytest.mark.slow
 
@@ -20,9 +19,7 @@ def test_now_follows_what_the_service_does(slow, visit):
     def keep_busy(url):  # until the page has been looked at, however long that takes
         while not seen.is_set():
             drawn.extend(
-                httpx.post(f"{url}/v1/images/generations", json={"n": 12}, timeout=120).json()[
-                    "data"
-                ]
+                fetch(f"{url}/v1/images/generations", "POST", json={"n": 12}).json()["data"]
             )
 
     with (
@@ -61,10 +58,10 @@ def test_now_follows_what_the_service_does(slow, visit):
 
 def test_now_names_the_kernel_in_use(shipped, visit):
     page = visit(shipped.url, panel="now").ready()
-    text = httpx.get(f"{shipped.url}/metrics", timeout=60).text
+    text = shipped.get("/metrics").text
     [kernel] = re.findall(r'linpix_kernel_info{kernel="([^"]+)"', text)
     says(page, "#tile-kernel .value", f"^{kernel}$")
-    for card in httpx.get(f"{shipped.url}/v1/models", timeout=60).json()["data"]:
+    for card in shipped.get("/v1/models").json()["data"]:
         size = f"{card['state_bytes'] / 1024:#.3g} KiB"  # three digits
         says(
             page,

@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import DESKTOP, PHONE, Visit, says, take
 from tests.browser.test_completion import TOP_OF_SEVEN, complete, stroke
+from tools.harness.servers import fetch
 
 AXE = Path(__file__).with_name("axe.min.js").read_text()
 # bytes of the page's files in all, and of what a browser is sent of them: compressed
@@ -37,9 +37,7 @@ def test_the_page_weighs_little_and_comes_from_here(shipped, visit):
         page.get_by_role("tab", name=panel.capitalize()).click()
     files = {url.split("#")[0] for url in asked if "/v1/" not in url}
     assert len(files) > 8
-    answers = {
-        url: httpx.get(url, headers={"accept-encoding": "gzip"}, timeout=60) for url in files
-    }
+    answers = {url: fetch(url, headers={"accept-encoding": "gzip"}) for url in files}
     sizes = {
         url: (len(answer.content), answer.num_bytes_downloaded) for url, answer in answers.items()
     }

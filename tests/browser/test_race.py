@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from linpix.server.compare.report import ENGINES
 from tests.browser.conftest import ROOT, chosen, says
-from tools.harness.servers import eventually, serving
+from tools.harness.servers import HANG_S, eventually, serving
 
 pytestmark = pytest.mark.slow
 
@@ -38,13 +38,13 @@ def race(page: Page) -> None:
 
 
 def told(server, path: str) -> dict:
-    return httpx.get(f"{server.url}/v1/{path}", timeout=60).json()
+    return server.get(f"/v1/{path}").json()
 
 
 def begun(server, budget: float) -> str:
     """The id of a comparison that somebody else has asked for."""
     body = {"batch": [1], "budget": budget}
-    return httpx.post(f"{server.url}/v1/compare", json=body, timeout=60).json()["id"]
+    return server.post("/v1/compare", json=body).json()["id"]
 
 
 COMPARED = {
@@ -161,7 +161,7 @@ def test_the_race_begins_at_once_at_the_speeds_of_another_machine_and_corrects_i
 def test_a_row_that_other_work_disturbed_says_so_on_the_page(racing, visit):
     """The report is the server's own, in which two rows are said to have been disturbed."""
     id = begun(racing, 2.0)
-    assert eventually(lambda: told(racing, f"compare/{id}")["status"] == "completed", 60)
+    assert eventually(lambda: told(racing, f"compare/{id}")["status"] == "completed")
     busy, why, note = (
         True,
         "other work used its processor",
@@ -233,7 +233,7 @@ def test_a_comparison_that_another_client_stopped_is_measured_and_raced_on_retry
     page = visit(racing.url, panel="race").ready()
     race(page)
     id = told(racing, "status")["comparison"]["id"]
-    assert httpx.delete(f"{racing.url}/v1/compare/{id}", timeout=60).status_code == 200
+    assert racing.delete(f"/v1/compare/{id}").status_code == 200
     says(page, "#race .notice", "This comparison was stopped")
     page.get_by_role("button", name="Try again").click()
     says(page, "#race .status", r"Measuring: \d+ %")
@@ -261,7 +261,7 @@ def test_a_full_queue_is_waited_for_before_anything_is_measured(tiny, visit):
         page, others, asked = visitor.ready(), [], []
 
         def overtaken(route) -> None:  # somebody else's image, of seconds, takes the slot first
-            others.append(pool.submit(httpx.post, route.request.url, json={}, timeout=120))
+            others.append(pool.submit(httpx.post, route.request.url, json={}, timeout=HANG_S))
             assert eventually(lambda: server.metric('linpix_state_slots_used{model="tiny"}') == 1)
             route.continue_()
 

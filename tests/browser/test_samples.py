@@ -6,7 +6,6 @@ import re
 import subprocess
 import time
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from linpix.model import checkpoint
 from tests.browser.conftest import PHONE, WAIT_MS, chosen, says, take
-from tools.harness.servers import EAGER, ROOT, eventually, serving
+from tools.harness.servers import EAGER, ROOT, eventually, fetch, serving
 
 # for each frame, the rows that have pixels
 ROWS = """canvases => canvases.map(canvas => {
@@ -41,7 +40,7 @@ def drawn(page: Page, index: int = 0) -> np.ndarray:
 
 def asked(url: str, **body) -> np.ndarray:
     """The first image that the service itself gives for these fields."""
-    answer = httpx.post(f"{url}/v1/images/generations", json=body, timeout=60).json()
+    answer = fetch(f"{url}/v1/images/generations", "POST", json=body).json()
     return rgb(base64.b64decode(answer["data"][0]["b64_json"]))
 
 
@@ -200,7 +199,7 @@ def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(
     says(page, "#viewer .status", "Copied")
     command = page.evaluate("navigator.clipboard.readText()")
     assert command == page.locator("#viewer-command").inner_text()
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
     np.testing.assert_array_equal(rgb((tmp_path / "linpix-42.png").read_bytes()), expected)
     visitor.keep("samples-viewer-1280-light")
 

@@ -5,7 +5,6 @@ import signal
 import string
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 from playwright.sync_api import expect
 
@@ -26,10 +25,8 @@ def test_a_full_queue_shows_its_wait_and_is_tried_again_after_it(slow, visit):
         visitor = visit(server.url, panel="now")
         page = visitor.ready()
         # to know the speed
-        httpx.post(f"{server.url}/v1/images/generations", json={"n": 2}, timeout=60)
-        asked = pool.submit(
-            lambda: httpx.post(f"{server.url}/v1/images/generations", json={"n": 2}, timeout=60)
-        )
+        server.post("/v1/images/generations", json={"n": 2})
+        asked = pool.submit(lambda: server.post("/v1/images/generations", json={"n": 2}))
         assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 2)
         refusals: list[tuple[int, str]] = []
         page.on(

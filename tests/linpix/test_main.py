@@ -31,7 +31,6 @@ def linpix(*arguments, **environment):
         [sys.executable, "-m", "linpix", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
     )
@@ -133,7 +132,6 @@ def test_a_stream_that_the_shell_has_closed_costs_no_picture(closed, tiny, tmp_p
             tmp_path / "x.png",
         ],
         capture_output=True,
-        timeout=120,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, b"") and (tmp_path / "x.png").exists()

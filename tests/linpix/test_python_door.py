@@ -25,7 +25,7 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from tests.nets import saved
 from tests.server.web.routes.test_images import encode, images_of, occluded
-from tools.harness.servers import ROOT, here
+from tools.harness.servers import HANG_S, ROOT, here
 
 GENERATE = "/v1/images/generations"
 PICTURE, KNOWN = (
@@ -301,7 +301,7 @@ def test_a_forked_process_draws_the_same_images():
     process = context.Process(target=_draw_in_a_fork, args=("mnist-small", answers))
     process.start()
     try:
-        assert np.array_equal(answers.get(timeout=40), drawn)
+        assert np.array_equal(answers.get(timeout=HANG_S), drawn)
     finally:
         process.kill()
         process.join()
@@ -377,7 +377,6 @@ def test_other_modules_with_the_names_of_our_rooms_do_not_conflict(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert ended.returncode == 0 and json.loads(ended.stdout), ended.stderr
 

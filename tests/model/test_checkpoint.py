@@ -410,9 +410,7 @@ def test_reading_a_checkpoint_does_not_wait_for_torchs_compiler():
         print(sys.modules.keys() & {"torch._dynamo", "sympy"})"""
     shipped = [path.parent for path in (ROOT / "checkpoints").glob("*/config.json")]
     assert len(shipped) > 3
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *shipped], capture_output=True, text=True, timeout=120
-    )
+    ended = subprocess.run([sys.executable, "-c", code, *shipped], capture_output=True, text=True)
     assert ended.stdout == "set()\n", ended.stderr
 
 

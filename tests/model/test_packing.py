@@ -531,7 +531,6 @@ def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
         capture_output=True,
         text=True,
         env=os.environ | {"LINPIX_KERNEL": kernel},
-        timeout=60,
     )
     if "on this processor" in asked.stderr:
         return  # this machine cannot; another one's test run can
@@ -552,7 +551,6 @@ def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
         capture_output=True,
         text=True,
         env=os.environ | {"LINPIX_KERNEL": kernel},
-        timeout=500,
     )
     assert ended.returncode == 0, ended.stdout[-3000:]
 

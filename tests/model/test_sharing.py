@@ -3,10 +3,11 @@
 import errno
 import fcntl
 import os
-import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 
 from linpix.model import sharing
 from linpix.model.sharing import PREFIX, SharedWeights, remove_unused
-from tools.harness.servers import eventually
+from tools.harness.servers import HANG_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares them")
 OTHER = """
@@ -93,17 +94,13 @@ def test_processes_that_begin_at_once_have_one_file_and_when_all_are_killed_the_
         )
         for _ in range(2)
     ]
-    assert (
-        select.select([others[0].stdout], [], [], 60)[0]
-        and select.select([others[1].stdout], [], [], 60)[0]
-    )
     assert [float(other.stdout.readline()) for other in others] == [499_500.0] * 2
     [file] = files(tmp_path)
     for other in others:
         remove_unused(tmp_path)
         assert files(tmp_path) == [file], "it is used"
         other.send_signal(signal.SIGKILL)
-        other.wait(60)
+        other.wait(HANG_S)
     assert files(tmp_path) == [file]
     shared = SharedWeights(weights()[1:], tmp_path)
     [left] = files(tmp_path)
@@ -123,7 +120,9 @@ def test_what_a_killed_process_had_not_finished_is_written_again(tmp_path):
     assert not files(tmp_path), "it is removed with the last that had it, closed or not"
 
 
-def test_one_that_waits_for_another_to_write_does_not_wait_for_its_end(tmp_path):
+def test_one_that_waits_for_another_to_write_does_not_wait_for_its_end(tmp_path, monkeypatch):
+    looked = threading.Event()
+    monkeypatch.setattr(time, "sleep", lambda _: looked.set())
     first = SharedWeights(weights(), tmp_path)
     [file] = files(tmp_path)
     content = file.read_bytes()
@@ -131,12 +130,12 @@ def test_one_that_waits_for_another_to_write_does_not_wait_for_its_end(tmp_path)
     with ThreadPoolExecutor(1) as others, file.with_name(f"{file.name}.new").open("wb") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
         waiting = others.submit(SharedWeights, weights(), tmp_path)
-        assert not eventually(waiting.done, 0.3)
+        assert looked.wait(HANG_S) and not waiting.done()
         writer.write(content)
         writer.flush()
         Path(writer.name).rename(file)
         fcntl.flock(writer, fcntl.LOCK_SH)  # it uses them now
-        assert eventually(waiting.done)
+        waiting.result()
     assert files(tmp_path) == [file] and torch.equal(waiting.result().weights[0], weights()[0])
 
 

@@ -20,7 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.web.routes.test_images import occluded
-from tools.harness.servers import EAGER, ROOT, Process, eventually, serving
+from tools.harness.servers import EAGER, HANG_S, ROOT, Process, eventually, fetch, serving
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,7 @@ class Prometheus:
     url: str
 
     def ask(self, path: str, **parameters: str) -> list[dict]:
-        answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters)
+        answer = fetch(f"{self.url}/api/v1/{path}", params=parameters)
         body = answer.json()
         assert body["status"] == "success", f"{parameters}: {body}"
         return body["data"][
@@ -99,7 +99,7 @@ def started(tiny: Path) -> Iterator[Process]:
 
 @pytest.fixture(scope="module")
 def at_start(started: Process) -> str:
-    return httpx.get(started.url + "/metrics").text
+    return started.get("/metrics").text
 
 
 @pytest.fixture(scope="module")
@@ -157,12 +157,12 @@ def watching(server: Process, folder: Path, targets: Path | None = None) -> Iter
         return False
 
     try:
-        assert eventually(scraped, 20), log.read_text()
+        assert eventually(scraped), log.read_text()
         yield found
     finally:
         process.terminate()
         try:
-            process.wait(timeout=10)
+            process.wait(HANG_S)
         finally:
             process.kill()
 
@@ -208,7 +208,7 @@ def put_load(server: Process) -> None:
         )
         assert answer.status_code == 202, answer.text
         where = f"/v1/compare/{answer.json()['id']}"
-        assert eventually(lambda: client.get(where).json()["status"] != "running", 20)
+        assert eventually(lambda: client.get(where).json()["status"] != "running")
         assert client.get(where).json()["status"] == "completed", client.get(where).json()["error"]
 
 
@@ -243,7 +243,7 @@ def test_the_metrics_have_these_names_types_and_labels(at_start):
 
 
 def test_every_child_is_there_from_the_start(at_start, loaded):
-    assert families(httpx.get(loaded.url + "/metrics").text) == families(at_start)
+    assert families(loaded.get("/metrics").text) == families(at_start)
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
@@ -342,6 +342,4 @@ def test_an_engine_that_dies_fires_an_alert(tiny, tmp_path):
         firing = (
             'ALERTS{alertstate="firing", alertname="LinpixRestarts", job="linpix", severity="page"}'
         )
-        assert eventually(lambda: bool(watcher.ask("query", query=firing)), 30), watcher.ask(
-            "rules"
-        )
+        assert eventually(lambda: bool(watcher.ask("query", query=firing))), watcher.ask("rules")

@@ -236,7 +236,6 @@ def test_the_health_check_tells_a_ready_server_from_none_whatever_its_flags(tiny
         [*apart, "sh", "-c", HEALTHY, sys.executable, rest[1], str(tiny.parent), flags],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

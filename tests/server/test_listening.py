@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from linpix.server.listening import listen
-from tools.harness.servers import ROOT, eventually, serving
+from tools.harness.servers import HANG_S, ROOT, eventually, serving
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def test_a_host_name_is_listened_on_at_all_its_addresses_which_no_other_process_
     try:
         for listening in sockets:
             host, port = listening.getsockname()[:2]
-            with socket.create_connection((host, port), timeout=10):
+            with socket.create_connection((host, port), timeout=HANG_S):
                 pass
             with pytest.raises(
                 OSError,
@@ -89,7 +89,6 @@ def test_both_ports_are_taken_before_the_weights_are_read():
         ],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
         cwd=ROOT,
     )
@@ -113,7 +112,6 @@ def test_one_port_for_both_is_refused_before_the_weights_are_read():
         ],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert ended.returncode == 2
@@ -139,7 +137,7 @@ def test_without_free_file_descriptors_it_says_so_once_and_answers_open_connecti
             for connection in idle:
                 connection.close()
         assert eventually(lambda: client.get("/healthz").status_code == 200)
-        assert eventually(lambda: httpx.get(server.url + "/healthz", timeout=5).status_code == 200)
+        assert eventually(lambda: server.get("/healthz").status_code == 200)
         told = [line for line in server.printed if "linpix.access" not in line]
     assert len(told) == 3, told  # what it is, that it serves, and that
 
@@ -167,7 +165,7 @@ def test_a_blocked_standard_error_does_not_stop_the_service(tiny, broken):
     )
     os.close(to)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_S) as client:
 
             def answers() -> bool:
                 try:
@@ -175,10 +173,10 @@ def test_a_blocked_standard_error_does_not_stop_the_service(tiny, broken):
                 except httpx.TransportError:
                     return False
 
-            assert eventually(answers, 60)
+            assert eventually(answers)
             assert client.post("/v1/images/generations", json={}).status_code == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(HANG_S) == 0
     finally:
         process.kill()
-        process.wait(60)
+        process.wait(HANG_S)

@@ -27,7 +27,7 @@ from tests.linpix.test_main import inside, linpix
 from tests.nets import saved
 from tests.server.web.routes.test_images import assert_refused, events_of
 from tests.server.web.test_keys import bearer, line, private
-from tools.harness.servers import EAGER, eventually, here, serving
+from tools.harness.servers import eventually, here, serving
 
 
 def test_every_route_and_method_that_is_not_there_answers_the_envelope(client):
@@ -349,9 +349,9 @@ def test_the_status_agrees_with_the_metrics(tiny):
         assert 0 < status["uptime"] < client.get("/v1/status").json()["uptime"]
 
 
-def test_sigterm_finishes_what_runs_and_refuses_what_comes_and_hangups_change_nothing(slow):
+def test_sigterm_finishes_what_runs_and_refuses_what_comes_and_hangups_change_nothing(tiny):
     with (
-        serving(slow, *EAGER, "--drain-timeout", "120") as server,
+        serving(tiny.parent, "--drain-timeout", "300", "--faults", "slow:every=1:ms=100") as server,
         ThreadPoolExecutor(2) as pool,
         server.client() as client,
     ):
@@ -361,27 +361,24 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes_and_hangups_change_no
         )
         assert eventually(lambda: server.metric("linpix_requests_running") == 2)
         server.process.send_signal(signal.SIGTERM)
-        assert eventually(lambda: httpx.get(server.url + "/readyz").status_code == 503)
+        assert eventually(lambda: server.get("/readyz").status_code == 503)
         for refused in (
-            httpx.post(server.url + "/v1/images/generations", json={}),
-            httpx.get(server.url + "/v1/models"),
-            httpx.get(server.url + "/v1/models/slow"),
+            server.post("/v1/images/generations", json={}),
+            server.get("/v1/models"),
+            server.get("/v1/models/tiny"),
         ):
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
             assert refused.headers["retry-after"]
-        assert httpx.get(server.url + "/v1/status").json()["status"] == "draining"
-        server.process.send_signal(signal.SIGHUP)
-        assert not eventually(
-            lambda: server.metric('linpix_checkpoint_reloads_total{outcome="unchanged"}') > 0, 0.3
-        )
+        assert server.get("/v1/status").json()["status"] == "draining"
 
         def ended() -> bool:
             server.process.send_signal(signal.SIGHUP)
             return server.process.poll() is not None
 
-        assert eventually(ended, 180, 0.01) and server.process.returncode == 0
+        assert eventually(ended) and server.process.returncode == 0
         assert len(running.result().json()["data"]) == 2
         assert events_of(streaming.result().text)[-1]["type"] == "image_generation.completed"
+    assert not any("SIGHUP" in line for line in server.printed), "no checkpoint was read"
 
 
 def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
@@ -392,7 +389,7 @@ def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
         again = client.post("/v1/compare", json={})
         assert again.status_code == 409
         assert client.post("/v1/images/generations", json={}).status_code == 200
-        assert eventually(lambda: client.get(at).json()["status"] != "running", 20)
+        assert eventually(lambda: client.get(at).json()["status"] != "running")
         over = client.get(at).json()
         assert over["status"] == "completed", over["error"]
         assert {result["backend"] for result in over["report"]["results"]} == set(BACKENDS)
@@ -404,7 +401,7 @@ def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
         measured = {
             result["backend"] for result in over["report"]["results"] if result["images_per_second"]
         }
-        assert "linear" in measured  # the last ones may have had no time
+        # those that were measured last may have had no time
         assert {backend for backend, rate in rates.items() if rate > 0} == measured
         second = f"/v1/compare/{client.post('/v1/compare', json={'budget': 60.0}).json()['id']}"
         watched: list[str] = []
@@ -417,7 +414,7 @@ def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
         watching.start()
         assert eventually(lambda: client.get(second).json()["report"] is not None)
         assert client.delete(second).json()["status"] == "cancelled"
-        watching.join(10)
+        watching.join()
         assert watched[0] == "event: comparison.progress"
         assert watched[-1] == "event: comparison.cancelled"
 
@@ -523,7 +520,7 @@ def test_a_model_with_lsh_attention_is_left_out_of_the_service_and_refused_by_na
 def test_a_stream_that_is_silent_says_now_and_then_that_it_is_there(tiny, monkeypatch):
     monkeypatch.setattr(images, "PING_S", 0.05)
     body = {"stream": True, "partial_images": 0}
-    with here(tiny.parent, faults="slow:at=1:ms=300") as server, server.client() as client:
+    with here(tiny.parent, faults="slow:at=1:ms=2000") as server, server.client() as client:
         text = client.post("/v1/images/generations", json=body).text
     assert text.startswith(": ping\n\n: ping\n\n")
     assert [event["type"] for event in events_of(text)] == ["image_generation.completed"]

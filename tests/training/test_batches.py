@@ -129,9 +129,9 @@ def test_a_signal_to_training_and_its_makers_alike_ends_it_after_a_save(pictures
     ) as training:
         log = tmp_path / "run.training/log.csv"
         try:
-            assert eventually(lambda: log.exists() and len(log.read_text().splitlines()) > 1, 60)
+            assert eventually(lambda: log.exists() and len(log.read_text().splitlines()) > 1)
             os.killpg(training.pid, signal.SIGTERM)
-            _, said = training.communicate(timeout=60)
+            _, said = training.communicate()
         finally:
             training.kill()  # else one that goes on would be waited for without end
     assert training.returncode == 0, said

@@ -17,8 +17,16 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 300.0  # a cluster of Ray tries three times, each for half a minute and more
+# The longest wait for anything. It only names what hangs: no outcome depends on how busy the
+# machine is.
+HANG_S = 300.0
 EAGER = ("--engine", "eager")  # flags that make the checkpoint `slow` slow
+
+
+def fetch(url: str, method: str = "GET", **options) -> httpx.Response:
+    """One request on a connection of its own."""
+    # reading certificates would take longest
+    return httpx.request(method, url, timeout=HANG_S, verify=False, **options)
 
 
 class Server:
@@ -87,12 +95,12 @@ class Process(Server):
         # read on, so that the server never blocks on a full pipe
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        begins = self._told.wait(START_S)
+        begins = self._told.wait(HANG_S)
         if not self.url:
             self.process.kill()
             self.process.wait()
             raise RuntimeError(
-                "".join(self.printed) + ("" if begins else f"it has not begun within {START_S:g} s")
+                "".join(self.printed) + ("" if begins else f"it has not begun within {HANG_S:g} s")
             )
 
     def _read(self) -> None:
@@ -105,24 +113,30 @@ class Process(Server):
         self._told.set()
 
     def client(self, **options) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, **options)
+        return httpx.Client(base_url=self.url, timeout=HANG_S, **options)
 
-    def get(self, path: str) -> httpx.Response:
-        # reading certificates would take longest
-        return httpx.get(self.url + path, timeout=60, verify=False)
+    def get(self, path: str, **options) -> httpx.Response:
+        return fetch(self.url + path, **options)
+
+    def post(self, path: str, **options) -> httpx.Response:
+        return fetch(self.url + path, "POST", **options)
+
+    def delete(self, path: str) -> httpx.Response:
+        return fetch(self.url + path, "DELETE")
 
     def connect(self) -> socket.socket:
         """A bare connection, which the test closes when it likes."""
-        return socket.create_connection(("127.0.0.1", int(self.url.rsplit(":", 1)[1])), timeout=60)
+        port = int(self.url.rsplit(":", 1)[1])
+        return socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            return self.process.wait(timeout=60)
+            return self.process.wait(HANG_S)
         finally:
             self.process.kill()
-            self._reader.join(10)  # then all that it said is in printed
+            self._reader.join()  # then all that it said is in printed
 
 
 @contextlib.contextmanager
@@ -198,18 +212,16 @@ def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 def when_possible(ask: Callable[[], httpx.Response]) -> httpx.Response:
     """Ask, and again when the answer says: after a cancelled comparison there is a pause."""
-    end = time.monotonic() + 120
     while (answer := ask()).status_code == 409 and "retry-after-ms" in answer.headers:
-        assert time.monotonic() < end, answer.text
         time.sleep(int(answer.headers["retry-after-ms"]) / 1000)
     return answer
 
 
-def eventually(true: Callable[[], bool], seconds: float = 10.0, every_s: float = 0.02) -> bool:
-    """Whether something becomes true within that time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if true():
-            return True
-        time.sleep(every_s)
-    return False
+def eventually(true: Callable[[], bool]) -> bool:
+    """Whether something becomes true at all."""
+    end = time.monotonic() + HANG_S
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True

@@ -33,6 +33,7 @@ from tests.linpix.cli.test_animation import enlarged, frames_of
 from tests.linpix.cli.test_preview import Stream, read_half_blocks, screen_pixels
 from tests.linpix.test_main import inside, pixels, succeeds
 from tests.nets import saved
+from tools.harness.servers import HANG_S
 
 # --- animations ---
 
@@ -329,7 +330,7 @@ def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment
         written += some
     os.close(ours)
     printed = "" if process.stdout is None else process.stdout.read().decode()
-    assert process.wait(timeout=60) == 0, written.decode()
+    assert process.wait(HANG_S) == 0, written.decode()
     return written.decode(), printed
 
 

@@ -26,14 +26,12 @@ from tests.server.cluster.test_local import Cluster, no_process_comes_after_othe
 from tests.server.test_listening import free_port
 from tests.soak.service import Oracle
 from tools.harness.client import Ask, Connection, Record
-from tools.harness.servers import ROOT, eventually
+from tools.harness.servers import HANG_S, ROOT, eventually, fetch
 
 pytest.importorskip("ray.serve", reason="the extra is not installed: pip install '.[ray]'")
 pytestmark = pytest.mark.slow
 
 BIN = Path(sys.executable).parent
-WITHIN_S = 180.0  # for all that is waited for: other programs may want this machine's cores as well
-LOOK_S = 0.2  # between two looks at what is waited for
 SLOTS, SEEDS = 2, 20
 MANY, FEW = 3 * SLOTS, SLOTS  # clients with one image each: many need three replicas, few need one
 # a tiny image takes 1.6 s, but next to nothing of the cores, which new replicas need
@@ -129,7 +127,7 @@ class Head(Cluster):
     def end(self) -> None:
         """Ask it to end, and wait for it."""
         self.process.terminate()
-        self.process.wait(60)
+        self.process.wait(HANG_S)
 
     def family(self) -> list[int]:
         """Its processes, which are a session of their own: those too whose parents have ended."""
@@ -147,7 +145,7 @@ class Head(Cluster):
         for pid in self.family():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait(60)
+        self.process.wait(HANG_S)
 
     def deploy(self, **settings: Any) -> None:
         path = self.folder / "ray.yaml"
@@ -156,7 +154,6 @@ class Head(Cluster):
         ended = subprocess.run(
             [BIN / "serve", "deploy", path, "--address", self.api],
             env=self.environment,
-            timeout=WITHIN_S,
             check=False,
             capture_output=True,
             text=True,
@@ -165,17 +162,17 @@ class Head(Cluster):
 
     def shut_down(self) -> None:
         """As `serve shutdown` does, whose start takes longest."""
-        httpx.delete(
-            f"{self.api}/api/serve/applications/", timeout=60, headers=self.token
+        fetch(
+            f"{self.api}/api/serve/applications/", "DELETE", headers=self.token
         ).raise_for_status()
 
     def told(self) -> dict[str, Any]:
         """What Ray says of the applications."""
-        answer = httpx.get(f"{self.api}/api/serve/applications/", timeout=60, headers=self.token)
+        answer = fetch(f"{self.api}/api/serve/applications/", headers=self.token)
         return dict(answer.raise_for_status().json()["applications"])
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60).raise_for_status()
+        return fetch(self.url + path).raise_for_status()
 
     def engines(self) -> Counter[str]:
         """How many replicas there are in each of Serve's states."""
@@ -195,7 +192,7 @@ class Head(Cluster):
             except httpx.HTTPError:
                 return False
 
-        return eventually(asked, WITHIN_S, LOOK_S) and self.process.poll() is None
+        return eventually(asked) and self.process.poll() is None
 
     async def load(self, *phases: tuple[int, Callable[[], bool]]) -> list[Record]:
         """What becomes of the requests of clients that ask again and again.
@@ -267,4 +264,4 @@ def test_serve_deploy_runs_the_file_and_its_replicas_come_and_go_with_the_load(h
     head.shut_down()
     assert head.comes_to(lambda: head.told() == {})
     head.end()
-    assert eventually(lambda: not head.family(), 20)
+    assert eventually(lambda: not head.family())

@@ -8,6 +8,7 @@ import gc
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +24,7 @@ from linpix.server.engine.thread import EngineThread
 from linpix.server.errors import ServiceError
 from linpix.server.metrics import Metrics
 from tests.server.compare.test_comparison import make
-from tools.harness.servers import eventually, here
+from tools.harness.servers import HANG_S, eventually, here
 
 PLAN = ComparisonPlan(backends=("linear", "softmax"), batches=(1,), budget_s=0.2)
 LONG = ComparisonPlan(backends=("linear", "softmax"), batches=(1,), budget_s=60.0)
@@ -56,7 +57,7 @@ async def beginning(
 
 
 async def until(true: Callable[[], bool]) -> None:
-    assert await asyncio.to_thread(eventually, true, 60)
+    assert await asyncio.to_thread(eventually, true)
 
 
 def alive() -> int:
@@ -74,7 +75,7 @@ def reading(monkeypatch) -> dict:
 
     def waiting(*given):
         seen["thread"], seen["calls"] = threading.current_thread(), seen["calls"] + 1
-        assert seen["go on"].wait(60)
+        assert seen["go on"].wait(HANG_S)
         return find_twins(*given)
 
     monkeypatch.setattr(jobs, "find_twins", waiting)
@@ -111,7 +112,9 @@ async def test_what_is_cancelled_while_it_is_made_goes_no_further_and_no_other_i
         assert (job.status, job.report, reading["calls"], built) == ("cancelled", None, 1, [])
 
 
-async def test_a_cancelled_comparison_is_followed_by_a_pause(family):
+async def test_a_cancelled_comparison_is_followed_by_a_pause(family, monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr(jobs, "time", clock)
     async with beginning(family) as (under_way, begin):
         first = begin(LONG)
         with pytest.raises(ServiceError, match="still running") as running:
@@ -121,8 +124,8 @@ async def test_a_cancelled_comparison_is_followed_by_a_pause(family):
         under_way.cancel(first.id)
         with pytest.raises(ServiceError, match="cmp-1 was just cancelled") as paused:
             begin(LONG)
-        assert 0 < paused.value.retry_after_s <= jobs.PAUSE_S
-        await asyncio.sleep(paused.value.retry_after_s + 0.05)
+        assert paused.value.retry_after_s == jobs.PAUSE_S
+        clock.monotonic = lambda: 100.0 + jobs.PAUSE_S
         assert (begin(LONG)).id == "cmp-2"
 
 

@@ -27,7 +27,7 @@ from tests.model.test_checkpoint import change_fields, change_tensors, seal
 from tests.nets import net_of, saved
 from tests.server.web.routes.test_images import events_of
 from tests.server.web.test_leaving import GENERATIONS, SLOW, alone
-from tools.harness.servers import Process, eventually, serving
+from tools.harness.servers import HANG_S, Process, eventually, serving
 
 pytestmark = pytest.mark.slow
 
@@ -54,9 +54,7 @@ def reload(process: Process, checkpoints: int = 1) -> dict[str, float]:
     """
     before = outcomes(process)
     process.process.send_signal(signal.SIGHUP)
-    assert eventually(
-        lambda: sum(outcomes(process).values()) >= sum(before.values()) + checkpoints, 60
-    )
+    assert eventually(lambda: sum(outcomes(process).values()) >= sum(before.values()) + checkpoints)
     return {
         outcome: count - before[outcome]
         for outcome, count in outcomes(process).items()
@@ -98,7 +96,7 @@ def left_quiet(folder: Path, *flags: str) -> Iterator[Process]:
     """
     with serving(folder, *flags) as process:
         yield process
-        assert eventually(lambda: process.quiet(*served(process)), 30)
+        assert eventually(lambda: process.quiet(*served(process)))
         assert slots(process).keys() == served(process).keys()
 
 
@@ -140,7 +138,7 @@ def test_images_under_way_are_drawn_by_the_weights_that_they_began_with(folder):
             seed: pool.submit(
                 httpx.post,
                 process.url + GENERATIONS,
-                timeout=60,
+                timeout=HANG_S,
                 json={"seed": seed, "n": 2, "stream": seed % 20 == 0},
             )
             for seed in seeds
@@ -202,7 +200,7 @@ def test_no_request_is_dropped_while_a_model_is_replaced_again_and_again(folder,
                 assert reload(process) == {"replaced": 1}
                 assert served(process)["tiny"] == digests[1 - turn % 2]
                 begun = len(answers)
-                assert eventually(lambda begun=begun: len(answers) > begun + 16, 60)
+                assert eventually(lambda begun=begun: len(answers) > begun + 16)
         finally:
             over.set()
         for client in clients:
@@ -229,7 +227,7 @@ def test_a_model_that_is_removed_finishes_what_it_began_and_gives_its_memory_bac
         both = mapped(process)
         shutil.rmtree(folder / "leaving")
         assert reload(process, 2) == {"unchanged": 1, "removed": 1}
-        refused = httpx.post(process.url + GENERATIONS, json={"model": "leaving"})
+        refused = process.post(GENERATIONS, json={"model": "leaving"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
         assert refused.json()["error"]["message"].startswith(
             "model 'leaving' is not loaded; loaded: tiny."
@@ -399,16 +397,12 @@ def test_a_comparison_goes_on_with_the_weights_that_it_was_asked_about(folder):
         begun = client.post(
             "/v1/compare", json={"model": "compared", "batch": [1], "budget": 3.0}
         ).json()["id"]
-        assert eventually(
-            lambda: client.get(f"/v1/compare/{begun}").json()["report"] is not None, 30
-        )
+        assert eventually(lambda: client.get(f"/v1/compare/{begun}").json()["report"] is not None)
         draw(folder / "compared", 2)
         assert reload(process, 2) == {"unchanged": 1, "replaced": 1}
         shutil.rmtree(folder / "compared")
         assert reload(process, 2) == {"unchanged": 1, "removed": 1}
-        assert eventually(
-            lambda: client.get(f"/v1/compare/{begun}").json()["status"] != "running", 60
-        )
+        assert eventually(lambda: client.get(f"/v1/compare/{begun}").json()["status"] != "running")
         over = client.get(f"/v1/compare/{begun}").json()
         assert over["status"] == "completed", over["error"]
         assert over["report"]["digest"] == old
@@ -422,7 +416,7 @@ def test_a_hangup_while_it_starts_is_answered_once_it_serves(folder):
     def hang_up(pid: int) -> None:
         status = Path(f"/proc/{pid}/status")
         assert eventually(
-            lambda: bool(int(re.search(r"SigBlk:\s+(\S+)", status.read_text())[1], 16) & 1), 60
+            lambda: bool(int(re.search(r"SigBlk:\s+(\S+)", status.read_text())[1], 16) & 1)
         )
         digests.append(draw(folder / "tiny", 1))  # perhaps after the server has read it
         for _ in range(3):

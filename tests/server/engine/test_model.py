@@ -4,6 +4,7 @@ by the test.
 
 import math
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,14 @@ from linpix.server.engine.job import Job
 from linpix.server.engine.model import Model
 from linpix.server.engine.request import Request
 from linpix.server.errors import ServiceError
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> SimpleNamespace:
+    """What time.monotonic reads: it stands still unless a test moves it."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
 
 
 @pytest.fixture
@@ -137,31 +146,27 @@ def test_a_deadline_is_refused_once_the_pace_says_that_it_cannot_be_met(one_slot
     assert one_slot.waiting() == 2, "a refused request has no room"
 
 
-def test_until_images_have_finished_the_running_ones_tell_the_pace(one_slot, monkeypatch):
+def test_until_images_have_finished_the_running_ones_tell_the_pace(one_slot, clock):
     asked = ask(one_slot, "runs")
     assert one_slot.seconds_per_token(1) == 0
-    left, slow = one_slot.engine.scheduler.left, time.monotonic
+    left = one_slot.engine.scheduler.left
     while (drawn := 64 - int(left[asked.images[0].slot])) < 8 or asked.images[0].slot == 0:
-        with monkeypatch.context() as later:
-            later.setattr(time, "monotonic", lambda: slow() + 100.0)
-            assert one_slot.seconds_per_token(1) == 0, (
-                "so few tokens tell nothing: the first are cold"
-            )
+        clock.now += 100.0
+        assert one_slot.seconds_per_token(1) == 0, "so few tokens tell nothing: the first are cold"
+        clock.now -= 100.0
         run(one_slot)
-    now = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now() + 100.0)
+    clock.now += 100.0
     assert one_slot.seconds_per_token(1) == pytest.approx(100 / drawn, rel=0.01)
     with pytest.raises(ServiceError, match="cannot be finished within"):
         ask(one_slot, "hasty", within_s=101.0)
 
 
-def test_a_pace_that_was_not_used_for_long_is_forgotten(one_slot, monkeypatch):
+def test_a_pace_that_was_not_used_for_long_is_forgotten(one_slot, clock):
     image_takes(one_slot, 1e6)
-    one_slot._measured_at = time.monotonic()
+    one_slot._measured_at = clock.now
     with pytest.raises(ServiceError, match="cannot be finished within"):
         ask(one_slot, "hasty", within_s=100.0)
-    now = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now() + 6.0)
+    clock.now += 6.0
     ask(one_slot, "later", within_s=100.0)
 
 
@@ -186,14 +191,15 @@ def test_a_running_image_that_leaves_between_two_reports_is_not_waited_for(tiny)
     assert model.ends() == [(pytest.approx(0.64), "second")]
 
 
-def test_a_finished_image_is_measured_from_its_slot_to_its_end(one_slot, monkeypatch):
+def test_a_finished_image_is_measured_from_its_slot_to_its_end(one_slot, clock):
     ask(one_slot, "a")
     while one_slot.engine.busy:
         run(one_slot)
-    assert 0 < one_slot.pace(1) < 1.0
+        clock.now += 1.0
+    assert one_slot.pace(1) > 0
 
 
-def test_an_image_is_measured_by_the_images_beside_it_and_not_by_those_at_its_end(tiny):
+def test_an_image_is_measured_by_the_images_beside_it_and_not_by_those_at_its_end(tiny, clock):
     model = served(tiny, slots=4, max_queue=8)
     *others, last = [ask(model, name) for name in "abc"]
     while (
@@ -203,7 +209,7 @@ def test_an_image_is_measured_by_the_images_beside_it_and_not_by_those_at_its_en
     for other in others:
         model.engine.scheduler.cancel(other.id)
     # the last second alone
-    model.in_quanta, last.begun[0] = (4.0, 3 * 3.0 + 1.0), (time.monotonic() - 4.0, 0.0, 0.0)
+    model.in_quanta, last.begun[0] = (4.0, 3 * 3.0 + 1.0), (clock.now - 4.0, 0.0, 0.0)
     model.measure(last, last.images[0])
     assert model.pace(3) == pytest.approx(4 / drawn, rel=0.2)
     assert model.pace(1) == pytest.approx(model.pace(3) / math.sqrt(3)), (
@@ -253,13 +259,12 @@ def test_a_request_that_would_make_others_late_is_refused_unless_they_are_less_p
     assert [*model.requests] == ["first", "second", "patient"]
 
 
-def test_an_image_that_ends_late_in_its_slot_tells_the_pace_too(one_slot, monkeypatch):
+def test_an_image_that_ends_late_in_its_slot_tells_the_pace_too(one_slot, clock):
     asked = ask(one_slot, "late")
     while (
         drawn := 64 - int(one_slot.engine.scheduler.left[asked.images[0].slot])
     ) < 16 or not asked.images[0].slot:
         run(one_slot)
-    now = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now() + 32.0)
+    clock.now += 32.0
     one_slot.measure(asked, asked.images[0])
     assert one_slot.pace(1) == pytest.approx(32 / drawn, rel=0.05)

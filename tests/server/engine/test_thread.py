@@ -1,14 +1,14 @@
 """Background work of the engine thread, client by client, without a model."""
 
 import threading
-import time
 from collections.abc import Iterator
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
+from linpix.server.engine import thread
 from linpix.server.engine.thread import EngineThread, Work
+from tools.harness.servers import HANG_S
 
 
 class Reports:
@@ -32,17 +32,38 @@ def reports() -> Reports:
     return Reports()
 
 
+class Clock:
+    """What time.perf_counter reads: it passes as a test says."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(thread, "time", clock)
+    return clock
+
+
 @pytest.fixture
 def log() -> list[str]:
     return []
 
 
 def pieces(
-    name: str, count: int, log: list[str], *, fails: bool = False, seconds: float = 0.0
+    name: str, count: int, log: list[str], *, fails: bool = False, clock: Clock | None = None
 ) -> Iterator[None]:
+    """clock: on which each piece takes a second."""
     for piece in range(count):
         log.append(name)
-        time.sleep(seconds)
+        if clock is not None:
+            clock.now += 1.0
         if fails:
             raise RuntimeError(name)
         if piece < count - 1:
@@ -58,15 +79,15 @@ def run(
 ) -> None:
     """Run work that was there before the thread began, until so many ended."""
     reports.wanted = len(works) if ends is None else ends
-    thread = EngineThread()
-    thread.serve(engines)
+    running = EngineThread()
+    running.serve(engines)
     for work in works:
-        thread.run_in_background(work)
+        running.run_in_background(work)
     for id in cancelled:
-        thread.cancel(id)
-    thread.start(reports, lambda call, *about: call(*about))
-    assert reports.over.wait(30)
-    thread.stop()
+        running.cancel(id)
+    running.start(reports, lambda call, *about: call(*about))
+    assert reports.over.wait(HANG_S)
+    running.stop()
 
 
 def test_clients_take_turns_and_each_finishes_one_piece_of_work_before_its_next(reports, log):
@@ -111,27 +132,30 @@ def test_cancelled_work_is_done_no_further(reports, log):
     assert reports.ended == [("a2", False)] and log == ["a2", "a2"]
 
 
-@pytest.mark.parametrize(("rest", "factor"), [(1.0, 1), (3.0, 3)])
+@pytest.mark.parametrize(("rest", "quanta"), [(0.0, 3), (1.0, 4), (3.0, 12)])
 def test_beside_images_that_are_drawn_it_rests_as_many_times_as_long_as_a_piece_takes(
-    reports, log, rest, factor
+    reports, log, clock, rest, quanta
 ):
-    drawing = SimpleNamespace(busy=True, run_quantum=lambda: time.sleep(0.002), beat=None)
-    began = time.perf_counter()
-    run(reports, Work("a1", "a", pieces("a1", 5, log, seconds=0.02), rest=rest), engines=(drawing,))
-    assert time.perf_counter() - began >= 5 * 0.02 + 4 * 0.02 * factor
-    assert len(log) == 5
+    done: list[float] = []  # pieces that were done before each quantum, which takes 0.25 s
+
+    def quantum() -> None:
+        done.append(len(log))
+        clock.now += 0.25
+
+    drawing = SimpleNamespace(busy=True, run_quantum=quantum, beat=None)
+    run(reports, Work("a1", "a", pieces("a1", 5, log, clock=clock), rest=rest), engines=(drawing,))
+    # a piece of a second is followed by quanta of as many seconds as it rests, and at least by
+    # those that pay it back
+    assert [done.count(piece) for piece in range(1, 5)] == [quanta] * 4
 
 
-def test_beside_images_that_are_drawn_it_has_as_much_time_as_they_and_pays_back_what_is_more(
-    reports, log
-):
-    quanta: list[int] = []  # pieces that were done before each
+def test_beside_images_that_are_drawn_it_has_as_much_time_as_they(reports, log, clock):
+    quanta: list[int] = []  # pieces that were done before each, which takes 2.5 s
 
     def quantum() -> None:
         quanta.append(len(log))
-        time.sleep(0.2)  # so long that a busy machine adds less than a piece
+        clock.now += 2.5
 
     drawing = SimpleNamespace(busy=True, run_quantum=quantum, beat=None)
-    run(reports, Work("a1", "a", pieces("a1", 8, log, seconds=0.08)), engines=(drawing,))
-    assert quanta[:2] == [0, 3] and len(quanta) <= 4
-    assert all(after - before <= 3 for before, after in pairwise(quanta))
+    run(reports, Work("a1", "a", pieces("a1", 8, log, clock=clock)), engines=(drawing,))
+    assert quanta[:3] == [0, 3, 6]

@@ -18,7 +18,7 @@ from linpix.training.masks import known_of
 from tools.benchmarks.occlusion import IN_FLIGHT, Asked, from_first_hole_on, masks, upload
 from tools.benchmarks.quality import SURE, judged, trained_judge
 from tools.benchmarks.strokes import pen_digits
-from tools.harness.servers import ROOT, serving
+from tools.harness.servers import HANG_S, ROOT, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not ops.compiled, reason=ops.why())]
 
@@ -107,7 +107,7 @@ def test_a_completion_has_the_same_bytes_alone_and_among_others_whatever_lies_be
     ]
 
     with (
-        httpx.Client(base_url=server.url, timeout=600) as http,
+        httpx.Client(base_url=server.url, timeout=HANG_S) as http,
         ThreadPoolExecutor(IN_FLIGHT) as pool,
     ):
 

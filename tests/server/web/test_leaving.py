@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.server.web.routes.test_images import events_of, occluded
-from tools.harness.servers import ROOT, Process, eventually, serving
+from tools.harness.servers import HANG_S, ROOT, Process, eventually, serving
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def counted(process: Process, name: str, **labels: str) -> float:
 
 
 def alone(process: Process, **body) -> list[str]:
-    answer = httpx.post(process.url + GENERATIONS, json=body, timeout=120, verify=False)
+    answer = process.post(GENERATIONS, json=body)
     assert answer.status_code == 200, answer.text
     return [item["b64_json"] for item in answer.json()["data"]]
 
@@ -96,7 +96,7 @@ def process(tiny: Path) -> Iterator[Process]:
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "process" in request.fixturenames:
-        assert eventually(lambda: request.getfixturevalue("process").quiet("tiny"), 30)
+        assert eventually(lambda: request.getfixturevalue("process").quiet("tiny"))
 
 
 # --- clients that leave ---
@@ -120,7 +120,7 @@ def test_leaving_in_the_middle_of_an_upload_leaves_nothing_behind(process, kind,
                 + b" " * size
             )
             time.sleep(0.05)
-    assert eventually(lambda: files() <= before, 30)
+    assert eventually(lambda: files() <= before)
     # nobody was refused: they left
     assert counted(process, "linpix_requests_rejected_total") == refused
     assert process.quiet("tiny")
@@ -128,10 +128,10 @@ def test_leaving_in_the_middle_of_an_upload_leaves_nothing_behind(process, kind,
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
 def test_leaving_the_queue_does_not_disturb_running_requests(process, stream):
-    expected = alone(process, n=2, seed=5)
+    expected = alone(process, n=4, seed=5)
     cancelled = counted(process, "linpix_images_completed_total", outcome="cancelled")
     with ThreadPoolExecutor(1) as pool, process.connect() as waiting:
-        running = pool.submit(alone, process, n=2, seed=5)
+        running = pool.submit(alone, process, n=4, seed=5)
         assert eventually(lambda: process.metric('linpix_state_slots_used{model="tiny"}') == 2)
         waiting.sendall(post(n=2, stream=stream))
         assert eventually(lambda: process.metric("linpix_requests_waiting") == 1)
@@ -150,7 +150,7 @@ def test_leaving_while_it_runs_frees_the_slots_for_waiting_requests(process, str
         waiting = pool.submit(alone, process, seed=7)
         assert eventually(lambda: process.metric("linpix_requests_waiting") == 1)
         leaving.close()
-        assert waiting.result(30) == expected
+        assert waiting.result() == expected
 
 
 def test_a_client_that_leaves_at_any_moment_is_counted_once_with_all_its_images(tiny):
@@ -168,7 +168,7 @@ def test_a_client_that_leaves_at_any_moment_is_counted_once_with_all_its_images(
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(leave, delays))
-        assert eventually(lambda: process.quiet("tiny"), 30)
+        assert eventually(lambda: process.quiet("tiny"))
         ended = counted(process, "linpix_requests_total")
         assert 0 < ended <= 200  # some left before they were seen
         assert counted(process, "linpix_images_completed_total") == 2 * ended
@@ -185,9 +185,8 @@ def stalled(process: Process) -> socket.socket:
     connection.connect(("127.0.0.1", int(process.url.rsplit(":", 1)[1])))
     connection.sendall(post(n=64, stream=True, size="128x128"))
     assert eventually(
-        lambda: counted(process, "linpix_images_completed_total", outcome="completed") == 64, 60
+        lambda: counted(process, "linpix_images_completed_total", outcome="completed") == 64
     )
-    time.sleep(1)
     assert process.metric("linpix_requests_running") == 1  # what is drawn has not reached anybody
     return connection
 
@@ -197,7 +196,7 @@ def test_a_client_that_does_not_read_its_stream_loses_it_some_time_after_the_dea
         serving(tiny.parent, "--max-n", "64", "--request-timeout", "5") as process,
         stalled(process),
     ):
-        assert eventually(lambda: process.quiet("tiny"), 30)
+        assert eventually(lambda: process.quiet("tiny"))
         assert counted(process, "linpix_requests_total", outcome="cancelled") == 1
         assert eventually(
             lambda: any("does not read the answer" in line for line in process.printed)
@@ -218,12 +217,12 @@ def test_sigterm_before_it_serves_ends_it_with_0(tiny, ms):
         status = Path(f"/proc/{starting.pid}/status")
         caught = 1 << signal.SIGTERM - 1
         assert eventually(
-            lambda: bool(int(re.search(r"SigCgt:\s+(\S+)", status.read_text())[1], 16) & caught), 60
+            lambda: bool(int(re.search(r"SigCgt:\s+(\S+)", status.read_text())[1], 16) & caught)
         )
         time.sleep(ms / 1000)
         starting.terminate()
         try:
-            _, said = starting.communicate(timeout=60)
+            _, said = starting.communicate()
         finally:
             starting.kill()  # else one that goes on would be waited for without end
         assert (starting.returncode, said) == (0, "")
@@ -268,12 +267,12 @@ def test_sigterm_under_load_answers_or_ends_every_request_and_exits_with_0(tiny)
 
         clients = [pool.submit(come, index) for index in range(24)]
         assert eventually(
-            lambda: counted(process, "linpix_requests_total", outcome="completed") >= 4, 30
+            lambda: counted(process, "linpix_requests_total", outcome="completed") >= 4
         )
         process.process.send_signal(signal.SIGTERM)
         for client in clients:
-            client.result(60)  # no connection was cut: that would raise here
-        assert process.process.wait(timeout=60) == 0
+            client.result()  # no connection was cut: that would raise here
+        assert process.process.wait(HANG_S) == 0
     ended = {"completed": 0, "refused": 0, "cut off": 0}
     for answer in answers:
         if answer.headers["content-type"].startswith("text/event-stream"):
@@ -299,7 +298,7 @@ def test_an_upload_that_is_not_whole_when_the_drain_begins_is_refused_at_once(ti
         process.connect() as edit,
         process.connect() as generation,
     ):
-        running = pool.submit(alone, process, n=2)
+        running = pool.submit(alone, process, n=4)
         edit.sendall(upload(occluded())[:-40])
         generation.sendall(post(n=2)[:-3])
         assert eventually(lambda: process.metric("linpix_requests_running") == 1)
@@ -309,8 +308,8 @@ def test_an_upload_that_is_not_whole_when_the_drain_begins_is_refused_at_once(ti
             assert received.startswith(b"HTTP/1.1 503")
             assert b"connection: close\r\n" in received
             assert error_of(received)["code"] == "draining"
-        assert len(running.result()) == 2
-        assert process.process.wait(timeout=60) == 0
+        assert len(running.result()) == 4
+        assert process.process.wait(HANG_S) == 0
 
 
 def test_connections_kept_alive_are_closed_while_it_drains_and_do_not_hold_the_exit_back(tiny):
@@ -328,7 +327,7 @@ def test_connections_kept_alive_are_closed_while_it_drains_and_do_not_hold_the_e
                 assert some, "it was closed"
         silent = stack.enter_context(process.connect())  # never says a word
         silent.sendall(b"GET /hea")
-        running = pool.submit(alone, process, n=2)
+        running = pool.submit(alone, process, n=4)
         assert eventually(lambda: process.metric("linpix_requests_running") == 1)
         process.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: process.get("/readyz").status_code == 503)
@@ -337,10 +336,10 @@ def test_connections_kept_alive_are_closed_while_it_drains_and_do_not_hold_the_e
         assert b"connection: close\r\n" in received
         assert b"alive" in received
         running.result()
-        assert process.process.wait(timeout=60) == 0
+        assert process.process.wait(HANG_S) == 0
         for connection in (*idle[1:], silent):
             assert rest_of(connection) == b""
-        process._reader.join(10)
+        process._reader.join()
         assert not any("timeout graceful shutdown exceeded" in line for line in process.printed)
 
 
@@ -353,7 +352,10 @@ def test_a_second_sigterm_ends_what_runs_at_once(tiny):
     ):
         asked = [
             pool.submit(
-                httpx.post, process.url + GENERATIONS, json={"n": 16, "stream": stream}, timeout=60
+                httpx.post,
+                process.url + GENERATIONS,
+                json={"n": 16, "stream": stream},
+                timeout=HANG_S,
             )
             for stream in (False, True)
         ]
@@ -364,7 +366,7 @@ def test_a_second_sigterm_ends_what_runs_at_once(tiny):
         plain, streamed = (answer.result() for answer in asked)
         assert (plain.status_code, plain.json()["error"]["code"]) == (503, "draining")
         assert events_of(streamed.text)[-1]["error"]["code"] == "draining"
-        assert process.process.wait(timeout=60) == 0
+        assert process.process.wait(HANG_S) == 0
 
 
 TOLD_WHILE_IT_BEGINS = """
@@ -387,8 +389,8 @@ sys.exit(main())
 def test_sigterm_just_before_it_listens_ends_it_too(tiny):
     """On a machine with much to do the name that it listens on takes that long to be looked up."""
     with serving(tiny.parent, program=("-c", TOLD_WHILE_IT_BEGINS)) as process:
-        assert process.process.wait(timeout=30) == 0
-        process._reader.join(10)
+        assert process.process.wait(HANG_S) == 0
+        process._reader.join()
         assert "Traceback" not in "".join(process.printed)
 
 
@@ -400,21 +402,22 @@ def test_after_sigkill_it_serves_again_on_the_same_port_what_it_served_before(ti
         with ThreadPoolExecutor(4) as pool:
             asked = [
                 pool.submit(
-                    httpx.post, process.url + GENERATIONS, json={"n": 2, "stream": True}, timeout=60
+                    httpx.post,
+                    process.url + GENERATIONS,
+                    json={"n": 2, "stream": True},
+                    timeout=HANG_S,
                 )
                 for _ in range(4)
             ]
             assert eventually(lambda: process.metric("linpix_requests_running") == 4)
             process.process.kill()
-            assert process.process.wait(timeout=60) == -signal.SIGKILL
+            assert process.process.wait(HANG_S) == -signal.SIGKILL
             for answer in asked:
                 with pytest.raises(httpx.TransportError):  # nothing looks whole that is not
                     answer.result()
-    began = time.monotonic()
+    # how soon is measured by tools/benchmarks/restart.py
     with serving(ROOT / "checkpoints", "--slots", "8", "--port", port) as process:
         assert process.get("/readyz").status_code == 200
-        # 5 s is the aim: tools/benchmarks/restart.py measures it
-        assert time.monotonic() - began < 60
         assert process.get("/v1/models").json() == before
         assert alone(process, seed=11) == expected
         assert process.quiet("mnist-small")

@@ -92,7 +92,6 @@ def test_a_stock_client_lists_generates_streams_edits_and_understands_errors(ser
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert ended.stdout.strip() == "all good", ended.stderr

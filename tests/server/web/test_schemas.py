@@ -4,7 +4,6 @@ import os
 import time
 from collections import Counter
 
-import httpx
 import jsonschema
 import pytest
 import schemathesis
@@ -19,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.server.web.routes.test_images import events_of
+from tools.harness.servers import HANG_S
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,7 @@ def test_every_answer_is_documented_and_none_is_a_failure_of_ours(api, route, mo
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def answers_as_documented(case):
-        case.call_and_validate(checks=CHECKS, timeout=30)
+        case.call_and_validate(checks=CHECKS, timeout=HANG_S)
 
     answers_as_documented()
 
@@ -120,9 +120,9 @@ def test_every_sequence_of_requests_is_answered_as_documented(api, server):
     class Sequences(api.as_state_machine()):
         def setup(self):
             # one runs at a time: perhaps another
-            latest = httpx.get(f"{server.url}/v1/status").json()["comparison"]
+            latest = server.get("/v1/status").json()["comparison"]
             if latest and latest["status"] == "running":  # test's
-                httpx.delete(f"{server.url}/v1/compare/{latest['id']}").raise_for_status()
+                server.delete(f"/v1/compare/{latest['id']}").raise_for_status()
 
         def call(self, case, **kwargs):
             """Of the same sequence the same answers: after a cancelled comparison the next waits
@@ -149,7 +149,7 @@ def test_every_sequence_of_requests_is_answered_as_documented(api, server):
 
         def teardown(self):
             while begun:  # leave none behind
-                httpx.delete(f"{server.url}/v1/compare/{begun.pop()}").raise_for_status()
+                server.delete(f"/v1/compare/{begun.pop()}").raise_for_status()
 
     Sequences.run(
         settings=settings(

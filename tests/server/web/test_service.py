@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from linpix.server.web.service import DECODERS, Turns
+from tools.harness.servers import HANG_S
 
 
 class Upload:
@@ -20,7 +21,7 @@ class Upload:
 
     def _read(self) -> str:
         Upload.begun.append(self.client)
-        self._go.wait(10)
+        self._go.wait(HANG_S)
         return self.client
 
     async def end(self) -> None:
@@ -35,7 +36,7 @@ def nothing_has_begun():
 
 async def begun(count: int) -> list[str]:
     """Who has a place, once so many have had one."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while len(Upload.begun) < count:
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.02)

@@ -13,13 +13,22 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
 from linpix.server.settings import Settings
 from tests.server.web.routes.test_images import occluded
 from tests.server.web.test_keys import bearer, line, private
-from tools.harness.servers import EAGER, Process, Quiet, eventually, here, listening, serving
+from tools.harness.servers import (
+    EAGER,
+    HANG_S,
+    Process,
+    Quiet,
+    eventually,
+    fetch,
+    here,
+    listening,
+    serving,
+)
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -194,7 +203,7 @@ def test_by_default_no_other_address_of_this_machine_is_listened_on(server):
     host, port = server.url.removeprefix("http://").split(":")
     assert (host, Settings.model_fields["host"].default) == ("127.0.0.1", "127.0.0.1")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", int(port)), timeout=5)
+        socket.create_connection(("127.0.0.2", int(port)), timeout=HANG_S)
 
 
 def test_a_listed_origin_may_use_the_service_and_reads_its_errors_too(tiny, tmp_path):
@@ -315,10 +324,10 @@ def visit(page: str, folder: Path) -> dict[str, str]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            assert heard.wait(120), "the page has told nothing"
+            assert heard.wait(HANG_S), "the page has told nothing"
         finally:
             browser.terminate()
-            browser.wait(30)
+            browser.wait(HANG_S)
     return told
 
 
@@ -364,9 +373,7 @@ def test_a_page_of_another_origin_in_a_real_browser_makes_nothing_work_for_it(
                     )
                     == 0
                 )
-        assert httpx.get(server.url + "/v1/compare/cmp-1").status_code == 404, (
-            "no comparison was begun"
-        )
+        assert server.get("/v1/compare/cmp-1").status_code == 404, "no comparison was begun"
 
 
 # --- headers ---
@@ -437,19 +444,19 @@ def test_metrics_and_health_may_have_a_port_of_their_own(tiny):
         assert there != server.url
         for path in ("/metrics", "/healthz", "/readyz"):
             assert client.get(path).status_code == 404
-            answer = httpx.get(there + path)
+            answer = fetch(there + path)
             assert answer.status_code == 200
             assert answer.headers["x-content-type-options"] == "nosniff"
-            assert httpx.get(there + path, headers={"host": "evil.example"}).status_code == 403
+            assert fetch(there + path, headers={"host": "evil.example"}).status_code == 403
         assert client.post("/v1/images/generations", json={}).status_code == 200
         assert (
             'images_completed_total{backend="linear",model="tiny",outcome="completed"} 1.0'
-            in httpx.get(there + "/metrics").text
+            in fetch(there + "/metrics").text
         )
         for path in ("/", "/v1/models", "/docs", "/openapi.json", "/static/favicon.svg"):
-            answer = httpx.get(there + path)
+            answer = fetch(there + path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-        assert httpx.post(there + "/v1/images/generations", json={}).status_code == 404
+        assert fetch(there + "/v1/images/generations", "POST", json={}).status_code == 404
         assert "/metrics" not in client.get("/openapi.json").json()["paths"]
 
 
@@ -462,11 +469,9 @@ def test_the_port_of_the_probes_answers_until_the_last_image_is_drawn(slow):
     ):
         there = probes_of(server)
         running = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 2}))
-        assert eventually(
-            lambda: "linpix_requests_running 1.0" in httpx.get(there + "/metrics").text
-        )
+        assert eventually(lambda: "linpix_requests_running 1.0" in fetch(there + "/metrics").text)
         server.process.send_signal(signal.SIGTERM)
-        assert eventually(lambda: httpx.get(there + "/readyz").status_code == 503)
-        assert httpx.get(there + "/healthz").status_code == 200
+        assert eventually(lambda: fetch(there + "/readyz").status_code == 503)
+        assert fetch(there + "/healthz").status_code == 200
         assert len(running.result().json()["data"]) == 2
-        assert server.process.wait(timeout=60) == 0
+        assert server.process.wait(HANG_S) == 0

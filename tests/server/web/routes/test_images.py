@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -305,9 +304,7 @@ def test_a_stream_has_no_characters_at_which_a_client_could_break_a_line(client)
 
 
 def test_a_stream_shows_every_image_row_however_fast_its_images_are_drawn(server):
-    answer = httpx.post(
-        server.url + "/v1/images/generations", json={"n": 16, "stream": True}, timeout=60
-    )
+    answer = server.post("/v1/images/generations", json={"n": 16, "stream": True})
     shown = [
         (event["image_index"], event["rows"]) for event in events_of(answer.text) if "rows" in event
     ]

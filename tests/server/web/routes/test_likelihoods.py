@@ -16,6 +16,7 @@ import linpix
 from linpix.model import checkpoint, mixture
 from linpix.model.config import PRESETS
 from linpix.model.inputs import START
+from linpix.server.engine.thread import EngineThread
 from linpix.training.evaluate import bits_of
 from tests.nets import CONDITIONAL, perturbed_net, saved
 from tests.server.web.routes.test_images import PICTURE, assert_refused, encode, occluded
@@ -328,7 +329,7 @@ def test_a_client_that_leaves_is_not_scored_any_further(scoring):
             ask(client, LARGE, labels="all")
         return scoring.metric(COUNTED % "cancelled") >= 3
 
-    assert eventually(left_three_times, 30)
+    assert eventually(left_three_times)
     assert eventually(lambda: scoring.quiet("slow"))
     assert scoring.metric(COUNTED % "cancelled") <= left, "each is counted once"
     assert all(
@@ -346,26 +347,26 @@ def test_a_deadline_ends_a_request_and_frees_its_place(scoring):
 
 
 @pytest.mark.parametrize(
-    ("flags", "code"),
-    [
-        (("--max-queue", "1"), "queue_full"),
-        pytest.param(("--client-images", "2"), "client_limit", marks=pytest.mark.slow),
-    ],
+    ("limit", "code"),
+    [({"max_queue": 1}, "queue_full"), ({"client_images": 2}, "client_limit")],
+    ids=["queue", "client"],
 )
-def test_a_request_takes_the_place_of_one_image_in_queue_and_limits(slow, flags, code):
+def test_a_request_takes_the_place_of_one_image_in_queue_and_limits(tiny, monkeypatch, limit, code):
+    begin, held = EngineThread.run_in_background, []
+    monkeypatch.setattr(EngineThread, "run_in_background", lambda *work: held.append(work))
     with (
-        serving(slow, "--slots", "1", *flags) as process,
+        here(tiny.parent, slots=1, **limit) as process,
         process.client() as client,
         ThreadPoolExecutor(6) as pool,
     ):
-        answers = [
-            answer.result()
-            for answer in [pool.submit(ask, client, LARGE, labels="all") for _ in range(6)]
-        ]
-        refused = [answer for answer in answers if answer.status_code == 429]
-        assert len(refused) == 4 and {answer.json()["error"]["code"] for answer in refused} == {
-            code
-        }
+        asked = [pool.submit(ask, client) for _ in range(6)]
+        assert eventually(lambda: sum(answer.done() for answer in asked) == 4 and len(held) == 2)
+        refused = [answer.result() for answer in asked if answer.done()]
+        assert {answer.status_code for answer in refused} == {429}
+        assert {answer.json()["error"]["code"] for answer in refused} == {code}
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+        for work in held:
+            begin(*work)
+        assert [answer.result().status_code for answer in asked].count(200) == 2
         assert process.metric(COUNTED % "completed") == 2
-        assert process.quiet("slow")
+        assert process.quiet("tiny")
