@@ -217,7 +217,8 @@ def photos(tmp_path: Path) -> None:
     (tmp_path / "photos" / "notes.txt").write_text("no picture")
 
 
-LONG = ("train.md", "complete.md", "run.md", "numbers.md", "compare.md")  # up to a minute
+# up to a minute
+LONG = ("api.md", "compare.md", "complete.md", "numbers.md", "python.md", "run.md", "train.md")
 
 
 @pytest.mark.parametrize(

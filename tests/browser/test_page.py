@@ -26,6 +26,7 @@ def findings(page: Page) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_the_page_weighs_little_and_comes_from_here(shipped, visit):
     asked: set[str] = set()
     visitor: Visit = visit(shipped.url)
@@ -46,6 +47,7 @@ def test_the_page_weighs_little_and_comes_from_here(shipped, visit):
     assert all(answer.headers["cache-control"] == "no-cache" for answer in answers.values())
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_the_smallest_screen(shipped, visit):
     page = visit(shipped.url, size=(320, 640)).ready()
     for panel in ("Samples", "Completion", "Now", "Race"):
@@ -61,6 +63,7 @@ SMALL = """() => [...document.querySelectorAll(
     .filter(([, box]) => box.width && (box.height < 43.9 || box.width < 43.9)).map(([html]) => html)"""  # noqa: E501
 
 
+@pytest.mark.slow
 def test_what_a_finger_touches_is_44_pixels_wide_and_high(shipped, visit):
     """Links within a sentence are exempt, as in WCAG 2.5.5."""
     page = visit(shipped.url, size=PHONE, touch=True).ready()

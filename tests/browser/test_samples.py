@@ -83,6 +83,7 @@ def test_a_new_visitor_sees_images_and_an_explanation_without_a_click(shipped, v
     visitor.keep("samples-1280-light")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agreement", "begins"),
     [
@@ -155,6 +156,7 @@ def test_stop_frees_the_slots_and_says_what_was_finished(slow, visit):
         says(page, "#samples .status", "1 image in")
 
 
+@pytest.mark.slow
 def test_class_temperature_and_seed_reach_the_service(shipped, visit):
     page = visit(shipped.url).ready()
     choose(page, model="mnist-small", label="7")
@@ -172,6 +174,7 @@ def test_class_temperature_and_seed_reach_the_service(shipped, visit):
     )
 
 
+@pytest.mark.slow
 def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(
     shipped, visit, tmp_path
 ):
@@ -233,6 +236,7 @@ def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(
         np.testing.assert_array_equal(drawn(page), expected)
 
 
+@pytest.mark.slow
 def test_the_keyboard_alone_is_enough(shipped, visit):
     page = visit(shipped.url, size=PHONE).ready()
     page.keyboard.press("Tab")
@@ -254,6 +258,7 @@ def test_the_keyboard_alone_is_enough(shipped, visit):
     expect(picture).to_be_focused()
 
 
+@pytest.mark.slow
 def test_one_of_each_class_is_drawn_named_and_kept_in_one_picture_that_draws_them_again(
     shipped, visit
 ):
@@ -283,6 +288,7 @@ def test_one_of_each_class_is_drawn_named_and_kept_in_one_picture_that_draws_the
     np.testing.assert_array_equal(drawn(page, 9), images[9])
 
 
+@pytest.mark.slow
 def test_classes_whose_names_are_numbers_of_others_are_the_ones_chosen(visit, tmp_path):
     found = checkpoint.read(ROOT / "checkpoints/mnist-conditional")
     names = [str(number) for number in range(1, 11)]  # "1" is the class of index 0, a nought
@@ -309,6 +315,7 @@ def test_classes_whose_names_are_numbers_of_others_are_the_ones_chosen(visit, tm
         np.testing.assert_array_equal(drawn(old), asked(server.url, seed=5, label="1"))
 
 
+@pytest.mark.slow
 def test_a_link_brings_model_class_seed_and_temperature_back(shipped, visit):
     page = visit(shipped.url).ready()
     choose(page, model="mnist-small", label="4")

@@ -21,7 +21,10 @@ from tests.linpix.test_main import inside, succeeds
 from tests.nets import CONDITIONAL, saved
 
 KERNELS = pytest.mark.skipif(not ops.compiled, reason="there are no kernels")
-ENGINES = [pytest.param("compiled", marks=KERNELS), "eager"]
+ENGINES = [
+    pytest.param("compiled", marks=KERNELS),
+    pytest.param("eager", marks=pytest.mark.slow),
+]
 
 
 def sampled(*arguments) -> dict:

@@ -334,10 +334,8 @@ def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment
     return written.decode(), printed
 
 
-@pytest.mark.parametrize(
-    ("columns", "across"),
-    [(100, 3), *(pytest.param(*given, marks=pytest.mark.slow) for given in [(80, 2), (40, 1)])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("columns", "across"), [(100, 3), (40, 1)])
 def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(
     slow, tmp_path, columns, across
 ):

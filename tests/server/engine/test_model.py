@@ -38,7 +38,8 @@ def served(tiny, slots: int, max_queue: int) -> Model:
 
 def ask(model: Model, name: str, images: int = 1, within_s: float = math.inf, **options) -> Request:
     """Admit a request, and submit it."""
-    asked = Request(name, "generations", "somebody", Job(count=images, **options), model, within_s)
+    job, began = Job(count=images, **options), time.monotonic()
+    asked = Request(name, "generations", "somebody", job, model, within_s, began)
     if (refusal := model.refusal(asked.job)) is not None:
         raise refusal
     model.admit(asked)
