@@ -148,18 +148,15 @@ def test_all_images_that_are_recorded_are_drawn(recorded):
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator:
-    with (
-        here(
-            ROOT / "checkpoints",
-            models="mnist-conditional,mnist-small",
-            precision="fp32",
-            engine="compiled",
-            device="cpu",
-        ) as server,
-        server.client() as client,
-    ):
-        yield client
+def server() -> Iterator:
+    with here(
+        ROOT / "checkpoints",
+        models="mnist-conditional,mnist-small",
+        precision="fp32",
+        engine="compiled",
+        device="cpu",
+    ) as server:
+        yield server
 
 
 @needs_kernels

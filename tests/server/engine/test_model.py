@@ -21,9 +21,14 @@ from linpix.server.errors import ServiceError
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch) -> SimpleNamespace:
-    """What time.monotonic reads: it stands still unless a test moves it."""
+    """What time.monotonic reads: a microsecond more each time, and what a test adds."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+
+    def monotonic() -> float:
+        clock.now += 1e-6
+        return clock.now
+
+    monkeypatch.setattr(time, "monotonic", monotonic)
     return clock
 
 

@@ -14,9 +14,9 @@ from tools.harness.servers import ROOT, here
 
 
 @pytest.fixture(scope="module")
-def client():
-    with here(ROOT / "checkpoints", models="mnist-small") as process, process.client() as client:
-        yield client
+def server():
+    with here(ROOT / "checkpoints", models="mnist-small") as server:
+        yield server
 
 
 def grey(ground: int, *, light: int | None = None) -> bytes:

@@ -52,7 +52,7 @@ def service(checkpoints: Path, *flags: str) -> Iterator[Process]:
         assert eventually(lambda: all(process.metric(name) == 0 for name in gauges))
 
 
-def generate(process: Process, headers: dict[str, str] | None = None, **body) -> httpx.Response:
+def generation(process: Process, headers: dict[str, str] | None = None, **body) -> httpx.Response:
     return process.post(GENERATE, json=body, headers=headers)
 
 
@@ -194,7 +194,7 @@ def test_bodies_that_never_arrive_do_not_keep_other_clients_out(tiny):
                 )
         assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 4 * 3 * 16)
         assert waiting(process) == 0
-        assert generate(process).status_code == complete(process, 4).status_code == 200
+        assert generation(process).status_code == complete(process, 4).status_code == 200
 
 
 # --- head and body ---
@@ -223,7 +223,7 @@ def test_a_connection_without_a_whole_head_is_closed_in_time(tiny):
                     if sent and not ended:
                         with contextlib.suppress(OSError):
                             idle.sendall(b"x")
-        assert generate(process).status_code == 200
+        assert generation(process).status_code == 200
 
 
 def test_a_body_that_says_it_is_too_large_is_refused_at_once(tiny):
@@ -270,7 +270,7 @@ def test_a_body_that_stalls_ends_with_408_and_frees_what_it_held(tiny):
             words = "the request body took longer than 2 s (6 bytes received)"
             slow.refused(408, "body_timeout", words, connection="close")
             assert slow.closed()
-        assert generate(process).status_code == 200
+        assert generation(process).status_code == 200
         assert rejected(process, "body_timeout") == 4
 
 
@@ -326,7 +326,7 @@ BOMBS = {
 def test_a_request_that_waits_takes_little_memory_whatever_its_body_unfolds_to(tiny):
     with service(tiny.parent, *PATIENT, "--slots", "1") as process, busy(process):
         # what a first request loads is no part of it
-        generate(process, {"x-request-timeout": "0.1"})
+        generation(process, {"x-request-timeout": "0.1"})
         before = memory(process)
         for kind, body in BOMBS.items():
             refused = rejected(process, "invalid") + rejected(process, "too_large")
@@ -390,7 +390,7 @@ def test_large_pictures_are_written_while_others_are_answered(tiny):
 
         def asked_while_it_writes() -> bool:
             before = process.metric(drawn)
-            large = client.submit(generate, process, n=256, size="1024x1024")
+            large = client.submit(generation, process, n=256, size="1024x1024")
             assert eventually(lambda: process.metric(drawn) == before + 256)
             writes = not large.done()
             assert len(large.result().json()["data"]) == 256
@@ -410,7 +410,7 @@ def test_so_many_bodies_are_read_at_once_and_what_has_no_body_is_answered(tiny):
                 refused.refused(503, "too_many_bodies", retry_after="1")
             assert client.get("/v1/models").status_code == 200
         assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
-        assert generate(process).status_code == 200
+        assert generation(process).status_code == 200
         assert rejected(process, "too_many_bodies") == 1
 
 
@@ -428,7 +428,7 @@ def test_one_client_has_a_quarter_of_the_bodies_that_are_read_at_once(tiny):
                         "one client may have 2 requests at once",
                         retry_after="1",
                     )
-                assert generate(process).status_code == 200
+                assert generation(process).status_code == 200
                 assert rejected(process, "client_limit") == number
             assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
 
@@ -510,10 +510,10 @@ def test_a_client_has_its_share_and_another_one_its_own(tiny):
             transport=httpx.HTTPTransport(local_address="127.0.0.2"),
         ) as other,
     ):
-        running = pool.submit(generate, process, n=2)
+        running = pool.submit(generation, process, n=2)
         assert eventually(lambda: slots_used(process) == 2)
         assert eventually(lambda: process.metric(PIXELS) >= 8)  # the pace is known by then
-        refused = generate(process)
+        refused = generation(process)
         assert (refused.status_code, error_of(refused)["code"]) == (429, "client_limit")
         assert "2 of your images" in error_of(refused)["message"]
         assert 1 <= int(refused.headers["retry-after"]) <= 2 * 64 * STEP_S
@@ -521,8 +521,8 @@ def test_a_client_has_its_share_and_another_one_its_own(tiny):
             assert upload.answer()[2]["code"] == "client_limit"
         assert other.post(GENERATE, json={"n": 2}).status_code == 200
         assert running.result().status_code == 200
-        assert generate(process).status_code == 200
-        impossible = generate(process, n=3)
+        assert generation(process).status_code == 200
+        impossible = generation(process, n=3)
         assert (impossible.status_code, error_of(impossible)["param"]) == (400, "n")
         assert other.get("/v1/status").json()["limits"]["max_n"] == 2, (
             "what may be asked for is told"
@@ -535,9 +535,9 @@ def test_a_client_has_its_share_and_another_one_its_own(tiny):
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_one_that_can_is_met(tiny):
     with service(tiny.parent, *PACED, "--slots", "1") as process, ThreadPoolExecutor(2) as pool:
-        running = pool.submit(generate, process)
+        running = pool.submit(generation, process)
         assert eventually(lambda: process.metric(PIXELS) >= 8)
-        patient = pool.submit(generate, process, {"x-request-timeout": "60"})
+        patient = pool.submit(generation, process, {"x-request-timeout": "60"})
         assert eventually(lambda: process.metric("linpix_requests_waiting") == 1)
         for headers, body in (
             ({"x-request-timeout": "4.5"}, {}),
@@ -545,7 +545,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_one_that_can_is_me
             ({"x-request-timeout": "4.50"}, {"timeout": 4.5}),
             ({}, {"timeout": 4, "stream": True}),
         ):
-            refused = generate(process, headers, **body)
+            refused = generation(process, headers, **body)
             assert (refused.status_code, error_of(refused)["code"]) == (504, "deadline_unreachable")
             assert "images are ahead of it, and it needs about" in error_of(refused)["message"]
         assert not patient.done()
@@ -558,8 +558,8 @@ def test_a_deadline_that_passes_in_the_queue_or_in_a_slot_ends_the_request_there
     with service(tiny.parent, *FROZEN, "--slots", "1") as process, ThreadPoolExecutor(3) as pool:
         with busy(process):
             queued = [
-                pool.submit(generate, process, timeout=1),
-                pool.submit(generate, process, timeout=1.5, stream=True),
+                pool.submit(generation, process, timeout=1),
+                pool.submit(generation, process, timeout=1.5, stream=True),
             ]
             first, second = (future.result() for future in queued)
             assert (first.status_code, error_of(first)["code"]) == (504, "deadline_passed")
@@ -573,7 +573,7 @@ def test_a_deadline_that_passes_in_the_queue_or_in_a_slot_ends_the_request_there
         assert eventually(lambda: slots_used(process) == 0)  # after the quantum of three seconds
 
         def passed_in_a_slot() -> bool:
-            late = generate(process, {"x-request-timeout": "4"})
+            late = generation(process, {"x-request-timeout": "4"})
             assert (late.status_code, error_of(late)["code"]) == (504, "deadline_passed")
             return process.metric('linpix_deadlines_passed_total{state="running"}') == 1
 
@@ -585,7 +585,7 @@ def test_a_deadline_passes_while_the_body_is_read_and_the_server_has_its_own(tin
         with Raw(process, EDIT, "content-length: 1000", "x-request-timeout: 1") as slow:
             slow.refused(504, "deadline_passed", "within 1 s", connection="close")
         assert process.metric('linpix_deadlines_passed_total{state="reading"}') == 1
-        bounded = generate(process, {"x-request-timeout": "100"})
+        bounded = generation(process, {"x-request-timeout": "100"})
         assert bounded.status_code == 504
         assert "within 2 s" in error_of(bounded)["message"]
 
@@ -610,11 +610,11 @@ def test_bulk_that_fills_its_part_of_the_queue_does_not_shut_others_out(tiny):
         assert eventually(lambda: slots_used(process) == 1)
         asked += [pool.submit(complete, process, 7, priority="bulk", n=3)]
         assert eventually(lambda: waiting(process, "bulk") == 3)
-        refused = generate(process, priority="bulk")
+        refused = generation(process, priority="bulk")
         assert (
             "3 images are already waiting, and 1 more would exceed the limit of 3"
             in error_of(refused)["message"]
         )
         asked += [pool.submit(complete, process, 7)]
         assert [future.result().status_code for future in asked] == [200] * 3
-        assert error_of(generate(process, priority="bulk", n=5))["param"] == "n"
+        assert error_of(generation(process, priority="bulk", n=5))["param"] == "n"

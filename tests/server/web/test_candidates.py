@@ -21,6 +21,7 @@ from tests.server.web.routes.test_images import (
     edit,
     encode,
     events_of,
+    generate,
     images_of,
 )
 from tools.harness.servers import here
@@ -82,7 +83,7 @@ def test_a_model_that_cannot_recognise_classes_names_one_that_can(others, server
     with others.client() as client:
         answers = [
             edit(client, HOLE, model="startless", **{option: 4}),
-            generate(client, **{"model": "startless", option: 4}),
+            generate(client, model="startless", **{option: 4}),
         ]
     for answer in answers:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, option)
@@ -93,7 +94,7 @@ def test_a_model_that_cannot_recognise_classes_names_one_that_can(others, server
         )
     assert others.quiet("startless")
     with server.client() as client:  # which has no such model
-        refused = generate(client, **{"model": "tiny", option: 4}).json()["error"]
+        refused = generate(client, model="tiny", **{option: 4}).json()["error"]
     assert refused["message"].endswith("or use a model that draws the class first")
 
 
@@ -114,10 +115,6 @@ def test_a_model_that_cannot_use_later_pixels_names_one_that_can(others):
     )
 
 
-def generate(client, **fields):
-    return client.post("/v1/images/generations", json={"model": "conditional"} | fields)
-
-
 @pytest.mark.parametrize("asked", ["generations", "edits"])
 @pytest.mark.parametrize("label", [None, 4])
 def test_a_model_that_draws_the_class_first_answers_the_candidates_it_recognises(
@@ -129,7 +126,7 @@ def test_a_model_that_draws_the_class_first_answers_the_candidates_it_recognises
 
         def ask(**fields):
             return (
-                generate(client, **given, **fields)
+                generate(client, model="conditional", **given, **fields)
                 if asked == "generations"
                 else edit(client, HOLE, model="conditional", **given, **fields)
             )
@@ -168,8 +165,10 @@ def test_a_model_that_draws_the_class_first_answers_the_candidates_it_recognises
 
 def test_a_stream_and_a_png_of_generations_have_the_recognised_ones(others):
     with others.client() as client:
-        data = generate(client, seed=5, n=2, candidates=8).json()["data"]
-        events = events_of(generate(client, seed=5, n=2, candidates=8, stream=True).text)
+        data = generate(client, model="conditional", seed=5, n=2, candidates=8).json()["data"]
+        events = events_of(
+            generate(client, model="conditional", seed=5, n=2, candidates=8, stream=True).text
+        )
         png = client.post(
             "/v1/images/generations",
             json={"model": "conditional", "seed": 5, "candidates": 8},

@@ -16,12 +16,9 @@ from tools.harness.servers import here
 
 
 @pytest.fixture(scope="module")
-def client(tiny):
-    with (
-        here(tiny.parent, alias="gpt-image-1=tiny, dall-e-3=tiny") as process,
-        process.client() as client,
-    ):
-        yield client
+def server(tiny):
+    with here(tiny.parent, alias="gpt-image-1=tiny, dall-e-3=tiny") as server:
+        yield server
 
 
 def opened(data: bytes) -> tuple[str, np.ndarray]:

@@ -63,7 +63,7 @@ def rest_of(connection: socket.socket) -> bytes:
     return received
 
 
-def error_of(received: bytes) -> dict:
+def received_error(received: bytes) -> dict:
     """The error of a plain answer."""
     return json.loads(received.split(b"\r\n\r\n", 1)[1])["error"]
 
@@ -307,7 +307,7 @@ def test_an_upload_that_is_not_whole_when_the_drain_begins_is_refused_at_once(ti
             received = rest_of(connection)
             assert received.startswith(b"HTTP/1.1 503")
             assert b"connection: close\r\n" in received
-            assert error_of(received)["code"] == "draining"
+            assert received_error(received)["code"] == "draining"
         assert len(running.result()) == 4
         assert process.process.wait(HANG_S) == 0
 
