@@ -144,7 +144,7 @@ def test_lists_of_a_flag_that_is_given_twice_add_up():
         ["--models", "nowhere,", "--models", "mnist-small"],
         ["--models", "mnist-small", "--models=nowhere"],
     ):
-        ended = inside("serve", "--port", "0", *words)
+        ended = linpix("serve", "--port", "0", *words)
         assert ended.returncode == 2 and "no model 'nowhere'" in ended.stderr
     parsed = _parser(["experiment"]).parse_args(
         ["experiment", "copy", "--kinds", "lsh-1,lsh-4", "--kinds", "linear"]
