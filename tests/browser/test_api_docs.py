@@ -19,6 +19,7 @@ def docs(visit, url, **options):
     return visitor
 
 
+@pytest.mark.slow
 def test_a_form_sends_what_was_filled_in_and_nothing_else(server, visit, tmp_path):
     page = docs(visit, server.url).page
     block = page.locator("#operations-images-edit")

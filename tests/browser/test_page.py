@@ -139,6 +139,7 @@ def test_everybody_can_use_every_panel(shipped, visit, size, scheme):
     check("now")
 
 
+@pytest.mark.slow
 def test_forced_colours_show_what_is_pressed_and_how_much_of_a_bar_is_full(shipped, visit):
     visitor = visit(shipped.url, forced_colors="active")
     page = visitor.ready()
@@ -168,6 +169,7 @@ def test_forced_colours_show_what_is_pressed_and_how_much_of_a_bar_is_full(shipp
     assert findings(page) == []
 
 
+@pytest.mark.slow
 def test_without_javascript_the_page_points_to_the_api(shipped, chromium):
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()

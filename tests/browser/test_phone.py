@@ -40,6 +40,7 @@ def visible(page: Page, selector: str) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", PHONES, ids=str)
 def test_a_finger_draws_two_strokes_while_the_page_stays_where_it_is(shipped, visit, size):
     visitor = visit(shipped.url, panel="completion", size=size, touch=True, is_mobile=True)
@@ -59,6 +60,7 @@ def test_a_finger_draws_two_strokes_while_the_page_stays_where_it_is(shipped, vi
     visitor.keep(f"completion-touch-{size[0]}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [*PHONES, ENLARGED], ids=str)
 def test_nothing_lies_over_what_a_finger_wants_to_hit(shipped, visit, size):
     page = visit(shipped.url, size=size, touch=True, is_mobile=size in PHONES).ready()
@@ -72,6 +74,7 @@ def test_nothing_lies_over_what_a_finger_wants_to_hit(shipped, visit, size):
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0], panel
 
 
+@pytest.mark.slow
 def test_a_press_of_draw_brings_pictures_into_view(shipped, visit):
     page = visit(shipped.url, size=PHONES[2], touch=True, is_mobile=True).ready()
     says(page, "#samples .status", "16 images in")
@@ -82,6 +85,7 @@ def test_a_press_of_draw_brings_pictures_into_view(shipped, visit):
     assert visible(page, "#samples .picture") == 1
 
 
+@pytest.mark.slow
 def test_the_board_and_its_completions_are_side_by_side_on_a_low_screen(shipped, visit):
     page = visit(shipped.url, panel="completion", size=ENLARGED).ready()
     says(page, "#completion .status", "An example, completed")
@@ -92,6 +96,7 @@ def test_the_board_and_its_completions_are_side_by_side_on_a_low_screen(shipped,
     assert visible(page, "#editor") == 1
 
 
+@pytest.mark.slow
 def test_back_leads_through_tabs_and_the_large_view_and_stays_on_the_page(shipped, visit):
     page = visit(shipped.url, size=PHONES[0], touch=True, is_mobile=True).ready()
     says(page, "#samples .status", "16 images in")

@@ -20,7 +20,7 @@ from PIL import Image
 
 from linpix.__main__ import _parser, main
 from linpix.model import checkpoint, ops
-from tools.harness.servers import eventually
+from tools.harness.servers import HANG_S, eventually
 
 ENGINE = "compiled" if ops.compiled else "eager"  # of --engine auto
 
@@ -352,9 +352,9 @@ def test_a_command_that_is_the_first_process_of_a_container_ends_at_sigterm(tiny
     command += ["--count", "1000000", "--out", str(tmp_path / "out")]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as outer:
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
-        assert eventually((tmp_path / "out").exists, 60), "it draws"
+        assert eventually((tmp_path / "out").exists), "it draws"
         os.kill(int(children.read_text()), signal.SIGTERM)
-        assert outer.wait(30) == 128 + signal.SIGTERM
+        assert outer.wait(HANG_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow

@@ -388,7 +388,7 @@ def test_it_ends_and_leaves_nothing_when_a_process_of_ray_fails(program, sent, w
         os.kill(failing, sent)
         if sent == signal.SIGSTOP:
             server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(120) == LOST
+        assert server.process.wait(HANG_S) == LOST
     assert why in "".join(server.printed)
     assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
     assert weights and not any(Path(file).exists() for file in weights)

@@ -109,11 +109,10 @@ def unread(process: Process, client: str) -> Iterator[None]:
 @pytest.mark.slow
 def test_an_answer_counts_to_its_client_until_it_is_written(tiny):
     def ask(n: int) -> httpx.Response:
-        return httpx.post(
-            process.url + "/v1/images/generations",
+        return process.post(
+            "/v1/images/generations",
             json={"n": n, "size": "2048x2048"},
             headers={"accept": "application/x-npy"},
-            timeout=60,
         )
 
     space = ("--max-upload", "20000000", "--upload-space", "40000000")

@@ -172,7 +172,7 @@ def test_what_cannot_be_read_is_refused_after_the_answers_before_it(process, bad
     assert [answer[:3] for answer in answers] == [b"200", b"400", b"400"]
     assert b"b64_json" in answers[0] and b'"n: input' in answers[1]
     assert b"invalid_http" in answers[2] and b"connection: close" in answers[2]
-    assert eventually(lambda: process.quiet("tiny"), 15)
+    assert eventually(lambda: process.quiet("tiny"))
 
 
 @pytest.mark.slow
@@ -309,12 +309,12 @@ def connected(
     try:
         assert eventually(lambda: server.started)
         with socket.create_connection(
-            server.servers[0].sockets[0].getsockname(), timeout=60
+            server.servers[0].sockets[0].getsockname(), timeout=HANG_S
         ) as client:
             yield server, client
     finally:
         server.should_exit = True
-        serving_it.join(60)
+        serving_it.join()
 
 
 @pytest.mark.slow
@@ -344,7 +344,7 @@ def test_a_client_that_does_not_read_loses_its_connection_and_one_that_reads_doe
             received += len(piece)
         monkeypatch.setattr("linpix.server.web.middleware.connection.WRITE_S", 0.2)
         client.sendall(head("/", 0))
-        assert eventually(lambda: not server.server_state.connections, 20)
+        assert eventually(lambda: not server.server_state.connections)
 
 
 @pytest.mark.slow
