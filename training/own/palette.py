@@ -4,11 +4,10 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from linpix.model.config import Colour, ModelConfig
-from linpix.model.palette import OPAQUE
+from linpix.model.config import ModelConfig
+from linpix.model.palette import OPAQUE, choose, counted
 
 from ..folders import walk
 from ..readers import PICTURE_FORMATS, DataError, contents, read_picture
@@ -20,8 +19,6 @@ FEW, MOSTLY, COLOURED = 32, 0.9, 12
 LARGEST, REDUCED = 32, 24  # longest side of pictures that keep their size, and of all others
 LOOKED_AT = 4_000  # so many pictures, chosen at random, decide about the palette
 STEP = 4  # sides are multiples of it
-CANDIDATES = 4096  # the most frequent colours, of which a palette is chosen
-GROUND = 0.01  # least share of transparent pixels that makes the ground transparent
 
 
 def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
@@ -50,48 +47,13 @@ def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
     return dataclasses.replace(preset, height=height, width=width, palette=palette, background=0)
 
 
-def choose(pictures: NDArray[np.uint8], most: int) -> tuple[Colour, ...]:
-    """At most so many colours for pictures (count, height, width, 4); the ground is the first.
-
-    They are colours of the pictures. Each next one is the colour whose pixels would gain most: the
-    number of them times the squared distance to the nearest colour so far.
-    """
-    there = pictures[..., 3] >= OPAQUE
-    colours, counts = _counted(pictures[there])
-    edge = np.ones(pictures.shape[1:3], np.bool_)
-    edge[1:-1, 1:-1] = False
-    if np.mean(there) <= 1 - GROUND:
-        taken = {colour[0] for colour in colours[:, :3].tolist() if len({*colour}) == 1}
-        lightest = max({*range(256)} - taken, default=255)  # of the greys that no pixel has
-        palette = [np.array([lightest, lightest, lightest, 0])]
-    else:
-        at_edge, often = _counted(pictures[there & edge])
-        palette = [at_edge[often.argmax()]]
-    far = np.full(len(colours), 2.0**20)
-    if palette[0][3]:
-        far = ((colours - palette[0]) ** 2).sum(1)
-    while len(palette) < most and (counts * far).max(initial=0) > 0:
-        palette.append(colours[(counts * far).argmax()])
-        far = np.minimum(far, ((colours - palette[-1]) ** 2).sum(1))
-    return tuple(tuple(int(part) for part in colour) for colour in palette)
-
-
-def _counted(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The most frequent colours of opaque pixels (n, 4), and how many pixels have each."""
-    opaque = np.ascontiguousarray(pixels)
-    opaque[:, 3] = 255
-    found, counts = np.unique(opaque.view(np.uint32), return_counts=True)
-    most = np.argsort(-counts, kind="stable")[:CANDIDATES]
-    return found[most, None].view(np.uint8).astype(np.int64), counts[most]
-
-
 def has_few_colours(picture: Image.Image) -> bool:
     """Whether a picture, RGBA, is in colour but has few colours, as sprites, icons and flags."""
-    values = np.asarray(picture).copy()
+    values = np.asarray(picture)
     there = values[..., 3] >= OPAQUE
     if not there.any():
         return False
-    _, counts = _counted(values[there])
+    _, counts = counted(values[there])
     parts = values[there][:, :3].astype(np.int64)
     coloured = (parts.max(1) - parts.min(1)).mean() > COLOURED
     return bool(coloured and counts[:FEW].sum() >= MOSTLY * there.sum())
