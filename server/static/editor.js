@@ -73,7 +73,7 @@ export class Board {
       width,
       height,
       channels,
-      clear: Boolean(palette?.[0]?.endsWith("00")), // transparent pixels are ground, not holes
+      transparent: Boolean(palette?.[0]?.endsWith("00")), // transparent pixels are ground, not holes
       ground: Array.from({ length: 3 }, (_, at) => ground?.[at % channels] ?? 0),
     });
     this.scale = Math.max(1, Math.floor(352 / width));

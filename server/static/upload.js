@@ -367,7 +367,7 @@ function unlikeMnist(picture, { width, height }) {
 }
 
 /** A picture cropped around its centre to a shape; transparent parts are not known. crop: in pixels of the picture. */
-function fitted(bitmap, { width, height, channels, clear, ground }) {
+function fitted(bitmap, { width, height, channels, transparent, ground }) {
   const theirs = Math.min(bitmap.width / width, bitmap.height / height); // its pixels per pixel of the board
   const fine = Math.min(16, Math.max(1, theirs));
   const [wide, tall] = [Math.round(width * fine), Math.round(height * fine)];
@@ -393,7 +393,7 @@ function fitted(bitmap, { width, height, channels, clear, ground }) {
     known[pixel] = sums[3] >= ((edge(x + 1) - edge(x)) * (edge(y + 1) - edge(y))) / 2 ? 1 : 0;
     let [r, g, b] = sums.map((sum) => sum / Math.max(sums[3], 1e-6));
     if (channels === 1) r = g = b = 0.299 * r + 0.587 * g + 0.114 * b;
-    const bare = clear && !known[pixel];
+    const bare = transparent && !known[pixel];
     if (bare) known[pixel] = 1;
     ink.set(bare ? ground : [r, g, b], 3 * pixel);
   }

@@ -27,12 +27,9 @@ def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
     """
     files = [path for path, reason in walk(folder) if not reason]
     if not files:
-        raise DataError(folder, "has no pictures", "give a folder of pictures")
-    try:
-        with Image.open(files[0], formats=PICTURE_FORMATS) as picture:
-            width, height = picture.size
-    except OSError as error:
-        raise DataError(files[0], f"is not a readable picture ({error})", "remove it") from error
+        return preset  # load says what is there instead
+    with Image.open(files[0], formats=PICTURE_FORMATS) as picture:
+        width, height = picture.size
     if height % preset.patch or width % preset.patch:
         raise DataError(
             folder,
