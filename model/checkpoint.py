@@ -3,6 +3,7 @@
 A folder is written under a temporary name and then renamed. Reading is strict. Pickle is not used.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -572,29 +573,24 @@ def save(
     card: the model card, Markdown · dtype: of all tensors but those of _EXACT · files: contents of
     additional files, by name.
     """
-    new, old = _beside(folder)
-    # an earlier save was interrupted between its two renames
-    if old.exists() and not folder.exists():
-        old.rename(folder)
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    for name, shard in _shards(rounded(net, dtype)).items():
-        (new / name).write_bytes(_with_metadata(safetensors.torch.save(shard), net.config))
-    fields = {
-        "format_version": FORMAT_VERSION,
-        "architecture": net.config.to_json(),
-        "provenance": provenance,
-    }
-    (new / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
-    sums = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}"
-        for path in sorted(new.iterdir())
-    ]
-    (new / "SHA256SUMS").write_text("\n".join(sums) + "\n")
-    (new / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
-    for name, content in (files or {}).items():
-        (new / name).write_bytes(content)
-    _put(folder)
+    with _replacing(folder) as new:
+        new.mkdir(parents=True)
+        for name, shard in _shards(rounded(net, dtype)).items():
+            (new / name).write_bytes(_with_metadata(safetensors.torch.save(shard), net.config))
+        fields = {
+            "format_version": FORMAT_VERSION,
+            "architecture": net.config.to_json(),
+            "provenance": provenance,
+        }
+        (new / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+        sums = [
+            f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}"
+            for path in sorted(new.iterdir())
+        ]
+        (new / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+        (new / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
+        for name, content in (files or {}).items():
+            (new / name).write_bytes(content)
 
 
 def _with_metadata(file: bytes, config: ModelConfig) -> bytes:
@@ -625,20 +621,32 @@ def describe(folder: Path, facts: Mapping[str, Any], card: Callable[[str], str] 
     fields["provenance"] |= facts
     text = (json.dumps(fields, indent=2) + "\n").encode()
     _description(folder, text)
-    new, _ = _beside(folder)
-    shutil.rmtree(new, ignore_errors=True)
-    shutil.copytree(folder, new)
-    (new / "config.json").write_bytes(text)
-    sums = [f"{hashlib.sha256((new / name).read_bytes()).hexdigest()}  {name}" for name in files]
-    (new / "SHA256SUMS").write_text("\n".join(sums) + "\n")
-    if (readme := new / "README.md").exists():
-        readme.write_bytes(card(readme.read_text("utf-8")).encode("utf-8", "backslashreplace"))
-    _put(folder)
+    with _replacing(folder) as new:
+        shutil.copytree(folder, new)
+        (new / "config.json").write_bytes(text)
+        sums = [
+            f"{hashlib.sha256((new / name).read_bytes()).hexdigest()}  {name}" for name in files
+        ]
+        (new / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+        if (readme := new / "README.md").exists():
+            readme.write_bytes(card(readme.read_text("utf-8")).encode("utf-8", "backslashreplace"))
 
 
-def _put(folder: Path) -> None:
-    """Rename the finished new folder to `folder`; a folder that has this name is removed."""
+@contextlib.contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A new folder, to be made in the block, which then replaces `folder`; after an error, as of a
+    full disk, it is removed.
+    """
     new, old = _beside(folder)
+    # an earlier save was interrupted between its two renames
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        yield new
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
     for path in new.iterdir():
         # whatever the umask is: a service may run as another user
         path.chmod(0o644)

@@ -3,11 +3,13 @@ emulated GPU.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import dataclasses
 import fcntl
 import inspect
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -218,3 +220,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             f"{len(left_out)} tests were skipped, and LINPIX_FORBID_SKIPS is set", red=True
         )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """A disk that is nearly full: whoever writes more bytes into a file gets an error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

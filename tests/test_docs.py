@@ -69,6 +69,13 @@ NOT_RUN = [
     (
         "train.md",
         (
+            "linpix train mnist-conditional --data data --no-compile --images 0 --max-minutes 600"
+            " --out runs/trunk"
+        ),
+    ),
+    (
+        "train.md",
+        (
             "torchrun --standalone --nproc-per-node=4 -m linpix train mnist --data data --batch 64"
             " --out runs/m"
         ),

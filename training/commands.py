@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from .evaluate import evaluate_classes
 from .experiments import conduct, study
 from .export import DRAWN, card, drawing_rows, first_marginal, provenance, sample_grid, with_rows
 from .export import export as export_run
+from .files import locked, put, undamaged, writing
 from .loop import held_out
 from .loop import train as train_run
 from .own.automatic import COLOUR, GREY, PALETTE, plan
@@ -88,20 +90,16 @@ def _choose_preset(given: argparse.Namespace, out: Path, *, first: bool = True) 
         chosen = plan(Path(given.data), beside / "pictures", plain=plain, colours=given.colours)
         if given.minutes is not None:
             chosen = dataclasses.replace(chosen, minutes=given.minutes)
-        (beside / "plan.json").write_text(
-            json.dumps(
-                {
-                    "preset": chosen.preset,
-                    "minutes": chosen.minutes,
-                    "colours": chosen.colours,
-                }
-            )
-        )
+        names = ("preset", "minutes", "colours")
+        facts = {name: getattr(chosen, name) for name in names}
+        put(beside / "plan.json", json.dumps(facts).encode())
         print(chosen, file=sys.stderr, flush=True)
-    kept = json.loads((beside / "plan.json").read_text())
+    with undamaged(beside / "plan.json", "delete it, and it is made again"):
+        kept = json.loads((beside / "plan.json").read_text())
+        packed, minutes = PRESETS[kept["preset"]].packed, float(kept["minutes"])
     given.preset, given.data = kept["preset"], str(beside / "pictures")
-    given.minutes = kept["minutes"] if given.minutes is None else given.minutes
-    if given.compile is None and PRESETS[given.preset].packed:
+    given.minutes = minutes if given.minutes is None else given.minutes
+    if given.compile is None and packed:
         given.compile = False  # the lengths of its sequences vary
     given.colours = kept.get("colours", given.colours)
     if given.preset not in (GREY, COLOUR, PALETTE) or (beside / "state.pt").exists():
@@ -127,7 +125,18 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
     """workers: those of torchrun, if it has started this process, else None."""
     _choose_device(given)
     out = Path(given.out)
-    state = out.with_name(out.name + ".training") / "state.pt"
+    side = out.with_name(out.name + ".training")
+    lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if workers is None or workers.rank == 0:
+        cure = (
+            "wait until it ends or stop it, then continue it with --resume, or give another --out"
+        )
+        lock = locked(side, out, cure)
+    with lock:
+        _run(given, workers, out, side / "state.pt")
+
+
+def _run(given: argparse.Namespace, workers: Workers | None, out: Path, state: Path) -> None:
     if state.exists() and not given.resume:
         raise ValueError(
             f"{out} already has a run; continue it with --resume, or give another --out"
@@ -138,6 +147,14 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
             f"{out} exists, but {state}, which --resume needs, does not; give another --out, and"
             " start with these weights by --init"
         )
+    if given.resume and not state.exists():
+        raise ValueError(
+            f"--resume: {state} does not exist, so there is no run to continue; check --out, or"
+            " leave out --resume to begin one"
+        )
+    source, saved = out, state if state.exists() else None
+    if saved is None and given.fall_from is not None:
+        source, saved = Path(given.fall_from), _trunk(given)
     with contextlib.nullcontext() if workers is None else workers.in_turn():
         _choose_preset(given, out, first=workers is None or workers.rank == 0)
     preset, options = PRESETS[given.preset], kind_of(given.attention).options
@@ -192,16 +209,18 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
         for field in dataclasses.fields(TrainConfig)
         if getattr(given, field.name) is not None
     }
-    if config.head == "categorical" and not state.exists():
+    if config.head == "categorical" and saved is None:
         changes.setdefault("head_share", 1.0)  # a smaller rate is for means, which oscillate
     if "betas" in changes:
         changes["betas"] = tuple(changes["betas"])
-    if state.exists():
-        if (out / "config.json").exists() and len(data.classes) == (
-            had := checkpoints.read(out)
+    if saved is not None:
+        if (source / "config.json").exists() and len(data.classes) == (
+            had := checkpoints.read(source)
         ).net.config.classes:
             check_classes(data, had.class_names, had.name)
-        run = Run.resumed(state, config, changes, layers=given.layers, head=given.head)
+        run = Run.resumed(saved, config, changes, layers=given.layers, head=given.head)
+        if saved != state:
+            _fall(run, given)
     else:
         run = Run(config, TrainConfig(**changes))
         if given.init:
@@ -248,6 +267,37 @@ def _train(given: argparse.Namespace, workers: Workers | None) -> None:
         f"{run.images:,} images in {run.minutes:.1f} minutes, written to {out}; {rest}",
         file=sys.stderr,
     )
+
+
+def _trunk(given: argparse.Namespace) -> Path:
+    """The state of the run that --fall-from names."""
+    for name in ("init", "images", "minutes", "warmup_images"):
+        if getattr(given, name) is not None:
+            raise ValueError(
+                f"--fall-from and --{name.replace('_', '-')} do not go together: the run begins as"
+                " a copy, and --max-images says for how many images its learning rate falls"
+            )
+    folder = Path(given.fall_from)
+    state = folder.with_name(folder.name + ".training") / "state.pt"
+    if not state.exists():
+        raise ValueError(
+            f"--fall-from {folder}: {state} does not exist; give the --out of a run that has saved"
+            " its state"
+        )
+    return state
+
+
+def _fall(run: Run, given: argparse.Namespace) -> None:
+    """Let the learning rate of a copied run fall within --max-images, or the last fifth of all."""
+    images = run.images // 4
+    if not math.isinf(given.max_images):
+        images = given.max_images
+    print(
+        f"a copy of {given.fall_from} at {run.images:,} images, whose learning rate falls within"
+        f" {images:,} more",
+        file=sys.stderr,
+    )
+    run.fall(images)
 
 
 def _data(folder: str, split: Split, config: ModelConfig) -> Dataset:
@@ -399,15 +449,17 @@ def _class_agreement(
 
 
 def export(given: argparse.Namespace) -> None:
-    exported = export_run(
-        Path(given.run_folder),
-        Path(given.out),
-        lambda config: _data(given.data, "test", config),
-        unseen=_unseen(given) if given.calibrate else None,
-        fp32=given.fp32,
-        twin_of=given.twin_of,
-        progress=sys.stderr.isatty(),
-    )
+    unseen = _unseen(given) if given.calibrate else None
+    with writing(Path(given.out)):
+        exported = export_run(
+            Path(given.run_folder),
+            Path(given.out),
+            lambda config: _data(given.data, "test", config),
+            unseen=unseen,
+            fp32=given.fp32,
+            twin_of=given.twin_of,
+            progress=sys.stderr.isatty(),
+        )
     bits = ", ".join(f"{name} {value:.4f}" for name, value in exported["bits_per_dim"].items())
     print(f"written to {given.out}; bits/dim: {bits}", file=sys.stderr)
 
@@ -465,12 +517,14 @@ def experiment(given: argparse.Namespace) -> None:
             if value is not None
         }
     )
-    complete = conduct(
-        given.experiment,
-        settings,
-        folder,
-        command=given.command_line,
-        max_minutes=given.max_minutes,
-    )
+    cure = "wait until it ends, or give another --out"
+    with locked(folder.with_name(folder.name + ".training"), folder, cure):
+        complete = conduct(
+            given.experiment,
+            settings,
+            folder,
+            command=given.command_line,
+            max_minutes=given.max_minutes,
+        )
     rest = "the experiment is complete" if complete else "the same command continues it"
     print(f"written to {folder}; {rest}", file=sys.stderr)

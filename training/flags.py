@@ -176,7 +176,16 @@ def train(parser: argparse.ArgumentParser) -> None:
     )
     checkpoints_flag(parser)
     parser.add_argument(
-        "--resume", action="store_true", help="continue the run in --out, if there is one"
+        "--fall-from",
+        metavar="FOLDER",
+        help=(
+            "begin as a copy of the run in FOLDER, such as one with --images 0, with all its"
+            " settings; the learning rate falls from that run's to the final one within"
+            " --max-images (default: a quarter of that run's images)"
+        ),
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run in --out, which must exist"
     )
     parser.add_argument(
         "--max-minutes",

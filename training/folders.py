@@ -16,7 +16,17 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from .readers import DataError, Shape, Split, contents, read_picture, tar_members, unpack, written
+from .readers import (
+    DataError,
+    Shape,
+    Split,
+    Unreadable,
+    contents,
+    read_picture,
+    tar_members,
+    unpack,
+    written,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -239,14 +249,28 @@ def read_pictures(
             *map(written, (str(path), _listed(tables))),
         )
     images = np.empty((len(class_of), math.prod(shape)), np.uint8)
-    for row, name in zip(images, class_of, strict=True):
+    labels = np.full(len(class_of), -1)
+    count, unreadable = 0, list[DataError]()
+    for name, folder in class_of.items():
         source, where = found[name], f"{path}/{name}"
         raw = contents(source) if isinstance(source, Path) else unpack(source, where)
-        row[:] = read_picture(raw, where, shape)
-    labels = np.array(
-        [classes.index(name) if classes else -1 for name in class_of.values()], np.int64
-    )
-    return images, labels, classes
+        try:
+            images[count] = read_picture(raw, where, shape)
+        except Unreadable as error:
+            unreadable.append(error)
+            continue
+        if classes:
+            labels[count] = classes.index(folder)
+        count += 1
+    if not count:
+        raise unreadable[0]
+    if unreadable:
+        _log.warning(
+            "left out %s%s",
+            written(str(unreadable[0])),
+            f", and {len(unreadable) - 1:,} more of such" * (len(unreadable) > 1),
+        )
+    return images[:count], labels[:count], classes
 
 
 def arrange(

@@ -10,14 +10,17 @@ are summed depends on the number of processes.
 import contextlib
 import csv
 import dataclasses
+import io
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 from torch.nn import functional as F
@@ -34,11 +37,12 @@ from .batches import Batches, Part, Parts, makers, moved
 from .datasets import Dataset
 from .evaluate import evaluate
 from .export import attempts_of, card, grid, provenance, samples
+from .files import put, writing
 from .own.curve import write_curve
 from .own.look import board_of
 from .own.progress import Progress
 from .precision import has_bf16_products
-from .run import Run, TrainConfig, stop_signals
+from .run import Run, StoppedCompiling, TrainConfig, stop_signals
 from .workers import Workers, together
 
 LOG_S = 60.0  # longest time between lines of the log
@@ -54,6 +58,15 @@ def can_compile() -> bool:
     except InvalidCxxCompiler:
         return False
     return True
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """torch.compile; on a processor without processes of its own, which a signal to all processes
+    would end while this one waits for them.
+    """
+    if torch.get_default_device().type == "cpu":
+        inductor_config.compile_threads = 1
+    return torch.compile(function, **options)
 
 
 def loss_function(net: Transformer, config: TrainConfig) -> Callable[[Part], Tensor]:
@@ -100,10 +113,8 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[[Part], Ten
             file=sys.stderr,
         )
     elif config.compile:
-        dense, packed, read = (
-            torch.compile(dense),
-            *(torch.compile(each, dynamic=True) for each in (packed, read)),
-        )
+        dense = compiled(dense)
+        packed, read = (compiled(each, dynamic=True) for each in (packed, read))
 
     def loss_of(part: Part) -> Tensor:
         if part.sequences is None:
@@ -286,7 +297,7 @@ def train(
         sheet, images = None, None
         if run.net.attention.steps_as:  # else the model cannot draw
             sheet, images = side / f"samples-{run.images:08}.png", samples(net, 20)
-            sheet.write_bytes(grid(images, run.model))
+            put(sheet, grid(images, run.model))
         better = found is None or found.bits_per_dim <= run.best or not folder.exists()
         progress.evaluated(found, sheet, images, kept=None if better else run.best)
         if not better:
@@ -315,7 +326,8 @@ def train(
             settings=dataclasses.asdict(config),
             bits_per_dim=bits,
         )
-        checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
+        with writing(folder):
+            checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
         if found is not None:
             run.best = found.bits_per_dim
             keep()
@@ -325,11 +337,11 @@ def train(
         if begins:
             if processes > 1:
                 keep()  # the others begin from this save
-            with (
-                together(processes, _take_part, side / "state.pt", run.model, data)
-                if launched is None
-                else contextlib.nullcontext(launched)
-            ) as workers:
+            team: contextlib.AbstractContextManager[Workers] = contextlib.nullcontext(launched)
+            if launched is None:
+                team = together(processes, _take_part, side / "state.pt", run.model, data)
+            # no weight has changed in a step that is being compiled
+            with contextlib.suppress(StoppedCompiling), team as workers:
                 for loss, norm in steps(run, data, workers, clock):
                     losses.append(loss)
                     progress.step(losses)
@@ -370,31 +382,55 @@ class Log:
     FIELDS = ("step", "images", "minutes", "train", "norm", "learning_rate", "validation")
 
     def __init__(self, folder: Path, step: int, images: int) -> None:
-        path, temporary = folder / "log.csv", folder / "log.csv.new"
-        rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() and step else []
-        self._file = temporary.open("w", newline="")
-        self._csv = csv.DictWriter(self._file, self.FIELDS)
-        self._csv.writeheader()
+        self._path, self._board = folder / "log.csv", None
         # steps after the save are taken again
-        self._csv.writerows(row for row in rows if int(row["step"]) <= step)
-        self._file.flush()
-        temporary.replace(path)  # the open file is now log.csv
-        try:
+        self._rows = [row for row in _rows_of(self._path) if int(row["step"]) <= step and step]
+        self._put()
+        with contextlib.suppress(ImportError), writing(folder / "tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            self._board = None
-        else:
+
             self._board = SummaryWriter(folder / "tensorboard", purge_step=images + 1)
 
     def write(self, run: Run, **values: float) -> None:
+        numbers = {name: f"{value:.6g}" for name, value in values.items()}
         row = {"step": run.step, "images": run.images, "minutes": f"{run.minutes:.2f}"}
-        self._csv.writerow(row | {name: f"{value:.6g}" for name, value in values.items()})
-        self._file.flush()
-        for name, value in values.items():
-            if self._board is not None:
-                self._board.add_scalar(name, value, run.images)
+        self._rows.append(row | numbers)
+        self._put()
+        if self._board is not None:
+            with writing(self._path.with_name("tensorboard")):
+                for name, value in values.items():
+                    self._board.add_scalar(name, value, run.images)
+
+    def _put(self) -> None:
+        """Write the whole log anew: if the disk is full, it does not end in half a line."""
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, self.FIELDS)
+        table.writeheader()
+        table.writerows(self._rows)
+        put(self._path, text.getvalue().encode())
 
     def close(self) -> None:
-        self._file.close()
         if self._board is not None:
-            self._board.close()
+            with contextlib.suppress(OSError):  # log.csv has it all
+                self._board.close()
+
+
+def _rows_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log that are whole, if there is one."""
+    if not path.exists():
+        return []
+    lines = csv.DictReader(path.read_text(errors="replace").splitlines())
+    return [row for row in lines if _is_whole(row)]
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    if tuple(row) != Log.FIELDS or None in row.values():
+        return False
+    try:
+        for name, text in row.items():
+            float(text or 0)
+            if name in ("step", "images"):
+                int(text)
+    except ValueError:
+        return False
+    return True

@@ -62,6 +62,10 @@ class DataError(ValueError):
         super().__init__(f"{where} {problem}: {remedy}")
 
 
+class Unreadable(DataError):
+    """A picture that Pillow cannot read, which costs only this picture."""
+
+
 def written(name: str) -> str:
     """A name in which each byte that is not UTF-8 is written as in \\xe9, so that files and answers
     can have it.
@@ -239,7 +243,7 @@ def read_picture(raw: bytes, name: object, shape: Shape) -> NDArray[np.uint8]:
     except Exception as error:  # Pillow's decoders raise many types on broken files
         known = not isinstance(error, UnidentifiedImageError)
         reason = " ".join(str(error).split()) if known else "its format is not recognised"
-        raise DataError(
+        raise Unreadable(
             name, f"is not a readable picture ({reason})", "remove or replace it"
         ) from error
 

@@ -8,11 +8,11 @@ import os
 import signal
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch._guards import CompileContext
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from linpix.model.checkpoint import Checkpoint
@@ -20,18 +20,28 @@ from linpix.model.config import PRESETS, Head, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 
+from .files import load_state, save_state, undamaged
 from .grow import grown, widened
 from .own.inherit import differences, inherited, inverted, negative
 from .precision import Muon
+from .workers import compilers_of, kill
 
 Optimizer = Literal["adamw", "radam", "muon"]
 Augmentation = Literal["none", "flip", "shift"]
 STATE_VERSION = 1
+_RESTORE = "restore it, or start again with another --out and --init"
 Batch = tuple[Tensor, Tensor, Tensor | None]  # images (B, T), start indices (B,), known (B, T)
 
 
+class StoppedCompiling(KeyboardInterrupt):
+    """A signal to stop came while torch compiled: it may take minutes, or wait for a compiler that
+    the same signal has ended.
+    """
+
+
 def stop_signals(*, twice_ends: bool = True) -> list[int]:
-    """A list to which each SIGTERM or SIGINT is appended, so a first one makes it non-empty.
+    """A list to which each SIGTERM or SIGINT is appended, so a first one makes it non-empty. One
+    that comes while torch compiles raises StoppedCompiling too.
 
     twice_ends: whether a second signal of the same kind has its default effect. It is False under
     torchrun, where one Ctrl-C arrives both from the terminal and from torchrun, which kills
@@ -43,6 +53,9 @@ def stop_signals(*, twice_ends: bool = True) -> list[int]:
         received.append(number)
         if twice_ends:
             signal.signal(number, signal.SIG_DFL)
+        if CompileContext.current_compile_id() is not None:
+            kill(compilers_of(os.getpid()))
+            raise StoppedCompiling
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
@@ -61,7 +74,9 @@ class TrainConfig:
     """
 
     images: int = setting(
-        400_000, "length of the schedule in images; the learning rate reaches its final value there"
+        400_000,
+        "length of the schedule in images; the learning rate reaches its final value there; 0: it "
+        "stays at its peak, until --minutes, --max-images or --max-minutes are over",
     )
     minutes: float = setting(
         0.0,
@@ -141,7 +156,7 @@ class TrainConfig:
     compile: bool = setting(True, "use torch.compile where there is a C++ compiler")
 
     def __post_init__(self) -> None:
-        for name in ("images", "batch", "accumulate", "feed_forward_chunks"):
+        for name in ("batch", "accumulate", "feed_forward_chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.batch % self.accumulate:
@@ -150,6 +165,7 @@ class TrainConfig:
                 f" {self.accumulate} parts"
             )
         for name in (
+            "images",
             "minutes",
             "warmup_images",
             "weight_decay",
@@ -176,7 +192,7 @@ class TrainConfig:
 
     def complete(self, images: int, minutes: float) -> bool:
         """Whether the schedule is over after this many images and minutes."""
-        return images >= self.images or 0 < self.minutes <= minutes
+        return 0 < self.images <= images or 0 < self.minutes <= minutes
 
     def learning_rate_share(self, images: int, minutes: float) -> float:
         """Share of the peak learning rate after this many images and minutes: linear warm-up,
@@ -184,10 +200,13 @@ class TrainConfig:
         """
         if images < self.warmup_images:
             return (images + self.batch) / (self.warmup_images + self.batch)
-        done = (images - self.warmup_images) / max(1, self.images - self.warmup_images)
-        done = min(1.0, max(done, minutes / self.minutes if self.minutes else 0.0))
+        done = 0.0
+        if self.images:
+            done = (images - self.warmup_images) / max(1, self.images - self.warmup_images)
+        if self.minutes:
+            done = max(done, minutes / self.minutes)
         return self.final_learning_rate + (1 - self.final_learning_rate) * 0.5 * (
-            1 + math.cos(math.pi * done)
+            1 + math.cos(math.pi * min(1.0, done))
         )
 
 
@@ -331,6 +350,23 @@ class Run:
         self.began_with = other.name
         self.inherited = {name: other.provenance.get(name, 0) for name in self.inherited}
 
+    def fall(self, images: int) -> None:
+        """From now on, let the learning rate fall from its value to the final one, within so many
+        images. The checkpoint is compared with none of before.
+        """
+        was, final = self.config, self.config.final_learning_rate
+        if final == 1:  # so were constant runs before there was --images 0
+            final = TrainConfig().final_learning_rate
+        self.config = replace(
+            was,
+            learning_rate=was.learning_rate * was.learning_rate_share(self.images, self.minutes),
+            final_learning_rate=final,
+            warmup_images=self.images,
+            images=self.images + images,
+            minutes=0.0,
+        )
+        self.best = math.inf
+
     @property
     def history(self) -> dict[str, float]:
         """Images, steps and minutes of training in the weights, including those of --init."""
@@ -351,9 +387,7 @@ class Run:
             "averaged": self.exported.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
-        temporary = path.with_name(path.name + ".new")
-        torch.save(state, temporary)
-        os.replace(temporary, path)
+        save_state(path, state)
 
     @classmethod
     def resumed(
@@ -372,10 +406,13 @@ class Run:
         the pictures, and its layers and head · layers, head: the requested ones, which must be the
         saved ones; None for no request.
         """
-        try:
-            state = torch.load(path, weights_only=True, map_location="cpu")
+        raw = path.read_bytes()
+        with undamaged(path, _RESTORE):
+            state = load_state(raw)
             # older saves lack later settings
             saved = asdict(TrainConfig()) | json.loads(state["config"])
+            saved["betas"] = tuple(saved["betas"])
+            kept = TrainConfig(**saved)
             was = ModelConfig.from_json(json.loads(state["model"]))
             if None not in (model.background, was.background):
                 model = replace(model, background=was.background)
@@ -383,16 +420,10 @@ class Run:
             if head is None and model.channels == 1:
                 model = replace(model, head=was.head)
             same = state["version"] == STATE_VERSION and was == model
-        except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
-            raise ValueError(
-                f"{path} is damaged ({type(error).__name__}); restore it, or start again with"
-                " another --out and --init"
-            ) from error
         if not same:
             raise ValueError(
                 f"{path} was saved by a run of another architecture; give this run another --out"
             )
-        saved["betas"] = tuple(saved["betas"])
         # of the images seen, and of the state
         for name in ("optimizer", "batch", "seed", "validation", "augment"):
             if changes.get(name, saved[name]) != saved[name]:
@@ -400,17 +431,22 @@ class Run:
                     f"{path} was saved with --{name} {saved[name]}; resume with the same value, got"
                     f" {changes[name]}"
                 )
-        run = cls(model, TrainConfig(**saved | changes))
-        run.net.load_state_dict(state["net"])
+        run = cls(model, replace(kept, **changes))
+        with undamaged(path, _RESTORE):
+            run._restore(state)
+        return run
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
         # as earlier releases saved them
-        run.exported.load_state_dict(
+        self.exported.load_state_dict(
             {
                 name.removeprefix("module."): weight
                 for name, weight in state["averaged"].items()
                 if name != "n_averaged"
             }
         )
-        for optimizer, kept in zip(run.optimizers, state["optimizers"], strict=True):
+        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             settings = [
                 {name: value for name, value in group.items() if name != "params"}
                 for group in optimizer.param_groups
@@ -418,11 +454,7 @@ class Run:
             optimizer.load_state_dict(kept)  # this restores the old settings too
             for group, new in zip(optimizer.param_groups, settings, strict=True):
                 group.update(new)
-        run.step, run.minutes, run.best = (
-            state["step"],
-            state["minutes"],
-            state.get("best", math.inf),
-        )
-        run.inherited |= state.get("inherited", {})
-        run.began_with = state.get("began_with", "")
-        return run
+        self.step, self.minutes = int(state["step"]), float(state["minutes"])
+        self.best = float(state.get("best", math.inf))
+        self.inherited |= state.get("inherited", {})
+        self.began_with = str(state.get("began_with", ""))

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -236,8 +236,10 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
             if distributed.is_initialized():
                 distributed.destroy_process_group()
             for other in others:
+                compilers = [*compilers_of(other.pid or 0)]
                 other.kill()  # has already ended, unless there was an error here
                 other.join()
+                kill(compilers)
 
 
 @contextlib.contextmanager
@@ -255,6 +257,24 @@ def blocked_in_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def compilers_of(pid: int) -> Iterator[int]:
+    """The other programs that a process has started, as torch does to compile, and what these have
+    started, which would survive them. None where the system does not list them.
+    """
+    with contextlib.suppress(OSError):  # of a process that has just ended
+        for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, listed.read_text().split()):
+                if not os.path.samefile(f"/proc/{child}/exe", "/proc/self/exe"):
+                    yield child
+                    yield from compilers_of(child)
+
+
+def kill(processes: Iterable[int]) -> None:
+    for pid in [*processes]:  # all are found before the first ends
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _stay_here() -> None:

@@ -20,6 +20,7 @@ from PIL import Image
 
 from linpix.__main__ import _parser, main
 from linpix.model import checkpoint, ops
+from linpix.training.files import locked
 from tools.harness.servers import HANG_S, eventually
 
 ENGINE = "compiled" if ops.compiled else "eager"  # of --engine auto
@@ -229,6 +230,26 @@ def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
         (["train", "tiny", "--data", "nowhere", "--out", "TINY"], "--init"),
         (["train", "tiny", "--data", "nowhere", "--out", "TINY", "--resume"], "--init"),
         (["train", "tiny", "--data", "PICTURES", "--out", "LINK"], "link exists, but"),
+        (["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--resume"], "no run to continue"),
+        (
+            ["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--fall-from", "TINY"],
+            "does not exist; give the --out of a run",
+        ),
+        (
+            [
+                "train",
+                "tiny",
+                "--data",
+                "PICTURES",
+                "--out",
+                "OUT",
+                "--fall-from",
+                "TINY",
+                "--images",
+                "9",
+            ],
+            "--fall-from and --images do not go together",
+        ),
         (
             ["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--batch", "0"],
             "batch must be at least 1",
@@ -264,6 +285,7 @@ def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, a
     assert (refused.returncode, refused.stdout) == (2, "")
     assert words in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
+    assert not (tmp_path / "out.training").exists()
 
 
 @pytest.mark.parametrize(
@@ -380,6 +402,24 @@ def test_import_makes_a_checkpoint_that_samples_and_evaluates(golden, data, tmp_
     assert printed["bits_per_dim"] == pytest.approx(3.0667671 * 783 / 784, abs=1e-4)
     assert printed["images"] == 4
     succeeds("sample", "--model", tmp_path / "imported", "--seed", 0, "--out", tmp_path / "out.png")
+
+
+def test_a_run_ships_what_a_copy_of_it_has_learnt_and_only_one_process_writes_to_it(
+    pictures, tmp_path
+):
+    trunk, copy = tmp_path / "trunk", tmp_path / "copy"
+    words = ("train", "tiny", "--data", pictures, "--no-compile", "--processes", 1, "--batch", 4)
+    succeeds(*words, "--out", trunk, "--images", 0, "--max-images", 80, "--head-share", 0.4)
+    with locked(tmp_path / "trunk.training", trunk, ""):
+        assert "another process is writing to" in inside(*words, "--out", trunk, "--resume").stderr
+        said = succeeds(*words, "--out", copy, "--fall-from", trunk, "--max-minutes", 0).stderr
+    assert "at 80 images, whose learning rate falls within 20 more" in said
+    again = succeeds(*words, "--out", copy, "--fall-from", trunk, "--resume")
+    assert "100 images in" in again.stderr and "the schedule is complete" in again.stderr
+    settings = checkpoint.read(copy).provenance["settings"]
+    assert (settings["images"], settings["warmup_images"], settings["head_share"]) == (100, 80, 0.4)
+    assert "a copy of" not in again.stderr
+    succeeds(*words, "--out", trunk, "--resume", "--max-images", 4)
 
 
 @pytest.fixture

@@ -2,6 +2,9 @@
 
 import csv
 import dataclasses
+import functools
+import json
+import math
 import os
 import signal
 import subprocess
@@ -22,10 +25,12 @@ from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs_of
 from linpix.model.transformer import Transformer
+from linpix.training import loop
 from linpix.training.batches import Batches
 from linpix.training.datasets import Dataset
 from linpix.training.evaluate import evaluate
 from linpix.training.export import export
+from linpix.training.files import load_state, save_state
 from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
 from tools.harness.servers import eventually
@@ -323,10 +328,128 @@ def test_a_save_of_another_architecture_or_optimizer_is_refused(stripes, tmp_pat
     for name, value, had in (("optimizer", "adamw", "muon"), ("batch", 4, "8"), ("seed", 1, "0")):
         with pytest.raises(ValueError, match=f"saved with --{name} {had}"):
             Run.resumed(state, TINY, {name: value})
-    for damage in (state.read_bytes()[:-100], b"", b"x"):
-        state.write_bytes(damage)
-        with pytest.raises(ValueError, match="damaged"):
-            Run.resumed(state, TINY, {})
+
+
+def test_a_save_with_a_digest_but_without_what_a_run_needs_is_called_damaged(tmp_path):
+    path = tmp_path / "state.pt"
+    Run(TINY, SETTINGS).save(path)
+    good = load_state(path.read_bytes())
+    assert Run.resumed(path, TINY, {}).config == SETTINGS
+    without_optimizers = {name: value for name, value in good.items() if name != "optimizers"}
+    unknown_setting = json.dumps(json.loads(good["config"]) | {"later": 1})
+    for other in (
+        [1],
+        None,
+        without_optimizers,
+        good | {"net": {}},
+        good | {"config": unknown_setting},
+        good | {"config": "["},
+        good | {"model": "3"},
+        good | {"optimizers": [1, 2]},
+        good | {"step": "x"},
+        good | {"averaged": 3},
+        good | {"inherited": 3},
+    ):
+        save_state(path, other)
+        with pytest.raises(ValueError, match=r"state\.pt is damaged \(\w+\); restore it, or start"):
+            Run.resumed(path, TINY, {})
+
+
+def test_a_run_that_begins_with_a_damaged_log_keeps_the_lines_that_are_whole(stripes, tmp_path):
+    train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=16)
+    log, state = (tmp_path / "run.training" / name for name in ("log.csv", "state.pt"))
+    whole = log.read_text()
+    log.write_bytes(whole.encode() + b"2,16,x,,,,\n\xff\0,\n1,8\n2,1")
+    run = Run.resumed(state, TINY, {})
+    train(run, stripes, tmp_path / "run", command="test", max_images=8)
+    lines = log.read_text().splitlines()
+    assert [line.split(",")[:2] for line in lines[1:]] == [["2", "16"], ["3", "24"]]
+    assert whole.splitlines() == lines[:-1]
+
+
+@pytest.mark.parametrize("name", ["state.pt", "log.csv", "curve.svg", "samples-00000024.png"])
+def test_a_full_disk_ends_a_run_with_path_and_cure_and_the_last_save_is_whole(
+    stripes, tmp_path, name
+):
+    """/dev/full is such a disk, in the place of the file that is not complete yet."""
+    if name == "curve.svg":
+        pytest.importorskip("matplotlib")
+    train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=16)
+    side = tmp_path / "run.training"
+    run = Run.resumed(side / "state.pt", TINY, {})
+    (side / f"{name}.new").symlink_to("/dev/full")
+    words = f"{name} cannot be written \\(no space left on device\\); free some .* --resume$"
+    with pytest.raises(OSError, match=words):
+        train(run, stripes, tmp_path / "run", command="test", max_images=8)
+    assert not [*tmp_path.rglob("*.new")]
+    kept = 24 if name in ("curve.svg", "samples-00000024.png") else 16
+    assert Run.resumed(side / "state.pt", TINY, {}).images == kept
+    checkpoint.read(tmp_path / "run")
+
+
+def test_a_signal_while_torch_compiles_ends_the_run_with_a_save(stripes, tmp_path, monkeypatch):
+    def signalled(module, inputs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("it compiles on")
+
+    monkeypatch.setattr(loop, "compiled", functools.partial(torch.compile, backend=signalled))
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        run = Run(TINY, dataclasses.replace(SETTINGS, compile=True))
+        before = weights(run)
+        assert not train(run, stripes, tmp_path / "run", command="test")
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
+            signal.signal(number, handler)
+    again = Run.resumed(tmp_path / "run.training" / "state.pt", TINY, {})
+    assert again.images == 0 and torch.equal(weights(again), before)
+    assert checkpoint.load(tmp_path / "run").config == TINY
+
+
+# --- a trunk ---
+
+
+def test_without_a_number_of_images_the_learning_rate_stays_at_its_peak():
+    config = TrainConfig(images=0, batch=10, warmup_images=100)
+    shares = [config.learning_rate_share(images, 5.0) for images in (0, 100, 10**9)]
+    assert shares[0] < 0.2 and shares[1:] == [1.0, 1.0]
+    assert not config.complete(10**9, 10.0**9)
+    minutes = dataclasses.replace(config, minutes=10.0)
+    assert minutes.learning_rate_share(10**6, 10.0) == pytest.approx(0.02)
+    assert minutes.complete(0, 10.0)
+
+
+def test_a_copy_of_a_run_goes_on_with_all_its_state_while_its_learning_rate_falls(
+    stripes, tmp_path
+):
+    settings = dataclasses.replace(SETTINGS, images=0, dropout=0.1)
+    trunk = Run(TINY, settings)
+    assert not train(trunk, stripes, tmp_path / "trunk", command="test", max_images=160)
+    state = tmp_path / "trunk.training" / "state.pt"
+    before = state.read_bytes()
+    copy = Run.resumed(state, TINY, {})
+    momentum = copy.optimizers[0].state_dict()["state"][0]["momentum_buffer"]
+    assert momentum.abs().sum() > 0 and copy.best == trunk.best
+    copy.fall(80)
+    assert torch.equal(weights(copy), weights(trunk)) and copy.best == math.inf
+    shares = [copy.config.learning_rate_share(images, 99.0) for images in (160, 200, 240)]
+    assert shares == pytest.approx([1.0, 0.51, 0.02])
+    assert not train(copy, stripes, tmp_path / "copy", command="test", max_images=40)
+    again = Run.resumed(tmp_path / "copy.training" / "state.pt", TINY, {})
+    assert train(again, stripes, tmp_path / "copy", command="test") and again.images == 240
+    assert state.read_bytes() == before
+    assert checkpoint.read(tmp_path / "copy").provenance["images"] == 240
+
+
+def test_a_fall_begins_at_the_rate_that_the_run_has():
+    earlier = Run(TINY, dataclasses.replace(SETTINGS, final_learning_rate=1.0, images=10**8))
+    earlier.step = 5  # in its warm-up
+    rate = earlier.config.learning_rate * earlier.config.learning_rate_share(40, 0.0)
+    earlier.fall(100)
+    found = earlier.config
+    assert found.learning_rate == rate < SETTINGS.learning_rate
+    assert found.learning_rate_share(40, 0.0) == 1.0
+    assert found.learning_rate_share(140, 0.0) == found.final_learning_rate == 0.02
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_save(stripes, tmp_path):
@@ -343,7 +466,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_save(strip
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("images", 0),
+        ("images", -1),
         ("batch", 0),
         ("ema", 1.5),
         ("learning_rate", 0.0),
@@ -378,7 +501,6 @@ def test_a_killed_run_resumes_from_its_last_save(pictures, tmp_path, number, pro
         "4",
         "--save-minutes",
         "0.01",
-        "--resume",
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -393,7 +515,7 @@ def test_a_killed_run_resumes_from_its_last_save(pictures, tmp_path, number, pro
     done = Run.resumed(state, config, {}).images
     assert done > 0
     ended = subprocess.run(
-        [*command, "--max-images", "40"],
+        [*command, "--resume", "--max-images", "40"],
         capture_output=True,
         text=True,
         env=environment,

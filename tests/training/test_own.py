@@ -3,9 +3,11 @@ and the judge.
 """
 
 import dataclasses
+import io
 import json
 import math
 import re
+import struct
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from linpix.training.own.inherit import differences, inherited, inverted, negati
 from linpix.training.own.look import Look, board_of, look_of
 from linpix.training.own.progress import Progress
 from linpix.training.run import Run, TrainConfig
+from tests.conftest import files_of_at_most
 from tests.linpix.test_main import inside, succeeds
 from tests.nets import CLASS_FIRST, net_of
 
@@ -507,6 +510,79 @@ def test_transparent_pictures_are_laid_on_a_ground_that_their_ink_is_seen_on(
     for path in (tmp_path / "made").glob("*.png"):
         with Image.open(path) as made:
             assert made.getextrema() == (min(ink, ground), max(ink, ground))
+
+
+def odd_exif(picture: Image.Image) -> bytes:
+    """A JPEG that lies on its side, with a width of the wrong type in its EXIF data."""
+    whole = io.BytesIO()
+    picture.save(whole, "JPEG", quality=95)
+    tags = struct.pack("<HHIHH", 0x112, 3, 1, 6, 0) + struct.pack("<HHI4s", 0x100, 7, 1, b"abcd")
+    part = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + tags + bytes(4)
+    head = b"\xff\xe1" + struct.pack(">H", len(part) + 2) + part
+    return whole.getvalue()[:2] + head + whole.getvalue()[2:]
+
+
+def test_a_photograph_with_an_odd_exif_tag_costs_no_run(tmp_path, monkeypatch):
+    put(tmp_path / "mine", 18, False)
+    (tmp_path / "mine/round/edited.jpg").write_bytes(odd_exif(Image.new("L", (30, 40), 200)))
+    plan = automatic.plan(tmp_path / "mine", tmp_path / "made")
+    assert (plan.pictures, plan.left_out) == (19, {})
+
+    def fails(*_):
+        raise struct.error("as some of Pillow's decoders do")
+
+    monkeypatch.setitem(Image.OPEN, "JPEG", (fails, Image.OPEN["JPEG"][1]))
+    left = automatic.plan(tmp_path / "mine", tmp_path / "made")
+    jpegs = [path.name for path in (tmp_path / "mine").rglob("*.jpg")]
+    assert left.pictures == 19 - len(jpegs) == 12
+    [(reason, names)] = left.left_out.items()
+    assert reason == "not a complete picture, or a huge one" and len(names) == len(jpegs)
+
+
+@pytest.mark.parametrize("size", [(20, 36), (36, 20), (10, 60), (28, 27)])
+@pytest.mark.parametrize("ground", [255, 0, 200])
+def test_pictures_of_another_shape_get_more_of_their_ground_and_lose_nothing(
+    tmp_path, size, ground
+):
+    ink = 255 - ground if ground != 200 else 0
+    width, height = size
+    for index in range(12):
+        values = np.full((height, width), ground, np.uint8)
+        ends = np.s_[[1, -2], 1:-1] if height > width else np.s_[1:-1, [1, -2]]
+        values[ends] = ink
+        values[height // 2, width // 2] = index  # no two are the same
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        Image.fromarray(values).save(tmp_path / "mine" / f"{index}.png")
+    plan = automatic.plan(tmp_path / "mine", tmp_path / "made", plain=True)
+    assert plan.cut == 0 and "cut" not in str(plan)
+    for path in (tmp_path / "made").glob("*.png"):
+        with Image.open(path) as made:
+            away = np.abs(np.asarray(made).astype(int) - ground)
+        if height <= width:
+            away = away.T
+        assert away[:4].max() > 30 < away[-4:].max(), "the bars at both ends are there"
+        if min(size) < 25:
+            assert away[:, [0, -1]].max() == 0, "the sides are ground"
+
+
+def test_pictures_that_are_cut_are_counted(tmp_path):
+    put(tmp_path / "mine", 12, True)  # noise of 30 x 40
+    for index in range(3):
+        Image.new("RGB", (30, 30), (index, 90, 0)).save(
+            tmp_path / "mine" / "round" / f"a{index}.png"
+        )
+    plan = automatic.plan(tmp_path / "mine", tmp_path / "made")
+    assert plan.cut == 12 and "; 12 of them are cut at both ends of their longer side" in str(plan)
+
+
+def test_pictures_that_do_not_fit_on_the_disk_are_removed(tmp_path):
+    put(tmp_path / "mine", 12, False)
+    with (
+        files_of_at_most(100),
+        pytest.raises(OSError, match=r"\.png cannot be written \(file too large\); free some"),
+    ):
+        automatic.plan(tmp_path / "mine", tmp_path / "made")
+    assert not (tmp_path / "made").exists()
 
 
 def test_pictures_beside_classes_are_refused_where_they_lie(tmp_path):

@@ -262,6 +262,21 @@ def test_a_picture_that_cannot_be_used_as_it_is_is_refused(raw, words):
         read_picture(raw, "a.png", GREY)
 
 
+def test_a_picture_that_pillow_cannot_read_costs_only_that_picture(tmp_path, caplog):
+    names = [f"train/{name}/{i}.png" for name in "ab" for i in range(4)]
+    fill(tmp_path, *names, "test/a/1.png", "test/b/1.png")
+    for name in ("train/a/0.png", "train/b/2.png"):
+        (tmp_path / name).write_bytes(png()[:40])
+    images, labels, classes = read_pictures(tmp_path, "train", GREY)
+    assert classes == ("a", "b") and labels.tolist() == [0, 0, 0, 1, 1, 1] and len(images) == 6
+    assert "train/a/0.png is not a readable picture" in caplog.text
+    assert ", and 1 more of such" in caplog.text
+    for name in ("a", "b"):
+        (tmp_path / f"test/{name}/1.png").write_bytes(b"no picture")
+    with refused("test/a/1.png is not a readable picture"):
+        read_pictures(tmp_path, "test", GREY)
+
+
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
 @pytest.mark.parametrize(
     ("orientation", "lay"),

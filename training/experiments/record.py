@@ -4,6 +4,7 @@ summary.
 
 import csv
 import dataclasses
+import io
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import torch
 from linpix.model import checkpoint
 from linpix.model.team import processor_name
 
+from ..files import put
 from ..run import stop_signals
 
 VERSION = 1
@@ -129,8 +131,9 @@ class Record:
         ):
             figure = Figure(layout="constrained")
             draw(figure)
-            figure.savefig(self.folder / "plot.svg.new", format="svg", metadata={"Date": None})
-        os.replace(self.folder / "plot.svg.new", self.folder / "plot.svg")
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format="svg", metadata={"Date": None})
+        put(self.folder / "plot.svg", drawn.getvalue())
         state = "" if self.complete else "\n**Not complete yet: the same command continues it.**\n"
         self._replace(
             "summary.md",
@@ -156,9 +159,7 @@ class Record:
         )
 
     def _replace(self, name: str, text: str) -> None:
-        temporary = self.folder / f"{name}.new"
-        temporary.write_text(text)
-        os.replace(temporary, self.folder / name)
+        put(self.folder / name, text.encode())
 
     def _read(self) -> None:
         path = self.folder / "experiment.json"

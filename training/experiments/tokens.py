@@ -5,14 +5,12 @@ be resumed.
 import itertools
 import json
 import math
-import os
 import statistics
 import sys
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +23,8 @@ from linpix.model.attention import attention_for
 from linpix.model.config import ModelConfig
 from linpix.model.transformer import Layer
 
-from ..loop import can_compile
+from ..files import load_state, save_state, undamaged
+from ..loop import can_compile, compiled
 from .record import Record, Row, Sitting
 
 # columns of the table that learn fills; seconds: see clock
@@ -171,40 +170,24 @@ class Learner(ABC):
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
-        temporary = path.with_name(path.name + ".new")
-        torch.save(state, temporary)
-        os.replace(temporary, path)
+        save_state(path, state)
 
     def resume(self, path: Path, identity: str) -> None:
         """Continue from a save. Raises ValueError if it is damaged or belongs to another
         experiment.
         """
-        try:
-            state = torch.load(path, weights_only=True, map_location=torch.get_default_device())
+        raw = path.read_bytes()
+        again = f"delete it, and the training of {path.stem} starts again"
+        with undamaged(path, again):
+            state = load_state(raw)
             same = state["identity"] == identity
             if same:
                 self.net.load_state_dict(state["net"])
                 self.optimizer.load_state_dict(state["optimizer"])
                 self.update, self.seconds = int(state["update"]), float(state["seconds"])
                 self.pending = [tuple(map(float, measures)) for measures in state["pending"]]
-        except (
-            OSError,
-            RuntimeError,
-            EOFError,
-            KeyError,
-            TypeError,
-            ValueError,
-            UnpicklingError,
-        ) as error:
-            raise ValueError(
-                f"{path} is damaged ({type(error).__name__}); delete it, and the training of"
-                f" {path.stem} starts again"
-            ) from error
         if not same:
-            raise ValueError(
-                f"{path} belongs to an experiment with other settings; delete it, and the training"
-                f" of {path.stem} starts again"
-            )
+            raise ValueError(f"{path} belongs to an experiment with other settings; {again}")
 
 
 class WordLearner(Learner):
@@ -217,7 +200,7 @@ class WordLearner(Learner):
         super().__init__(TokenModel(config, task), recipe)
         self.score = self.net.score
         if recipe.compile and can_compile():
-            self.score = torch.compile(self.net.score)
+            self.score = compiled(self.net.score)
 
     def measure(self) -> tuple[Tensor, ...]:
         recipe = self.recipe

@@ -3,6 +3,7 @@ them to one size.
 """
 
 import hashlib
+import io
 import itertools
 import os
 import shutil
@@ -15,7 +16,9 @@ from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from linpix.model.config import PRESETS
+from linpix.model.pieces import VISIBLE
 
+from ..files import writing
 from ..folders import arrange, cure, reasons, walk
 from ..readers import PICTURE_FORMATS, upright, written
 from .palette import COLOURS, fitted, has_few_colours, size_of
@@ -27,6 +30,7 @@ _LOOKED_AT = 64  # so many pictures, chosen at random, decide whether all are in
 _COLOURED = 12  # a picture is coloured if its channels differ by more on average, of 255
 _WHITE = 250  # a picture of lighter pixels alone would look empty on white
 _LONGEST_NAME = 255  # bytes, on most file systems
+_EVEN = 0.9  # share of the pixels of two sides that are near their median where there is a ground
 _SHORT, _LONG = 5.0, 45.0  # minutes: for up to 300 pictures, and for 10,000 and more
 
 
@@ -38,17 +42,25 @@ class Plan:
     left_out: dict[str, list[str]]  # files, by the reason
     size: tuple[int, int]  # width and height
     colours: int  # most of a palette; 0: it has none
+    cut: int  # pictures whose ends were cut off
 
     def __str__(self) -> str:
         size = f"{self.size[0]} x {self.size[1]}"
         colours = "colour" if PRESETS[self.preset].channels == 3 else "grey"
         if self.colours:
             colours = f"a palette of up to {self.colours} colours"
-        out = f"; left out: {written(reasons(self.left_out))}" if self.left_out else ""
-        return (
+        text = (
             f"{self.pictures:,} pictures, converted to {size} in {colours}: preset {self.preset}, "
-            f"{self.minutes:g} minute{'' if self.minutes == 1 else 's'}{out}"
+            f"{self.minutes:g} minute{'' if self.minutes == 1 else 's'}"
         )
+        if self.cut:
+            text += (
+                f"; {self.cut:,} of them are cut at both ends of their longer side, since they have"
+                " another shape and no even ground that could be extended"
+            )
+        if self.left_out:
+            text += f"; left out: {written(reasons(self.left_out))}"
+        return text
 
 
 def plan(pictures: Path, target: Path, *, plain: bool = False, colours: int | None = None) -> Plan:
@@ -96,6 +108,7 @@ def plan(pictures: Path, target: Path, *, plain: bool = False, colours: int | No
     # perhaps white ink on nothing
     empty = np.mean([np.asarray(picture).min() >= _WHITE for picture in on_white])
     ground = "black" if empty > 0.5 else "white"
+    cut = 0
     shutil.rmtree(target, ignore_errors=True)
     for path, reason in tqdm(
         files, desc="reading", unit="picture", disable=not sys.stderr.isatty(), leave=False
@@ -106,16 +119,28 @@ def plan(pictures: Path, target: Path, *, plain: bool = False, colours: int | No
             left_out.setdefault(picture, []).append(path.relative_to(pictures).as_posix())
             continue
         place = target / path.relative_to(pictures).with_name(_name_of_copy(path.name))
-        place.parent.mkdir(parents=True, exist_ok=True)
         if preset == PALETTE:
-            fitted(picture, size).save(place)
+            copy = fitted(picture, size)
         else:
             opaque = _laid_on(picture, ground).convert("RGB" if coloured else "L")
-            ImageOps.fit(opaque, size).save(place)
+            extended = _extended(opaque, size)
+            if extended is None:
+                cut += 1
+                extended = opaque
+            copy = ImageOps.fit(extended, size)
+        content = io.BytesIO()
+        copy.save(content, "PNG")
+        try:
+            with writing(place):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(content.getvalue())
+        except OSError:
+            shutil.rmtree(target, ignore_errors=True)  # a full disk has room again
+            raise
     count = len(files) - sum(map(len, left_out.values()))
     minutes = min(_LONG, max(_SHORT, _SHORT * (count / 300) ** 0.63))
     most = (colours or COLOURS) if preset == PALETTE else 0
-    return Plan(preset, round(minutes), count, left_out, size, most)
+    return Plan(preset, round(minutes), count, left_out, size, most, cut)
 
 
 def _name_of_copy(name: str) -> str:
@@ -141,7 +166,7 @@ def _picture(path: Path, reason: str) -> Image.Image | str:
             if picture.mode.startswith(("I", "F")):  # they would be clipped
                 return "more than 8 bits a sample"
             turned = upright(picture).convert("RGBA")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except Exception:  # Pillow's decoders raise many types
         return reason or "not a complete picture, or a huge one"
     turned.thumbnail((256, 256))
     return turned
@@ -151,6 +176,30 @@ def _laid_on(picture: Image.Image, ground: str) -> Image.Image:
     whole = Image.new("RGBA", picture.size, ground)
     whole.alpha_composite(picture)
     return whole.convert("RGB")
+
+
+def _extended(picture: Image.Image, size: tuple[int, int]) -> Image.Image | None:
+    """A picture of the same shape as one of this size (width, height), with more ground at both
+    sides where there is too little. None if these sides are not even, so that it must be cut.
+    """
+    width, height = size
+    wanted = (
+        max(picture.width, round(picture.height * width / height)),
+        max(picture.height, round(picture.width * height / width)),
+    )
+    if wanted == picture.size:
+        return picture
+    values = np.asarray(picture)
+    sides = values[:, [0, -1]] if wanted[0] > picture.width else values[[0, -1]]
+    colours = sides.reshape(-1, len(picture.getbands())).astype(np.int64)
+    ground = np.median(colours, axis=0).astype(np.int64)
+    near = np.abs(colours - ground).max(axis=1) < VISIBLE
+    if near.mean() < _EVEN:
+        return None
+    extended = Image.new(picture.mode, wanted, tuple(ground.tolist()))
+    left, top = (wanted[0] - picture.width) // 2, (wanted[1] - picture.height) // 2
+    extended.paste(picture, (left, top))
+    return extended
 
 
 def _is_coloured(picture: Image.Image) -> bool:

@@ -3,9 +3,11 @@ held out.
 """
 
 import csv
-import os
+import io
 from importlib.util import find_spec
 from pathlib import Path
+
+from ..files import put
 
 MISSING = (
     "curve.svg needs matplotlib, which is not installed; run: pip install '.[train]' in the folder"
@@ -49,6 +51,7 @@ def write_curve(folder: Path) -> bool:
             margin = 0.05 * (max(late) - min(late)) + 0.01
             axes.set_ylim(min(late) - margin, max(late) + margin)
             axes.legend()
-        figure.savefig(folder / "curve.svg.new", format="svg", metadata={"Date": None})
-    os.replace(folder / "curve.svg.new", folder / "curve.svg")
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    put(folder / "curve.svg", drawn.getvalue())
     return True

@@ -36,7 +36,7 @@ class Progress:
         """max_images, max_minutes: limits of this sitting, as in train."""
         self._run, self._live = run, sys.stderr.isatty()
         self._images, self._minutes = run.images, run.minutes
-        self._max_images = min(run.config.images, run.images + max_images)
+        self._max_images = min(run.config.images or math.inf, run.images + max_images)
         self._max_minutes = min(run.config.minutes or math.inf, run.minutes + max_minutes)
         self._began, self._held_up = time.monotonic(), _held_up_s()
         self._bar = tqdm(bar_format="{desc}", disable=not self._live, leave=True)

@@ -6,10 +6,11 @@
 #
 # On a processor, DEVICE=cpu IMAGES=64 BATCH=8 WARMUP=32 tries the commands out.
 set -euo pipefail
-data=$1 out=$2
+data=$1 out=$2 resume=()
+[ ! -e "$out/run.training/state.pt" ] || resume=(--resume)
 train() {
-  python -m linpix train cifar10-large --dropout 0.1 --augment flip --data "$data" --out "$out/run" --resume \
-    --device "${DEVICE:-cuda}" --batch "${BATCH:-128}" --images "${IMAGES:-100000000}" --minutes "${TOTAL:-25}" \
+  python -m linpix train cifar10-large --dropout 0.1 --augment flip --data "$data" --out "$out/run" "${resume[@]}" \
+    --device "${DEVICE:-cuda}" --batch "${BATCH:-128}" --images "${IMAGES:-0}" --minutes "${TOTAL:-25}" \
     --max-minutes "${MINUTES:-9}" --warmup-images "${WARMUP:-50000}" --learning-rate 2e-3 \
     --final-learning-rate 0.002 --weight-decay 0.1 --conditional 0.3 --class-weight 100 --readings 2 --no-compile \
     --evaluate-minutes 30

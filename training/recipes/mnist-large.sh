@@ -7,10 +7,11 @@
 # From random weights, since those that `--init mnist-conditional` would widen know the training images by heart.
 # On a processor, DEVICE=cpu IMAGES=64 BATCH=8 WARMUP=32 tries the commands out.
 set -euo pipefail
-data=$1 out=$2
+data=$1 out=$2 resume=()
+[ ! -e "$out/run.training/state.pt" ] || resume=(--resume)
 train() {
-  python -m linpix train mnist-large --head categorical --dropout 0.1 --data "$data" --out "$out/run" --resume \
-    --device "${DEVICE:-cuda}" --batch "${BATCH:-256}" --images "${IMAGES:-100000000}" --minutes "${TOTAL:-20}" \
+  python -m linpix train mnist-large --head categorical --dropout 0.1 --data "$data" --out "$out/run" "${resume[@]}" \
+    --device "${DEVICE:-cuda}" --batch "${BATCH:-256}" --images "${IMAGES:-0}" --minutes "${TOTAL:-20}" \
     --max-minutes "${MINUTES:-9}" --warmup-images "${WARMUP:-100000}" --learning-rate 2e-3 \
     --final-learning-rate 0.002 --weight-decay 0.1 --conditional 0.4 --class-weight 40 --readings 4 --no-compile \
     --evaluate-minutes 30
