@@ -157,15 +157,19 @@ def test_forced_colours_show_what_is_pressed_and_how_much_of_a_bar_is_full(shipp
         ("Samples", "#samples .chips span"),
         ("Completion", "[data-tool]"),
         ("Race", ".lane:first-child .track, .lane:first-child .track i"),
-        ("Now", ".squares i"),
     ):
         page.get_by_role("tab", name=panel).click()
-        if panel == "Now":
-            page.wait_for_selector(".squares i")
-            page.evaluate("document.querySelector('.squares i').className = 'used'")
         pressed, other = looks(selector)
         assert pressed != other, selector
         visitor.keep(f"{panel.lower()}-forced")
+    page.locator("#race-form").get_by_role("button", name="Stop").click()  # measuring
+    page.get_by_role("tab", name="Now").click()
+    used, free = page.locator(".squares").first.evaluate(
+        "box => { box.append(Object.assign(document.createElement('i'), {className: 'used'}),"
+        " document.createElement('i'));"
+        " return [...box.children].slice(-2).map(one => getComputedStyle(one).backgroundColor); }"
+    )
+    assert used != free
     assert findings(page) == []
 
 
