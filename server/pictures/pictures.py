@@ -78,6 +78,16 @@ class Picture:
         cut(alpha, holes)[...] = 255
         return None if (alpha == 255).all() else alpha
 
+    def cut_out(self, crop: Crop | None = None, *, flat: bool) -> NDArray[np.uint8]:
+        """A crop, or the whole picture, (H, W, 4): all is 0 in transparent parts, and alpha is 255
+        elsewhere. Unless flat, nothing counts as transparent.
+        """
+        colours = self.colours(3, crop, flat=False)
+        there = np.ones(colours.shape[:2], np.bool_)
+        if flat and self.alpha is not None:
+            there = (self.alpha if crop is None else cut(self.alpha, crop)) >= OPAQUE
+        return np.dstack([colours, np.full(there.shape, 255, np.uint8)]) * there[..., None]
+
 
 def flattened(
     colours: NDArray[np.uint8], alpha: NDArray[np.uint8], *, white: bool = True
@@ -92,16 +102,6 @@ def flattened(
     blended += behind * (255 - share) + 127
     blended //= 255  # in place: a large picture takes 100 MB here
     return blended.astype(np.uint8)
-
-    def cut_out(self, crop: Crop | None = None, *, flat: bool) -> NDArray[np.uint8]:
-        """A crop, or the whole picture, (H, W, 4): all is 0 in transparent parts, and alpha is 255
-        elsewhere. Unless flat, nothing counts as transparent.
-        """
-        colours = self.colours(3, crop, flat=False)
-        there = np.ones(colours.shape[:2], np.bool_)
-        if flat and self.alpha is not None:
-            there = (self.alpha if crop is None else cut(self.alpha, crop)) >= OPAQUE
-        return np.dstack([colours, np.full(there.shape, 255, np.uint8)]) * there[..., None]
 
 
 def opened(data: bytes, param: str) -> Picture:

@@ -291,6 +291,8 @@ class Images(Answer):
             self.overlay, self.partial_images, self.inline = over, 0, False
             height, width, channels = over.blank.shape
             kept_bytes = over.blank.nbytes + over.hidden.nbytes
+            if over.alpha is not None:
+                channels, kept_bytes = channels + 1, kept_bytes + over.alpha.nbytes
             kept_bytes += 2 * self.job.answers * len(over.profile)  # in each file, in base64
             self._limit(encode.Frame(1, width, height), channels, kept_bytes)
 
