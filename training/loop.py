@@ -337,9 +337,11 @@ def train(
         if begins:
             if processes > 1:
                 keep()  # the others begin from this save
-            team: contextlib.AbstractContextManager[Workers] = contextlib.nullcontext(launched)
-            if launched is None:
-                team = together(processes, _take_part, side / "state.pt", run.model, data)
+            team = (
+                together(processes, _take_part, side / "state.pt", run.model, data)
+                if launched is None
+                else contextlib.nullcontext(launched)
+            )
             # no weight has changed in a step that is being compiled
             with contextlib.suppress(StoppedCompiling), team as workers:
                 for loss, norm in steps(run, data, workers, clock):

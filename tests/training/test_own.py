@@ -565,6 +565,19 @@ def test_pictures_of_another_shape_get_more_of_their_ground_and_lose_nothing(
             assert away[:, [0, -1]].max() == 0, "the sides are ground"
 
 
+def test_a_palette_is_chosen_though_a_picture_is_damaged(tmp_path):
+    for index in range(12):
+        Image.new("RGB", (8, 8), (index, 200, 0)).save(tmp_path / f"{index}.png")
+    whole = palette.of_pictures(tmp_path, PRESETS["palette"], 8)
+    for name in ("0.png", "a.png", "b.png"):
+        content = (tmp_path / "11.png").read_bytes()
+        (tmp_path / f"damaged-{name}").write_bytes(content[: 45 if name == "0.png" else 10])
+    assert palette.of_pictures(tmp_path, PRESETS["palette"], 8) == whole
+    for path in tmp_path.glob("[0-9]*.png"):
+        path.unlink()
+    assert palette.of_pictures(tmp_path, PRESETS["palette"], 8) == PRESETS["palette"]
+
+
 def test_pictures_that_are_cut_are_counted(tmp_path):
     put(tmp_path / "mine", 12, True)  # noise of 30 x 40
     for index in range(3):

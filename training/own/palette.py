@@ -4,13 +4,14 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from linpix.model.config import ModelConfig
 from linpix.model.palette import OPAQUE, choose, counted
 
 from ..folders import walk
-from ..readers import PICTURE_FORMATS, DataError, contents, read_picture
+from ..readers import PICTURE_FORMATS, DataError, Unreadable, contents, read_picture
 
 COLOURS = 64  # most colours of a palette for which no number is given
 # a picture has few colours if so many of them have so large a share of its pixels; it is coloured
@@ -26,10 +27,19 @@ def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
     colours. Raises DataError.
     """
     files = [path for path, reason in walk(folder) if not reason]
-    if not files:
+    seen, shape = list[NDArray[np.uint8]](), (0, 0, 4)
+    for at in np.random.default_rng(0).permutation(len(files)):
+        try:
+            if not seen:
+                shape = (*_size_in(files[at]), 4)
+            seen.append(read_picture(contents(files[at]), files[at], shape))
+        except Unreadable:  # load leaves it out, with a warning
+            continue
+        if len(seen) == LOOKED_AT:
+            break
+    if not seen:
         return preset  # load says what is there instead
-    with Image.open(files[0], formats=PICTURE_FORMATS) as picture:
-        width, height = picture.size
+    height, width, _ = shape
     if height % preset.patch or width % preset.patch:
         raise DataError(
             folder,
@@ -37,11 +47,17 @@ def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
             f" {preset.patch} pixels",
             "give the folder with --preset auto, which makes them so",
         )
-    at_random = np.random.default_rng(0).permutation(len(files))[:LOOKED_AT]
-    shape = height, width, 4
-    seen = [read_picture(contents(files[at]), files[at], shape) for at in at_random]
     palette = choose(np.stack(seen).reshape(-1, *shape), most)
     return dataclasses.replace(preset, height=height, width=width, palette=palette, background=0)
+
+
+def _size_in(file: Path) -> tuple[int, int]:
+    """Height and width of a picture."""
+    try:
+        with Image.open(file, formats=PICTURE_FORMATS) as picture:
+            return picture.height, picture.width
+    except Exception as error:  # Pillow's decoders raise many types
+        raise Unreadable(file, f"is not a readable picture ({error})", "remove it") from error
 
 
 def has_few_colours(picture: Image.Image) -> bool:
