@@ -66,7 +66,8 @@ def main() -> None:
 @contextlib.contextmanager
 def served(tree: str) -> Iterator[Process]:
     """`linpix serve` of a checkout, warmed up."""
-    variables = ("env", f"PYTHONPATH={tree}", "OMP_WAIT_POLICY=PASSIVE")
+    # safe path: not the linpix of this folder
+    variables = ("env", f"PYTHONPATH={tree}", "PYTHONSAFEPATH=1", "OMP_WAIT_POLICY=PASSIVE")
     with serving(Path(tree) / "checkpoints", "--models", "mnist-small", before=variables) as server:
         for ask in (draw, edit):
             ask(server)
