@@ -92,7 +92,7 @@ struct Rows {
   const bool* known;  // (N, T): the same for all sub-pixels of a token
   float *S, *z;       // (N, L, H, D, M) and (N, L, H, D)
   float* last;        // (N, project.columns): what is kept of the last token's features; only with a background
-  const bool* conditioned;  // (count): whether the model has read what is known, which is then skipped; null: none
+  const int64_t* conditioned;  // (count): whether the model has read what is known, which is then skipped; null: none
   int64_t* taken;     // (count): steps that each row has taken in this call, written by the thread that has the row
   int64_t* passes;    // (count): of these, those that went through the layers
   const int64_t *slots, *positions, *steps, *start, *seeds;  // (count)

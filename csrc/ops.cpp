@@ -121,21 +121,21 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
 // --- decode_quantum, prefill, read -----------------------------------------------------------------------------------
 
 // Adds the pools S and z of N states to the rows of a call, and checks the values of their slots.
-Rows with_states(Rows rows, const char* op, const Model& m, int64_t N, const Tensor& S, const Tensor& z,
-                 int64_t threads) {
+Rows with_states(Rows rows, const char* op, const Model& m, int64_t N, const PoolsOf& pools, int64_t threads) {
   STD_TORCH_CHECK(threads >= 1 && threads <= 1024, op, ": threads must be in 1..1024, got ", threads);
-  rows.S = checked<float>(S, op, "S", ScalarType::Float, {N, m.layers, m.heads, m.key_dim, m.value_dim});
-  rows.z = checked<float>(z, op, "z", ScalarType::Float, {N, m.layers, m.heads, m.key_dim});
+  for (int which : {PoolOrder::tokens, PoolOrder::pairs, PoolOrder::scale, PoolOrder::saturated})
+    STD_TORCH_CHECK(!pools.has(which), op, ": the pools tokens, pairs, scale and saturated must be empty on the CPU, "
+                    "whose state is float32 and written at every step");
+  rows.S = checked<float>(pools[PoolOrder::S], op, "S", ScalarType::Float, {N, m.layers, m.heads, m.key_dim, m.value_dim});
+  rows.z = checked<float>(pools[PoolOrder::z], op, "z", ScalarType::Float, {N, m.layers, m.heads, m.key_dim});
   check_slots(rows.slots, rows.count, N, op);
   return rows;
 }
 
 // The rows of decode_quantum and prefill.
-Rows checked_rows(const char* op, const Model& m, const Tensor& canvas, const Tensor& known, const Tensor& S,
-                  const Tensor& z, const Maybe& last, const Maybe& conditioned, const Tensor& slots,
-                  const Tensor& positions, const Tensor& start, int64_t threads) {
-  const Rows rows = with_states(rows_of(op, m, canvas, known, last, conditioned, slots, positions, start), op, m,
-                                canvas.size(0), S, z, threads);
+Rows checked_rows(const char* op, const Model& m, const PoolsOf& pools, const Tensor& numbers, int64_t threads) {
+  const Rows rows =
+      with_states(rows_of(op, m, pools, numbers), op, m, pools[PoolOrder::canvas].size(0), pools, threads);
   for (int i = 0; i < rows.count; ++i)
     STD_TORCH_CHECK(256 <= rows.start[i] && rows.start[i] <= 256 + m.classes, op, ": start must be in 256..",
                     256 + m.classes, ", got ", rows.start[i], " in row ", i);
@@ -143,79 +143,70 @@ Rows checked_rows(const char* op, const Model& m, const Tensor& canvas, const Te
 }
 
 // The steps of each row, 0 for padding rows (slot 0): on a processor nothing is gained by computing them.
-std::vector<int64_t> checked_steps(const char* op, const Model& m, const Rows& rows, const int64_t* steps) {
+std::vector<int64_t> real_steps(const char* op, const Model& m, const Rows& rows) {
   std::vector<int64_t> real(rows.count);
   for (int i = 0; i < rows.count; ++i) {
-    const int64_t from = rows.positions[i];
-    STD_TORCH_CHECK(0 <= from && 0 <= steps[i] && steps[i] <= m.tokens - from, op, ": row ", i, " goes from ", from,
-                    " by ", steps[i], " steps, but an image has ", m.tokens, " tokens");
-    real[i] = rows.slots[i] ? steps[i] : 0;
+    const int64_t from = rows.positions[i], steps = rows.steps[i];
+    STD_TORCH_CHECK(0 <= from && 0 <= steps && steps <= m.tokens - from, op, ": row ", i, " goes from ", from, " by ",
+                    steps, " steps, but an image has ", m.tokens, " tokens");
+    real[i] = rows.slots[i] ? steps : 0;
   }
   return real;
 }
 
-void check_no_gpu_pools(const char* op, const Maybe& pairs, const Maybe& scale, const Maybe& saturated,
-                        const Maybe& tokens) {
-  STD_TORCH_CHECK(!pairs && !scale && !saturated && !tokens, op, ": pairs, scale, saturated and tokens must be None on "
-                  "the CPU, whose state is float32 and written at every step");
-}
-
 std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
-    Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe last,
-    Maybe tokens, const Maybe& conditioned, const Tensor& slots, const Tensor& positions, const Tensor& steps,
-    const Tensor& start, const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
-    const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t most_passes, int64_t threads,
-    double patience, bool with_log_probs) {
+    std::vector<Tensor> tensors, const Tensor& numbers, const Tensor& temperatures, const std::vector<Tensor>& weights,
+    const std::vector<int64_t>& sizes, double eps, const std::vector<int64_t>& limits, double patience,
+    bool with_log_probs) {
   const char* op = "decode_quantum";
-  check_no_gpu_pools(op, pairs, scale, saturated, tokens);
+  check_limits(op, limits);
+  const PoolsOf pools(op, tensors);
   const Parts parts(op, weights, sizes, eps);
   const Model& m = parts.model;
-  Rows rows = checked_rows(op, m, canvas, known, S, z, last, conditioned, slots, positions, start, threads);
-  const std::vector<int64_t> real =
-      checked_steps(op, m, rows, checked<int64_t>(steps, op, "steps", ScalarType::Long, {rows.count}));
+  Rows rows = checked_rows(op, m, pools, numbers, limits[LimitOrder::threads]);
+  const std::vector<int64_t> real = real_steps(op, m, rows);
   rows.steps = real.data();
   const auto results =
-      results_of(op, m, rows, known, steps, seeds, temperatures, most, most_passes, with_log_probs);
+      results_of(op, m, rows, pools[PoolOrder::known], numbers, temperatures, limits, with_log_probs);
   for (int i = 0; i < rows.count; ++i) {
     STD_TORCH_CHECK(rows.temperatures[i] >= 0, op, ": temperatures must be at least 0, got ", rows.temperatures[i]);
-    STD_TORCH_CHECK(real[i] <= most, op, ": row ", i, " takes ", real[i], " steps, but `most` is ", most);
+    STD_TORCH_CHECK(real[i] <= rows.most_steps, op, ": row ", i, " takes ", real[i], " steps, but the limit is ",
+                    rows.most_steps);
   }
-  decode(chosen_kernels(), m, rows, (int)threads, patience);
+  decode(chosen_kernels(), m, rows, (int)limits[LimitOrder::threads], patience);
   return results;
 }
 
-void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale,
-                   Maybe saturated, Maybe last, Maybe tokens, const Maybe& conditioned, const Tensor& slots,
-                   const Tensor& positions, const Tensor& steps, const Tensor& start,
-                   const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps,
-                   [[maybe_unused]] int64_t most, int64_t threads) {
+void prefill_slots(std::vector<Tensor> tensors, const Tensor& numbers, const std::vector<Tensor>& weights,
+                   const std::vector<int64_t>& sizes, double eps, [[maybe_unused]] int64_t most, int64_t threads) {
   const char* op = "prefill";
-  check_no_gpu_pools(op, pairs, scale, saturated, tokens);
+  const PoolsOf pools(op, tensors);
   const Parts parts(op, weights, sizes, eps);
-  Rows rows = checked_rows(op, parts.model, canvas, known, S, z, last, conditioned, slots, positions, start, threads);
-  const std::vector<int64_t> real =
-      checked_steps(op, parts.model, rows, checked<int64_t>(steps, op, "steps", ScalarType::Long, {rows.count}));
+  Rows rows = checked_rows(op, parts.model, pools, numbers, threads);
+  const std::vector<int64_t> real = real_steps(op, parts.model, rows);
   rows.steps = real.data();
   prefill(chosen_kernels(), parts.model, rows, (int)threads);
 }
 
-Tensor read_into(Tensor S, Tensor z, Maybe last, const Tensor& slots, const Tensor& inputs, const Tensor& offsets,
+Tensor read_into(std::vector<Tensor> tensors, const Tensor& slots, const Tensor& inputs, const Tensor& offsets,
                  const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps,
                  [[maybe_unused]] int64_t most, int64_t threads) {
   const char* op = "read";
+  const PoolsOf pools(op, tensors);
   const Parts parts(op, weights, sizes, eps);
   const Model& m = parts.model;
-  check_read(op, S, inputs);
-  Rows rows = with_states(slots_of(op, m, S.size(0), last, slots), op, m, S.size(0), S, z, threads);
-  const int64_t n = inputs.size(0);
+  check_read(op, pools, slots, inputs);
+  const int64_t N = pools[PoolOrder::S].size(0), B = slots.size(0), n = inputs.size(0);
+  const int64_t* at = checked<int64_t>(slots, op, "slots", ScalarType::Long, {B});
+  Rows rows = with_states(slots_of(op, m, N, pools, at, B), op, m, N, pools, threads);
   rows.inputs = checked<float>(inputs, op, "inputs", ScalarType::Float, {n, m.d_model});
-  rows.offsets = checked<int64_t>(offsets, op, "offsets", ScalarType::Long, {rows.count + 1});
-  STD_TORCH_CHECK(rows.offsets[0] == 0 && rows.offsets[rows.count] == n, op, ": offsets must go from 0 to ", n, ", got ",
-                  rows.offsets[0], " and ", rows.offsets[rows.count]);
+  rows.offsets = checked<int64_t>(offsets, op, "offsets", ScalarType::Long, {B + 1});
+  STD_TORCH_CHECK(rows.offsets[0] == 0 && rows.offsets[B] == n, op, ": offsets must go from 0 to ", n, ", got ",
+                  rows.offsets[0], " and ", rows.offsets[B]);
   for (int i = 0; i < rows.count; ++i)
     STD_TORCH_CHECK(rows.offsets[i] < rows.offsets[i + 1], op, ": row ", i, " must have an input, but goes from ",
                     rows.offsets[i], " to ", rows.offsets[i + 1]);
-  Tensor features = torch::stable::new_empty(inputs, {rows.count, m.d_model});
+  Tensor features = torch::stable::new_empty(inputs, {B, m.d_model});
   rows.features = (float*)features.data_ptr();
   read(chosen_kernels(), m, rows, (int)threads);
   return features;

@@ -4,15 +4,13 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
 
 #include "checks.h"
 #include "decode.h"
+#include "order.h"
 
 namespace linpix {
-
-using Maybe = std::optional<Tensor>;
 
 #if defined(LINPIX_ONE_LANE)
 constexpr bool ON_GPU = true;
@@ -28,29 +26,31 @@ constexpr size_t CACHE_BYTES = 16 << 20;
 class Parts {
  public:
   Parts(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps) : op_(op) {
-    STD_TORCH_CHECK(sizes.size() == 15, op, ": sizes must hold 15 integers, got ", sizes.size());
+    using Size = SizeOrder;
+    STD_TORCH_CHECK(sizes.size() == Size::count, op, ": sizes must hold ", (int)Size::count, " integers, got ",
+                    sizes.size());
     constexpr size_t first = 13, each = 12;
     STD_TORCH_CHECK(weights.size() >= first + each && (weights.size() - first) % each == 0, op, ": weights must hold ",
                     first, " tensors and ", each, " per layer, got ", weights.size());
-    for (size_t i = 0; i < 7; ++i)
-      STD_TORCH_CHECK((i == 6 ? 0 : 1) <= sizes[i] && sizes[i] <= 1 << 15, op, ": sizes[", i, "] is ", sizes[i]);
-    STD_TORCH_CHECK(sizes[0] * (2 * sizes[1] + sizes[2]) <= 1 << 24, op, ": heads * (2 * key_dim + value_dim) must "
-                    "be at most 2^24, got heads ", sizes[0], ", key_dim ", sizes[1], " and value_dim ", sizes[2]);
-    model.heads = (int)sizes[0];
-    model.key_dim = (int)sizes[1];
-    model.value_dim = (int)sizes[2];
-    model.d_model = (int)sizes[3];
-    model.d_ff = (int)sizes[4];
-    model.mixtures = (int)sizes[5];
-    model.classes = (int)sizes[6];
-    model.pre_norm = sizes[7];
-    model.gelu = sizes[8];
-    model.elu_scale = sizes[9];
-    model.following = (int)sizes[10];
-    model.class_rows = (int)sizes[11];
-    model.background = (int)sizes[12];
-    model.token_size = (int)sizes[13];
-    model.categorical = sizes[14];
+    for (size_t i = 0; i <= Size::classes; ++i)
+      STD_TORCH_CHECK((i == Size::classes ? 0 : 1) <= sizes[i] && sizes[i] <= 1 << 15, op, ": sizes[", i, "] is ", sizes[i]);
+    STD_TORCH_CHECK(sizes[Size::heads] * (2 * sizes[Size::key_dim] + sizes[Size::value_dim]) <= 1 << 24, op, ": heads * (2 * key_dim + value_dim) must "
+                    "be at most 2^24, got heads ", sizes[Size::heads], ", key_dim ", sizes[Size::key_dim], " and value_dim ", sizes[Size::value_dim]);
+    model.heads = (int)sizes[Size::heads];
+    model.key_dim = (int)sizes[Size::key_dim];
+    model.value_dim = (int)sizes[Size::value_dim];
+    model.d_model = (int)sizes[Size::d_model];
+    model.d_ff = (int)sizes[Size::d_ff];
+    model.mixtures = (int)sizes[Size::mixtures];
+    model.classes = (int)sizes[Size::classes];
+    model.pre_norm = sizes[Size::pre_norm];
+    model.gelu = sizes[Size::gelu];
+    model.elu_scale = sizes[Size::elu_scale];
+    model.following = (int)sizes[Size::following];
+    model.class_rows = (int)sizes[Size::class_rows];
+    model.background = (int)sizes[Size::background];
+    model.token_size = (int)sizes[Size::token_size];
+    model.categorical = sizes[Size::categorical];
     model.eps = (float)eps;
     model.layers = (int)((weights.size() - first) / each);
     constexpr int unit = ON_GPU ? 8 : TILE;
@@ -70,13 +70,13 @@ class Parts {
     const Tensor& marginal = weights[4];
     if (marginal.numel()) model.marginal = checked<double>(marginal, op, "marginal", ScalarType::Double, {256});
     model.norm = norm(weights[5], weights[6], "norm");
-    STD_TORCH_CHECK(0 <= sizes[10] && sizes[10] < model.values && 0 <= sizes[11] &&
-                        (!sizes[11] || sizes[11] + model.classes < table_rows_) && -1 <= sizes[12] && sizes[12] <= 255,
-                    op, ": following, class_rows and background are ", sizes[10], ", ", sizes[11], " and ", sizes[12]);
-    STD_TORCH_CHECK(sizes[13] == 1 || (sizes[13] == 3 && !model.marginal && sizes[12] < 0), op,
-                    ": a token must have 1 sub-pixel, or 3 with a start token and no background; got ", sizes[13]);
-    STD_TORCH_CHECK(!sizes[14] || (sizes[5] == 256 && sizes[13] == 1 && !model.marginal), op, ": a categorical head must "
-                    "have 256 logits, 1 sub-pixel in a token and a start token; got ", sizes[5], " and ", sizes[13]);
+    STD_TORCH_CHECK(0 <= sizes[Size::following] && sizes[Size::following] < model.values && 0 <= sizes[Size::class_rows] &&
+                        (!sizes[Size::class_rows] || sizes[Size::class_rows] + model.classes < table_rows_) && -1 <= sizes[Size::background] && sizes[Size::background] <= 255,
+                    op, ": following, class_rows and background are ", sizes[Size::following], ", ", sizes[Size::class_rows], " and ", sizes[Size::background]);
+    STD_TORCH_CHECK(sizes[Size::token_size] == 1 || (sizes[Size::token_size] == 3 && !model.marginal && sizes[Size::background] < 0), op,
+                    ": a token must have 1 sub-pixel, or 3 with a start token and no background; got ", sizes[Size::token_size]);
+    STD_TORCH_CHECK(!sizes[Size::categorical] || (sizes[Size::mixtures] == 256 && sizes[Size::token_size] == 1 && !model.marginal), op, ": a categorical head must "
+                    "have 256 logits, 1 sub-pixel in a token and a start token; got ", sizes[Size::mixtures], " and ", sizes[Size::token_size]);
     if (!ON_GPU) check_look_ups();  // on a GPU this would have to wait; pack made them from a valid configuration
     for (size_t i : {0, 2, 6, 8}) model.bf16 |= weights[first + i].scalar_type() == ScalarType::BFloat16;
     model.head = head(weights[7], weights[8], "head", model.d_model);
@@ -172,59 +172,81 @@ class Parts {
   std::vector<float> no_bias_;
 };
 
-// The slots of a call's rows, and the pool of N states beside S and z that they point into. Here and below, what tensors
-// hold is not checked.
-inline Rows slots_of(const char* op, const Model& m, int64_t N, const Maybe& last, const Tensor& slots) {
-  STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
+// A call's pools. Here and below, what tensors hold is not checked.
+class PoolsOf {
+ public:
+  PoolsOf(const char* op, const std::vector<Tensor>& pools) : pools_(pools) {
+    STD_TORCH_CHECK(pools.size() == PoolOrder::count, op, ": pools must hold ", (int)PoolOrder::count,
+                    " tensors, got ", pools.size());
+  }
+  const Tensor& operator[](int which) const { return pools_[which]; }
+  bool has(int which) const { return pools_[which].numel() > 0; }
+
+ private:
+  const std::vector<Tensor>& pools_;
+};
+
+// The slots of a call's rows, and the pool of N states beside S and z that they point into.
+inline Rows slots_of(const char* op, const Model& m, int64_t N, const PoolsOf& pools, const int64_t* slots, int64_t B) {
   Rows rows{};
-  rows.count = (int)slots.size(0);
-  rows.slots = checked<int64_t>(slots, op, "slots", ScalarType::Long, {slots.size(0)});
+  rows.count = (int)B;
+  rows.slots = slots;
   if (m.background >= 0) {
-    STD_TORCH_CHECK(last, op, ": a model with a background needs the pool `last`, got None");
-    rows.last = checked<float>(*last, op, "last", ScalarType::Float, {N, m.project.columns});
+    STD_TORCH_CHECK(pools.has(PoolOrder::last), op, ": a model with a background needs the pool `last`, got none");
+    rows.last = checked<float>(pools[PoolOrder::last], op, "last", ScalarType::Float, {N, m.project.columns});
   }
   return rows;
 }
 
-// The same, with the further arguments of decode_quantum and prefill for each row.
-inline Rows rows_of(const char* op, const Model& m, const Tensor& canvas, const Tensor& known, const Maybe& last,
-                    const Maybe& conditioned, const Tensor& slots, const Tensor& positions, const Tensor& start) {
+// The rows of decode_quantum and prefill.
+inline Rows rows_of(const char* op, const Model& m, const PoolsOf& pools, const Tensor& numbers) {
+  const Tensor& canvas = pools[PoolOrder::canvas];
   STD_TORCH_CHECK(canvas.dim() == 2, op, ": canvas must have shape (N, T), got ", text(sizes_of(canvas)));
-  const int64_t N = canvas.size(0);
-  Rows rows = slots_of(op, m, N, last, slots);
-  const int64_t B = rows.count;
+  STD_TORCH_CHECK(numbers.dim() == 2, op, ": rows must have shape (", (int)RowOrder::count, ", B), got ",
+                  text(sizes_of(numbers)));
+  const int64_t N = canvas.size(0), B = numbers.size(1);
+  const int64_t* lines = checked<int64_t>(numbers, op, "rows", ScalarType::Long, {RowOrder::count, B});
+  Rows rows = slots_of(op, m, N, pools, lines + RowOrder::slot * B, B);
   rows.canvas = checked<uint8_t>(canvas, op, "canvas", ScalarType::Byte, {N, m.subpixels});
-  rows.known = checked<bool>(known, op, "known", ScalarType::Bool, {N, m.subpixels});
-  if (conditioned) rows.conditioned = checked<bool>(*conditioned, op, "conditioned", ScalarType::Bool, {B});
-  rows.positions = checked<int64_t>(positions, op, "positions", ScalarType::Long, {B});
-  rows.start = checked<int64_t>(start, op, "start", ScalarType::Long, {B});
+  rows.known = checked<bool>(pools[PoolOrder::known], op, "known", ScalarType::Bool, {N, m.subpixels});
+  rows.positions = lines + RowOrder::position * B;
+  rows.steps = lines + RowOrder::steps * B;
+  rows.start = lines + RowOrder::start * B;
+  rows.seeds = lines + RowOrder::seed * B;
+  rows.conditioned = lines + RowOrder::conditioned * B;
   return rows;
 }
 
-inline void check_read(const char* op, const Tensor& S, const Tensor& inputs) {
+inline void check_read(const char* op, const PoolsOf& pools, const Tensor& slots, const Tensor& inputs) {
+  const Tensor& S = pools[PoolOrder::S];
   STD_TORCH_CHECK(S.dim() == 5, op, ": S must have shape (N, L, H, D, M), got ", text(sizes_of(S)));
+  STD_TORCH_CHECK(slots.dim() == 1, op, ": slots must have shape (B,), got ", text(sizes_of(slots)));
   STD_TORCH_CHECK(inputs.dim() == 2, op, ": inputs must have shape (n, d_model), got ", text(sizes_of(inputs)));
 }
 
 // What decode_quantum returns. rows gets its places, and the arguments that say what to draw.
 inline std::tuple<Tensor, Tensor, Tensor, Tensor> results_of(
-    const char* op, const Model& m, Rows& rows, const Tensor& known, const Tensor& steps, const Tensor& seeds,
-    const Tensor& temperatures, int64_t most, int64_t most_passes, bool with_log_probs) {
-  const int64_t B = rows.count;
-  STD_TORCH_CHECK(most >= 0 && most_passes >= 0, op, ": most and most_passes must be at least 0, got ", most, " and ",
-                  most_passes);
+    const char* op, const Model& m, Rows& rows, const Tensor& known, const Tensor& numbers, const Tensor& temperatures,
+    const std::vector<int64_t>& limits, bool with_log_probs) {
+  const int64_t B = rows.count, most = limits[LimitOrder::steps], most_passes = limits[LimitOrder::passes];
+  STD_TORCH_CHECK(most >= 0 && most_passes >= 0, op, ": the limits of steps and passes must be at least 0, got ", most,
+                  " and ", most_passes);
   rows.most_steps = most;
   rows.most_passes = std::min(most, most_passes);
-  rows.seeds = checked<int64_t>(seeds, op, "seeds", ScalarType::Long, {B});
   rows.temperatures = checked<float>(temperatures, op, "temperatures", ScalarType::Float, {B});
   Tensor log_probs = torch::stable::new_zeros(temperatures, {B, with_log_probs ? most * m.token_size : 0});
   Tensor finite = torch::stable::fill_(torch::stable::new_empty(known, {B}), 1);
-  Tensor taken = torch::stable::new_zeros(steps, {B}), passes = torch::stable::new_zeros(steps, {B});
+  Tensor taken = torch::stable::new_zeros(numbers, {B}), passes = torch::stable::new_zeros(numbers, {B});
   rows.log_probs = with_log_probs ? (float*)log_probs.data_ptr() : nullptr;
   rows.finite = (bool*)finite.data_ptr();
   rows.taken = (int64_t*)taken.data_ptr();
   rows.passes = (int64_t*)passes.data_ptr();
   return {log_probs, finite, taken, passes};
+}
+
+inline void check_limits(const char* op, const std::vector<int64_t>& limits) {
+  STD_TORCH_CHECK(limits.size() == LimitOrder::count, op, ": limits must hold ", (int)LimitOrder::count,
+                  " integers, got ", limits.size());
 }
 
 }  // namespace linpix

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .attention import PADDING_SLOT
 from .inputs import START
-from .packing import PRECISIONS, pack, pack_state, state_scale
+from .packing import PRECISIONS, ROWS, pack, pack_state, pools_of, rows_of, state_scale
 from .transformer import Transformer
 
 # rows of a graph; unused rows are padding, which is computed too
@@ -46,6 +46,9 @@ _recording = threading.Lock()
 TILES, OVERLAP = "LINPIX_TILES", "LINPIX_OVERLAP"
 os.environ.setdefault(TILES, "")
 os.environ.setdefault(OVERLAP, "1")
+SLOT, POSITION, STEPS = ROWS.index("slot"), ROWS.index("position"), ROWS.index("steps")
+# the other lines of a graph's numbers
+PASSES, TEMPERATURES, FINITE = len(ROWS), len(ROWS) + 1, len(ROWS) + 2
 TIMED = 4  # strides of a graph, to choose among variants
 # their seconds; kept, and so is the choice, for the life of the process
 _timed = dict[object, dict[Variant, float]]()
@@ -61,9 +64,9 @@ def check_state(state: str) -> None:
 class _Rows:
     """The tensors of its rows that a graph reads and writes, at fixed addresses."""
 
-    # (9, bucket) int64, one transfer each way: slots, positions, steps left, start, seeds, passes
-    # (steps that went through the layers), and at the beginning of a line each temperatures
-    # (float32), conditioned and finite (bool)
+    # (9, bucket) int64, one transfer each way: the lines of ROWS with the steps that are left,
+    # passes (steps that went through the layers), and at the beginning of a line each temperatures
+    # (float32) and finite (bool)
     numbers: Tensor
     graph: Work | None = field(default=None)  # replays the recorded work
 
@@ -180,6 +183,21 @@ class GpuPool:
         self.known = torch.zeros(slots + 1, config.subpixels, dtype=torch.bool, device=device)
 
     @property
+    def pools(self) -> list[Tensor]:
+        """As the operators take them."""
+        return pools_of(
+            canvas=self.canvas,
+            known=self.known,
+            S=self.S,
+            z=self.z,
+            last=self.last,
+            tokens=self.tokens,
+            pairs=self.pairs,
+            scale=self.scale,
+            saturated=self._saturated,
+        )
+
+    @property
     def _parts(self) -> list[Tensor]:
         return [
             part
@@ -238,9 +256,7 @@ class GpuPool:
         )
         offsets = torch.tensor([0, *accumulate(map(len, inputs))])
         features: Tensor = self._operators.read(
-            S,
-            z,
-            last,
+            pools_of(S=S, z=z, last=last),
             torch.arange(count, device=device),
             torch.cat([*inputs]).to(device),
             offsets.to(device),
@@ -267,46 +283,23 @@ class GpuPool:
             self.last[slots] = last
 
     @torch.inference_mode()
-    def prefill(
-        self,
-        slots: Numbers,
-        positions: Numbers,
-        steps: Numbers,
-        start: Numbers,
-        *,
-        conditioned: NDArray[np.bool_] | None = None,
-    ) -> None:
+    def prefill(self, rows: NDArray[np.int64]) -> None:
         """Fold the next inputs of each image into its slot, from its position on: start token, x_0,
         x_1 and so on.
 
-        conditioned: as in decode. Waits for the GPU, so that a caller can measure the time.
+        rows: (6, B), see ROWS; seeds do not count. Waits for the GPU, so that a caller can measure
+        the time.
         """
-        numbers = np.stack([np.asarray(x, np.int64) for x in (slots, positions, steps, start)])
-        self._check(*numbers)
-        read = np.zeros(len(numbers[0]), np.bool_) if conditioned is None else conditioned
-        for first in range(0, len(read), PREFILL_ROWS):
-            part = numbers[:, first : first + PREFILL_ROWS]
-            flags = (
-                None
-                if self.tokens is None
-                else torch.from_numpy(read[first : first + PREFILL_ROWS]).to(self.device)
-            )
+        self._check(rows)
+        for first in range(0, rows.shape[1], PREFILL_ROWS):
+            part = rows[:, first : first + PREFILL_ROWS]
             self._operators.prefill(
-                self.canvas,
-                self.known,
-                self.S,
-                self.z,
-                self.pairs,
-                self.scale,
-                self._saturated,
-                self.last,
-                self.tokens,
-                flags,
-                *torch.from_numpy(part).to(self.device),
+                self.pools,
+                torch.from_numpy(np.ascontiguousarray(part)).to(self.device),
                 self._packed.weights,
                 self._packed.sizes,
                 self._packed.eps,
-                int(part[2].max()),
+                int(part[STEPS].max()),
                 1,
             )
         if self.canvas.is_cuda:
@@ -315,86 +308,65 @@ class GpuPool:
     @torch.inference_mode()
     def decode(
         self,
-        slots: Numbers,
-        positions: Numbers,
-        steps: Numbers,
-        start: Numbers,
-        seeds: Numbers,
-        temperatures: NDArray[np.float32] | Sequence[float],
+        rows: NDArray[np.int64],
+        temperatures: NDArray[np.float32],
         *,
-        conditioned: NDArray[np.bool_] | None = None,
         passes: int | None = None,
     ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
         """Advance each of B images from its position by its number of steps, or until `passes` are
         used up.
 
-        passes: limit of passes through the layers, rounded up to a multiple of `stride` ·
-        conditioned: (B,), whether an image's known sub-pixels were read, and are skipped; none if
-        absent.
+        rows: (6, B), see ROWS · temperatures: (B,) · passes: limit of passes through the layers,
+        rounded up to a multiple of `stride`.
         Returns, (B,) each, whether all parameters were finite, the steps taken, and how many of
         them went through the layers. Decodes up to 4,096 images at a time, and waits for the GPU
         once per 4,096.
         """
-        numbers = np.stack(
-            [np.asarray(x, np.int64) for x in (slots, positions, steps, start, seeds)]
-        )
-        scales = np.asarray(temperatures, np.float32)
-        self._check(*numbers[:4])
-        if scales.shape != numbers[0].shape:
+        self._check(rows)
+        count, most = rows.shape[1], BUCKETS[-1]
+        if temperatures.shape != (count,):
             raise ValueError(
-                f"there must be a temperature for each of {numbers.shape[1]} rows, got"
-                f" {scales.shape}"
+                f"there must be a temperature for each of {count} rows, got {temperatures.shape}"
             )
-        if not (scales >= 0).all():
-            raise ValueError(f"temperatures must be at least 0, got {scales.min()}")
-        numbers[2][numbers[0] == PADDING_SLOT] = 0
-        flags = np.zeros(len(scales), np.bool_) if conditioned is None else conditioned
-        longest, most = int(numbers[2].max()), BUCKETS[-1]
-        strides = -(-(longest if passes is None else min(passes, longest)) // self.stride)
-        parts = [
-            self._decode(
-                numbers[:, first : first + most],
-                scales[first : first + most],
-                flags[first : first + most],
-                strides,
-            )
-            for first in range(0, len(scales), most)
-        ]
+        if not (temperatures >= 0).all():
+            raise ValueError(f"temperatures must be at least 0, got {temperatures.min()}")
+        steps = np.where(rows[SLOT] == PADDING_SLOT, 0, rows[STEPS])
+        longest = int(steps.max())
+        limit = longest if passes is None else min(passes, longest)
+        strides = -(-limit // self.stride)
+        rows = np.stack([*rows[:STEPS], steps, *rows[STEPS + 1 :]])
+        parts = []
+        for first in range(0, count, most):
+            some = slice(first, first + most)
+            parts.append(self._decode(rows[:, some], temperatures[some], strides))
         finite, taken, passed = np.concatenate(parts, 1)
         return finite.astype(np.bool_), taken, passed
 
     def _decode(
-        self,
-        numbers: NDArray[np.int64],
-        scales: NDArray[np.float32],
-        conditioned: NDArray[np.bool_],
-        strides: int,
+        self, numbers: NDArray[np.int64], temperatures: NDArray[np.float32], strides: int
     ) -> NDArray[np.int64]:
         """Run the graph `strides` times; returns (3, B): the results of decode."""
-        count = len(scales)
+        count = len(temperatures)
         rows = self._rows_for(count)
-        done = self._replay(
-            rows, rows.graph or partial(self._advance, rows), numbers, scales, conditioned, strides
-        )
-        return np.stack(
-            [done[8].view(np.bool_)[:count], done[1, :count] - numbers[1], done[5, :count]]
-        )
+        graph = rows.graph or partial(self._advance, rows)
+        done = self._replay(rows, graph, numbers, temperatures, strides)
+        finite = done[FINITE].view(np.bool_)[:count]
+        return np.stack([finite, done[POSITION, :count] - numbers[POSITION], done[PASSES, :count]])
 
     def _replay(
         self,
         rows: _Rows,
         graph: Work,
         numbers: NDArray[np.int64],
-        scales: NDArray[np.float32],
-        conditioned: NDArray[np.bool_],
+        temperatures: NDArray[np.float32],
         strides: int,
     ) -> NDArray[np.int64]:
         """Returns what the numbers of _Rows are then."""
-        count = len(scales)
+        count = len(temperatures)
         host = np.zeros(rows.numbers.shape, np.int64)  # padding takes no step
-        host[:5, :count] = numbers
-        host[6].view(np.float32)[:count], host[7].view(np.bool_)[:count] = scales, conditioned
-        host[8].view(np.bool_)[:] = True
+        host[: len(ROWS), :count] = numbers
+        host[TEMPERATURES].view(np.float32)[:count] = temperatures
+        host[FINITE].view(np.bool_)[:] = True
         rows.numbers.copy_(torch.from_numpy(host))
         for _ in range(strides):
             graph()
@@ -432,7 +404,7 @@ class GpuPool:
 
     def _fastest(self, recorder: Callable[[Work], Work], bucket: int) -> _Rows:
         rows, bf16 = (
-            _Rows(torch.zeros(9, bucket, dtype=torch.int64, device=self.device)),
+            _Rows(torch.zeros(FINITE + 1, bucket, dtype=torch.int64, device=self.device)),
             self.precision == "bf16",
         )
         tiles = (
@@ -456,81 +428,55 @@ class GpuPool:
     def _time(self, rows: _Rows, graph: Work) -> float:
         """Seconds of TIMED strides in which all rows draw, from their first tokens on."""
         slots = np.arange(1, min(rows.numbers.shape[1], len(self.canvas) - 1) + 1)
-        numbers = np.stack(
-            [slots, 0 * slots, 0 * slots + self.config.length, 0 * slots + START, slots]
+        numbers = rows_of(
+            slot=slots,
+            steps=[self.config.length] * len(slots),
+            start=[START] * len(slots),
+            seed=slots,
         )
         began = time.perf_counter()
-        self._replay(
-            rows,
-            graph,
-            numbers,
-            np.ones(len(slots), np.float32),
-            np.zeros(len(slots), np.bool_),
-            TIMED,
-        )
+        self._replay(rows, graph, numbers.numpy(), np.ones(len(slots), np.float32), TIMED)
         return time.perf_counter() - began
 
     def _advance(self, rows: _Rows) -> None:
         """The content of a graph: `stride` passes of every row with steps left, and the update of
         its numbers.
         """
-        slots, positions, steps, start, seeds, all_passes, *others = rows.numbers
-        temperatures, conditioned, all_finite = (
-            line.view(kind)[: len(slots)]
-            for line, kind in zip(others, (torch.float32, torch.bool, torch.bool), strict=True)
-        )
-        packed, skips = self._packed, self.tokens is not None
+        numbers, bucket = rows.numbers, rows.numbers.shape[1]
+        temperatures = numbers[TEMPERATURES].view(torch.float32)[:bucket]
+        all_finite = numbers[FINITE].view(torch.bool)[:bucket]
+        most = self.stride if self.tokens is None else self.config.length
         _, finite, taken, passes = self._operators.decode_quantum(
-            self.canvas,
-            self.known,
-            self.S,
-            self.z,
-            self.pairs,
-            self.scale,
-            self._saturated,
-            self.last,
-            self.tokens,
-            conditioned if skips else None,
-            slots,
-            positions,
-            steps,
-            start,
-            seeds,
+            self.pools,
+            numbers[: len(ROWS)],
             temperatures,
-            packed.weights,
-            packed.sizes,
-            packed.eps,
-            self.config.length if skips else self.stride,
-            self.stride,
-            1,
+            self._packed.weights,
+            self._packed.sizes,
+            self._packed.eps,
+            [most, self.stride, 1],
             math.inf,
             False,
         )
         all_finite &= finite
-        all_passes += passes
-        positions += taken
-        steps -= taken
+        numbers[PASSES] += passes
+        numbers[POSITION] += taken
+        numbers[STEPS] -= taken
 
     def _rows_for(self, count: int) -> _Rows:
         """The smallest bucket that holds this many rows. Its graph is recorded at first use."""
         bucket = next(size for size in BUCKETS if size >= count)
         if bucket not in self._rows:
-            rows = _Rows(torch.zeros(9, bucket, dtype=torch.int64, device=self.device))
+            rows = _Rows(torch.zeros(FINITE + 1, bucket, dtype=torch.int64, device=self.device))
             if self._recorder:  # no row has a step left yet
                 rows.graph = _record(self._recorder, partial(self._advance, rows))
             self._rows[bucket] = rows
         return self._rows[bucket]
 
-    def _check(
-        self,
-        slots: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        steps: NDArray[np.int64],
-        start: NDArray[np.int64],
-    ) -> None:
+    def _check(self, rows: NDArray[np.int64]) -> None:
         """Check the arguments, since the kernels do not: a wrong one would write into another
         image's memory.
         """
+        slots, positions, steps, start, *_ = rows
         N, length, last = len(self.canvas), self.config.length, START + self.config.classes
         if (
             not len(slots)

@@ -26,45 +26,33 @@ GPU_MAX_HEAD = 64  # largest key or value dim for attention over whole sequences
 SEQUENCE_DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 # increased with every change of a schema below or of the packed layout, so that a library for
 # another is not loaded
-SCHEMAS = 16
+SCHEMAS = 17
 
 RECURRENT_STEP = (
     "recurrent_step(Tensor q, Tensor k, Tensor v, Tensor(a!) S, Tensor(b!) z, Tensor slots, float"
     " eps) -> Tensor"
 )
-# weights and sizes: see model/packing.py. The pools canvas, known, S and z are indexed by slots
-# (B,).
-# last and conditioned are for models that skip the layers amid background, or that read all known
-# sub-pixels first: last (N, background_dim) is a pool; conditioned (B,) says whether a row's known
-# sub-pixels were read. pairs, scale and saturated are for a state in float16, which saves memory
-# traffic on a GPU; else they are None. tokens (N,) int64 is a pool for models that skip or read, on
-# a GPU, else None: the number of tokens in a slot's state, which does not follow from the position.
-# most: the largest number of steps, or tokens, of a row; an argument, since reading it from a GPU
-# would mean waiting.
-# most_passes: a row stops after this many passes, or when its steps are taken; a row that skips has
-# fewer passes than
-# steps. patience: seconds per pass; threads that share columns and take longer on average go on
-# without sharing.
-# log_probs: whether log-probabilities are computed; else the first result has no columns.
+# pools, rows, weights, sizes and limits hold many things in an order that csrc/order.h and
+# model/packing.py name. The largest number of steps, or tokens, of a row is an argument, since
+# reading it from a GPU would mean waiting. A row stops after so many passes, or when its steps are
+# taken; a row that skips the layers has fewer passes than steps. patience: seconds per pass;
+# threads that share columns and take longer on average go on without sharing. log_probs: whether
+# log-probabilities are computed; else the first result has no columns.
 DECODE_QUANTUM = (
-    "decode_quantum(Tensor(a!) canvas, Tensor known, Tensor(b!) S, Tensor(c!) z, Tensor(d!)? pairs,"
-    " Tensor? scale, Tensor(e!)? saturated, Tensor(f!)? last, Tensor(g!)? tokens, Tensor?"
-    " conditioned, Tensor slots, Tensor positions, Tensor steps, Tensor start, Tensor seeds, Tensor"
-    " temperatures, Tensor[] weights, int[] sizes, float eps, int most, int most_passes, int"
-    " threads, float patience, bool log_probs) -> (Tensor, Tensor, Tensor, Tensor)"
+    "decode_quantum(Tensor(a!)[] pools, Tensor rows, Tensor temperatures, Tensor[] weights,"
+    " int[] sizes, float eps, int[] limits, float patience, bool log_probs)"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
 )
 PREFILL = (
-    "prefill(Tensor canvas, Tensor known, Tensor(a!) S, Tensor(b!) z, Tensor(c!)? pairs, Tensor?"
-    " scale, Tensor(d!)? saturated, Tensor(e!)? last, Tensor(f!)? tokens, Tensor? conditioned,"
-    " Tensor slots, Tensor positions, Tensor steps, Tensor start, Tensor[] weights, int[] sizes,"
-    " float eps, int most, int threads) -> ()"
+    "prefill(Tensor(a!)[] pools, Tensor rows, Tensor[] weights, int[] sizes, float eps, int most,"
+    " int threads) -> ()"
 )
 # inputs (n, d_model): inputs of the first layer, one row of the batch after another; row i begins
 # at offsets[i]. A GPU folds them into an empty state, whatever lies there, and trusts `most` to be
 # the largest number of inputs of a row.
 READ = (
-    "read(Tensor(a!) S, Tensor(b!) z, Tensor(c!)? last, Tensor slots, Tensor inputs, Tensor"
-    " offsets, Tensor[] weights, int[] sizes, float eps, int most, int threads) -> Tensor"
+    "read(Tensor(a!)[] pools, Tensor slots, Tensor inputs, Tensor offsets, Tensor[] weights,"
+    " int[] sizes, float eps, int most, int threads) -> Tensor"
 )
 # Attention over whole sequences, packed one after the other, for training and prefill. The second
 # result is the normaliser (N, H).
@@ -261,54 +249,28 @@ def _refuse_second_gradient(ctx: Any, *_: Tensor) -> None:
 
 
 def _decode_quantum_shape(
-    canvas: Tensor,
-    known: Tensor,
-    S: Tensor,
-    z: Tensor,
-    pairs: Tensor | None,
-    scale: Tensor | None,
-    saturated: Tensor | None,
-    last: Tensor | None,
-    tokens: Tensor | None,
-    conditioned: Tensor | None,
-    slots: Tensor,
-    positions: Tensor,
-    steps: Tensor,
-    start: Tensor,
-    seeds: Tensor,
+    pools: list[Tensor],
+    rows: Tensor,
     temperatures: Tensor,
     weights: list[Tensor],
     sizes: list[int],
     eps: float,
-    most: int,
-    most_passes: int,
-    threads: int,
+    limits: list[int],
     patience: float,
     log_probs: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    count = rows.shape[1]
     return (
-        temperatures.new_empty(slots.shape[0], most if log_probs else 0),
-        known.new_empty(slots.shape[0]),
-        steps.new_empty(steps.shape),
-        steps.new_empty(steps.shape),
+        temperatures.new_empty(count, limits[0] if log_probs else 0),
+        rows.new_empty(count, dtype=torch.bool),
+        rows.new_empty(count),
+        rows.new_empty(count),
     )
 
 
 def _prefill_shape(
-    canvas: Tensor,
-    known: Tensor,
-    S: Tensor,
-    z: Tensor,
-    pairs: Tensor | None,
-    scale: Tensor | None,
-    saturated: Tensor | None,
-    last: Tensor | None,
-    tokens: Tensor | None,
-    conditioned: Tensor | None,
-    slots: Tensor,
-    positions: Tensor,
-    steps: Tensor,
-    start: Tensor,
+    pools: list[Tensor],
+    rows: Tensor,
     weights: list[Tensor],
     sizes: list[int],
     eps: float,
@@ -319,9 +281,7 @@ def _prefill_shape(
 
 
 def _read_shape(
-    S: Tensor,
-    z: Tensor,
-    last: Tensor | None,
+    pools: list[Tensor],
     slots: Tensor,
     inputs: Tensor,
     offsets: Tensor,

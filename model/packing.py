@@ -26,10 +26,40 @@ GPU_D_MODEL, GPU_DEPTH = 512, 2048
 _FP32_WEIGHTS, _FP32_ROWS, _FP32_PAD = 32 << 10, 16, 4
 PANEL = 4  # most blocks per panel
 _BEFORE_LAYERS, _EACH_LAYER = 13, 12  # tensors of Packed.weights
+# The order in which csrc's operators get things: csrc/order.h has the same names.
+# Tensors by slot: canvas (N, T) uint8, known (N, T) bool, the same for all sub-pixels of a token,
+# S (N, L, H, D, M), z (N, L, H, D), last (N, background_dim) of models with a background; on a GPU
+# tokens (N,) int64, in a slot's state, of models that skip or read, and pairs, scale and saturated
+# for a state in float16. Empty where there is no use for it.
+POOLS = ("canvas", "known", "S", "z", "last", "tokens", "pairs", "scale", "saturated")
+# Lines of (6, B) int64. No slot appears twice except 0, whose rows are padding · conditioned:
+# whether known sub-pixels were read, and are skipped.
+ROWS = ("slot", "position", "steps", "start", "seed", "conditioned")
+LIMITS = ("steps", "passes", "threads")
 # Precisions of the layers' matrix products. int8 leaves out the feed-forwards of the first and last
 # layer, which would cost more likelihood than all other products together: they are bf16, or fp32
 # if the processor has no fast bf16. There are no GPU kernels for int8.
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+
+
+def pools_of(**tensors: Tensor | None) -> list[Tensor]:
+    """Tensors by their names in POOLS, in that order; empty ones for those that are left out."""
+    assert tensors.keys() <= set(POOLS)
+    found = []
+    for name in POOLS:
+        tensor = tensors.get(name)
+        found.append(torch.empty(0) if tensor is None else tensor)
+    return found
+
+
+def rows_of(**lines: Any) -> Tensor:
+    """(6, B) int64 of the names in ROWS; those that are left out are 0. `slot` decides B."""
+    assert lines.keys() <= set(ROWS)
+    rows = torch.zeros(len(ROWS), len(lines["slot"]), dtype=torch.int64)
+    for line, name in zip(rows, ROWS, strict=True):
+        if name in lines:
+            line[:] = torch.as_tensor(lines[name])
+    return rows
 
 
 def _round_up(n: int, unit: int = TILE) -> int:
@@ -116,11 +146,7 @@ class Packed:
 
     weights: table, source, base, place, marginal, final norm (weight, bias), head (weight, bias);
     for a background project, table, head (weight, bias), else four empty tensors; and for each
-    layer qkv, out, norm1, up, down, norm2 (weight, bias each). sizes: H, D, M, d_model, d_ff, K,
-    classes; as 0 or 1, whether the model is pre-norm, has gelu, and draws with the published
-    sampler's scale; the number of following neighbours; the first row of the classes' table, or 0;
-    the background, or -1; the sub-pixels per token; and, as 0 or 1, whether the head is
-    categorical, with 256 logits for K.
+    layer qkv, out, norm1, up, down, norm2 (weight, bias each). sizes: those of sizes_of, in order.
     """
 
     weights: list[Tensor]
@@ -139,65 +165,37 @@ class Packed:
 
     def decode(
         self,
-        canvas: Tensor,
-        known: Tensor,
-        S: Tensor,
-        z: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        steps: Tensor,
-        start: Tensor,
-        seeds: Tensor,
+        pools: list[Tensor],
+        rows: Tensor,
         temperatures: Tensor,
         *,
-        last: Tensor | None = None,
-        conditioned: Tensor | None = None,
         passes: int | None = None,
         log_probs: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Advance each of B rows from its position by its number of steps. Positions and steps
         count tokens.
 
+        pools, rows: see POOLS and ROWS; canvas, S, z and last are changed in place, canvas except
+            where known is set · temperatures: (B,) float32
         passes: a row stops earlier, before the step that would be its (passes + 1)-th through the
                 layers.
-        Pools, indexed by slot: canvas (N, T) uint8, changed in place except where known (N, T) bool
-        is set (for all sub-pixels of a token or for none) · S (N, L, H, D, M), z (N, L, H, D) and,
-        for a model with a background, last (N, background_dim), all float32 and changed in place.
-        Rows: slots, positions, steps, start, seeds (B,) int64, no slot twice except 0, whose rows
-        are not computed · temperatures (B,) float32 · conditioned (B,) bool, whether a row's known
-        sub-pixels were read, and are skipped; none if absent.
         Returns the log-probability of each sub-pixel at temperature 1, (B, sub-pixels in the
         largest number of steps) float32 in nats, 0 after a row's last one, or (B, 0) unless
         log_probs asks for them; (B,) bool, false where a row's parameters were not finite; and,
         (B,) int64 each, the steps that each row took, and how many of them went through the layers.
         """
-        # not torch's: see server/engine/decode/decoder.py
-        most = int(steps.numpy()[slots.numpy() != 0].max(initial=0))
+        slots, _, steps, *_ = rows.numpy()  # not torch's: see server/engine/decode/decoder.py
+        most = int(steps[slots != 0].max(initial=0))
         threads, patience = self.team.choose(len(slots))
         began = time.perf_counter()
         found, finite, taken, passed = torch.ops.linpix.decode_quantum(
-            canvas,
-            known,
-            S,
-            z,
-            None,
-            None,
-            None,
-            last,
-            None,
-            conditioned,
-            slots,
-            positions,
-            steps,
-            start,
-            seeds,
+            pools,
+            rows,
             temperatures,
             self.weights,
             self.sizes,
             self.eps,
-            most,
-            most if passes is None else passes,
-            threads,
+            [most, most if passes is None else passes, threads],
             patience,
             log_probs,
         )
@@ -206,46 +204,16 @@ class Packed:
         )
         return found, finite, taken, passed
 
-    def prefill(
-        self,
-        canvas: Tensor,
-        known: Tensor,
-        S: Tensor,
-        z: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        steps: Tensor,
-        start: Tensor,
-        *,
-        last: Tensor | None = None,
-        conditioned: Tensor | None = None,
-    ) -> None:
+    def prefill(self, pools: list[Tensor], rows: Tensor) -> None:
         """Fold the next inputs of each row into its slot, from its position on: start token, x_0,
         x_1 and so on.
 
         The result is the same, bit for bit, as after this number of steps of decode, or after
-        several calls. Pools and rows as in decode.
+        several calls. Pools and rows as in decode; seeds do not count.
         """
+        most = int(rows[ROWS.index("steps")].max())
         torch.ops.linpix.prefill(
-            canvas,
-            known,
-            S,
-            z,
-            None,
-            None,
-            None,
-            last,
-            None,
-            conditioned,
-            slots,
-            positions,
-            steps,
-            start,
-            self.weights,
-            self.sizes,
-            self.eps,
-            int(steps.max()),
-            torch.get_num_threads(),
+            pools, rows, self.weights, self.sizes, self.eps, most, torch.get_num_threads()
         )
 
     def read(self, inputs: Sequence[Tensor], state: Any, slots: Tensor) -> Tensor:
@@ -257,9 +225,7 @@ class Packed:
         """
         offsets = torch.tensor([0, *accumulate(map(len, inputs))])
         features: Tensor = torch.ops.linpix.read(
-            state.S,
-            state.z,
-            state.last,
+            pools_of(S=state.S, z=state.z, last=state.last),
             slots,
             torch.cat([*inputs]),
             offsets,
@@ -356,24 +322,32 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
             *matrix(layer.down.weight, layer.down.bias, dtype=feed_forward),
             *norm(layer.norm2),
         ]
-    sizes = [
-        config.heads,
-        config.key_dim,
-        config.value_dim,
-        config.d_model,
-        config.d_ff,
-        mixtures,
-        config.classes,
-        config.norm == "pre",
-        config.activation == "gelu",
-        config.scale_transform == "elu",
-        len(config.following),
-        inputs.class_rows,
-        -1 if config.background is None else config.background,
-        config.token_size,
-        config.head == "categorical",
-    ]
+    sizes = sizes_of(config, mixtures, inputs.class_rows).values()
     return Packed(weights, [int(size) for size in sizes], config.eps)
+
+
+def sizes_of(config: ModelConfig, mixtures: int, class_rows: int) -> dict[str, int]:
+    """What the weights do not say, by name, in the order of csrc/order.h.
+
+    mixtures: K, or the logits of a categorical head · class_rows: first row of the classes' table
+    """
+    return {
+        "heads": config.heads,
+        "key_dim": config.key_dim,
+        "value_dim": config.value_dim,
+        "d_model": config.d_model,
+        "d_ff": config.d_ff,
+        "mixtures": mixtures,
+        "classes": config.classes,
+        "pre_norm": config.norm == "pre",
+        "gelu": config.activation == "gelu",
+        "elu_scale": config.scale_transform == "elu",  # draws with the published sampler's scale
+        "following": len(config.following),
+        "class_rows": class_rows,
+        "background": -1 if config.background is None else config.background,
+        "token_size": config.token_size,
+        "categorical": config.head == "categorical",
+    }
 
 
 def _heads(qkv: Tensor, config: ModelConfig) -> list[Tensor]:

@@ -17,7 +17,7 @@ from linpix.model.config import bits_per_dim
 from linpix.model.heads import log_likelihood
 from linpix.model.inputs import START
 from linpix.model.likelihood import uniform_prior
-from linpix.model.packing import Packed
+from linpix.model.packing import Packed, pools_of, rows_of
 from linpix.model.transformer import Transformer
 
 
@@ -151,19 +151,11 @@ def _stepped_nats(net: Transformer, packed: Packed, images: Tensor, start: Tenso
     """The same as _parallel_nats, by the compiled engine."""
     rows, state = len(start), RecurrentState(net.config, len(start))
     canvas = torch.cat([images[:1], images])  # slot 0 is for padding
-    nothing = torch.zeros(rows, dtype=torch.int64)
+    known = torch.ones_like(canvas, dtype=torch.bool)
     log_probs, finite, *_ = packed.decode(
-        canvas,
-        torch.ones_like(canvas, dtype=torch.bool),
-        state.S,
-        state.z,
-        torch.arange(1, rows + 1),
-        nothing,
-        torch.full_like(nothing, net.config.length),
-        start,
-        nothing,
+        pools_of(canvas=canvas, known=known, S=state.S, z=state.z, last=state.last),
+        rows_of(slot=range(1, rows + 1), steps=[net.config.length] * rows, start=start),
         torch.ones(rows),
-        last=state.last,
         log_probs=True,
     )
     if not bool(finite.all()):

@@ -20,7 +20,7 @@ from linpix.model.attention import attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import ModelConfig
 from linpix.model.generate import generate, starts_of, tile
-from linpix.model.packing import Packed, choose, pack
+from linpix.model.packing import Packed, choose, pack, pools_of, rows_of
 from linpix.model.pieces import whole
 from linpix.model.transformer import Transformer
 
@@ -121,19 +121,16 @@ def drawn(
     canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)  # slot 0 is for padding
     start = torch.tensor([net.start_index(label) for label in labels])
     start = starts_of(net, torch.zeros(rows, net.config.classes), np.array(seeds), start)
-    nothing = torch.zeros(rows, dtype=torch.int64)
+    known = torch.zeros_like(canvas, dtype=torch.bool)
     _, finite, *_ = packed.decode(
-        canvas,
-        torch.zeros_like(canvas, dtype=torch.bool),
-        state.S,
-        state.z,
-        torch.arange(1, rows + 1),
-        nothing,
-        torch.full_like(nothing, net.config.length),
-        start,
-        torch.tensor(list(seeds)),
+        pools_of(canvas=canvas, known=known, S=state.S, z=state.z, last=state.last),
+        rows_of(
+            slot=range(1, rows + 1),
+            steps=[net.config.length] * rows,
+            start=start,
+            seed=list(seeds),
+        ),
         torch.full((rows,), temperature),
-        last=state.last,
     )
     if not bool(finite.all()):
         raise FloatingPointError(

@@ -71,33 +71,32 @@ Tensor recurrent_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
 // A pass made of the operators' arguments, with buffers for at_once tokens of each row.
 class Call {
  public:
-  // Of decode_quantum and prefill.
-  Call(const char* op, const Tensor& canvas, const Tensor& known, const Tensor& S, const Tensor& z, const Maybe& pairs,
-       const Maybe& scale, const Maybe& saturated, const Maybe& last, const Maybe& tokens, const Maybe& conditioned,
-       const Tensor& slots, const Tensor& positions, const Tensor& steps, const Tensor& start,
-       const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t at_once)
+  // Of decode_quantum and prefill. most: the largest number of steps of a row.
+  Call(const char* op, const PoolsOf& pools, const Tensor& numbers, const std::vector<Tensor>& weights,
+       const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t at_once)
       : Call(op, weights, sizes, eps) {
     const Model& m = pass.model;
-    const int64_t N = canvas.size(0);
     STD_TORCH_CHECK(0 <= most && most <= m.tokens, op, ": most must be in 0..", m.tokens, ", got ", most);
-    pass.rows = rows_of(op, m, canvas, known, last, conditioned, slots, positions, start);
-    pass.rows.steps = checked<int64_t>(steps, op, "steps", ScalarType::Long, {pass.rows.count});
-    STD_TORCH_CHECK(tokens || (m.background < 0 && !conditioned), op, ": a model with a background or conditioned rows "
-                    "needs the pool `tokens`, got None");
-    if (tokens) pass.pools.tokens = checked<int64_t>(*tokens, op, "tokens", ScalarType::Long, {N});
-    take(op, N, S, z, pairs, scale, saturated, at_once);
+    pass.rows = rows_of(op, m, pools, numbers);
+    const int64_t N = pools[PoolOrder::canvas].size(0);
+    const bool counts = pools.has(PoolOrder::tokens);
+    STD_TORCH_CHECK(counts || m.background < 0, op, ": a model with a background needs the pool `tokens`, got none");
+    if (counts) pass.pools.tokens = checked<int64_t>(pools[PoolOrder::tokens], op, "tokens", ScalarType::Long, {N});
+    if (!counts) pass.rows.conditioned = nullptr;  // such a model reads nothing
+    take(op, N, pools, at_once);
   }
   // Of read. most: inputs of a row, of which S and z get what they leave in an empty state.
-  Call(const char* op, const Tensor& S, const Tensor& z, const Maybe& last, const Tensor& slots, const Tensor& inputs,
-       const Tensor& offsets, const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps,
-       int64_t most, int64_t at_once)
+  Call(const char* op, const PoolsOf& pools, const Tensor& slots, const Tensor& inputs, const Tensor& offsets,
+       const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t at_once)
       : Call(op, weights, sizes, eps) {
+    const Tensor& S = pools[PoolOrder::S];
+    const int64_t B = slots.size(0);
     STD_TORCH_CHECK(0 <= most && most <= inputs.size(0), op, ": most must be in 0..", inputs.size(0), ", got ", most);
     STD_TORCH_CHECK(S.scalar_type() == ScalarType::Float, op, ": S must have dtype Float, got ",
                     torch::headeronly::toString(S.scalar_type()));
     pass.model.marginal = nullptr;  // these are no sub-pixels, so the first of them counts
     Rows& rows = pass.rows;
-    rows = slots_of(op, pass.model, S.size(0), last, slots);
+    rows = slots_of(op, pass.model, S.size(0), pools, checked<int64_t>(slots, op, "slots", ScalarType::Long, {B}), B);
     rows.inputs = checked<float>(inputs, op, "inputs", ScalarType::Float, {inputs.size(0), pass.model.d_model});
     rows.offsets = checked<int64_t>(offsets, op, "offsets", ScalarType::Long, {rows.count + 1});
     Tensor all = offsets;
@@ -106,7 +105,7 @@ class Call {
     };
     held_.push_back(torch::stable::to(torch::stable::subtract(from(1), from(0)), ScalarType::Long));
     rows.steps = (const int64_t*)held_[0].data_ptr();
-    take(op, S.size(0), S, z, {}, {}, {}, at_once);
+    take(op, S.size(0), pools, at_once);
   }
 
   Pass pass{};
@@ -125,21 +124,22 @@ class Call {
   }
 
   // The pools of N states, and buffers.
-  void take(const char* op, int64_t N, const Tensor& S, const Tensor& z, const Maybe& pairs, const Maybe& scale,
-            const Maybe& saturated, int64_t at_once) {
+  void take(const char* op, int64_t N, const PoolsOf& given, int64_t at_once) {
     const Model& m = pass.model;
     const int64_t B = pass.rows.count, L = m.layers, H = m.heads, D = m.key_dim, M = m.value_dim;
     STD_TORCH_CHECK(B <= 1 << 16, op, ": at most 65536 rows, got ", B);
     Pools& pools = pass.pools;
+    const Tensor &S = given[PoolOrder::S], &z = given[PoolOrder::z];
     const bool half = S.scalar_type() == ScalarType::Half;
-    const int given = (bool)pairs + (bool)scale + (bool)saturated;
-    STD_TORCH_CHECK(given == 3 * half, op, ": a float16 S needs pairs, scale and saturated, and a float32 S none of "
-                    "them, got ", given, " of them and ", torch::headeronly::toString(S.scalar_type()));
+    int of_half = 0;
+    for (int which : {PoolOrder::pairs, PoolOrder::scale, PoolOrder::saturated}) of_half += given.has(which);
+    STD_TORCH_CHECK(of_half == 3 * half, op, ": a float16 S needs pairs, scale and saturated, and a float32 S none of "
+                    "them, got ", of_half, " of them and ", torch::headeronly::toString(S.scalar_type()));
     if (half) {
       STD_TORCH_CHECK(D == HALF_HEAD, op, ": a float16 S must have heads of size ", HALF_HEAD, ", got ", D);
-      pools.pairs = checked<uint16_t>(*pairs, op, "pairs", ScalarType::BFloat16, {N, L, H, GROUP, D + M});
-      pools.scale = checked<float>(*scale, op, "scale", ScalarType::Float, {L, H});
-      pools.saturated = checked<int64_t>(*saturated, op, "saturated", ScalarType::Long, {1});
+      pools.pairs = checked<uint16_t>(given[PoolOrder::pairs], op, "pairs", ScalarType::BFloat16, {N, L, H, GROUP, D + M});
+      pools.scale = checked<float>(given[PoolOrder::scale], op, "scale", ScalarType::Float, {L, H});
+      pools.saturated = checked<int64_t>(given[PoolOrder::saturated], op, "saturated", ScalarType::Long, {1});
     }
     pools.S = checked<void>(S, op, "S", half ? ScalarType::Half : ScalarType::Float, {N, L, H, D, M});
     pools.z = checked<float>(z, op, "z", ScalarType::Float, {N, L, H, D});
@@ -172,43 +172,37 @@ class Call {
 };
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> decode_quantum(
-    Tensor canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale, Maybe saturated, Maybe last,
-    Maybe tokens, const Maybe& conditioned, const Tensor& slots, const Tensor& positions, const Tensor& steps,
-    const Tensor& start, const Tensor& seeds, const Tensor& temperatures, const std::vector<Tensor>& weights,
-    const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t most_passes, int64_t, double,
-    bool with_log_probs) {
+    std::vector<Tensor> tensors, const Tensor& numbers, const Tensor& temperatures, const std::vector<Tensor>& weights,
+    const std::vector<int64_t>& sizes, double eps, const std::vector<int64_t>& limits, double, bool with_log_probs) {
   const char* op = "decode_quantum";
-  const Device device(S);
-  Call call(op, canvas, known, S, z, pairs, scale, saturated, last, tokens, conditioned, slots, positions, steps, start,
-            weights, sizes, eps, most, 1);
+  check_limits(op, limits);
+  const PoolsOf pools(op, tensors);
+  const Device device(pools[PoolOrder::S]);
+  Call call(op, pools, numbers, weights, sizes, eps, limits[LimitOrder::steps], 1);
   Rows& rows = call.pass.rows;
-  const auto results = results_of(op, call.pass.model, rows, known, steps, seeds, temperatures, most, most_passes,
+  const auto results = results_of(op, call.pass.model, rows, pools[PoolOrder::known], numbers, temperatures, limits,
                                   with_log_probs);
   if (rows.count) check(op, decode(call.pass, (int)rows.most_passes, device.stream));
   return results;
 }
 
-void prefill_slots(const Tensor& canvas, const Tensor& known, Tensor S, Tensor z, Maybe pairs, const Maybe& scale,
-                   Maybe saturated, Maybe last, Maybe tokens, const Maybe& conditioned, const Tensor& slots,
-                   const Tensor& positions, const Tensor& steps, const Tensor& start,
-                   const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most,
-                   int64_t) {
+void prefill_slots(std::vector<Tensor> tensors, const Tensor& numbers, const std::vector<Tensor>& weights,
+                   const std::vector<int64_t>& sizes, double eps, int64_t most, int64_t) {
   const char* op = "prefill";
-  const Device device(S);
-  const int64_t at_once = most < CHUNK ? most : CHUNK;
-  Call call(op, canvas, known, S, z, pairs, scale, saturated, last, tokens, conditioned, slots, positions, steps, start,
-            weights, sizes, eps, most, at_once);
-  Pass& pass = call.pass;
-  if (pass.rows.count) check(op, prefill(pass, most, device.stream));
+  const PoolsOf pools(op, tensors);
+  const Device device(pools[PoolOrder::S]);
+  Call call(op, pools, numbers, weights, sizes, eps, most, most < CHUNK ? most : CHUNK);
+  if (call.pass.rows.count) check(op, prefill(call.pass, most, device.stream));
 }
 
-Tensor read_into(Tensor S, Tensor z, Maybe last, const Tensor& slots, const Tensor& inputs, const Tensor& offsets,
+Tensor read_into(std::vector<Tensor> tensors, const Tensor& slots, const Tensor& inputs, const Tensor& offsets,
                  const std::vector<Tensor>& weights, const std::vector<int64_t>& sizes, double eps, int64_t most,
                  int64_t) {
   const char* op = "read";
-  const Device device(S);
-  check_read(op, S, inputs);
-  Call call(op, S, z, last, slots, inputs, offsets, weights, sizes, eps, most, most < CHUNK ? most : CHUNK);
+  const PoolsOf pools(op, tensors);
+  const Device device(pools[PoolOrder::S]);
+  check_read(op, pools, slots, inputs);
+  Call call(op, pools, slots, inputs, offsets, weights, sizes, eps, most, most < CHUNK ? most : CHUNK);
   Rows& rows = call.pass.rows;
   Tensor features = torch::stable::new_empty(inputs, {rows.count, call.pass.model.d_model});
   rows.features = (float*)features.data_ptr();

@@ -103,7 +103,7 @@ def _drawn(engine: Engine, job: Job, shards: Sequence[range], bar: "tqdm[Any]") 
     it may, in the last bits, so there the batches must be the same after an interruption: it gets a
     part only when the last one is done.
     """
-    slots, eager = engine.decoder.slots, engine.decoder.kind.startswith("eager")
+    slots, eager = engine.slots.count, engine.decoder.kind.startswith("eager")
     # the clock decides when an image is drawn again, and so what is in a batch
     if eager and job.attempts > 1:
         slots = 1
@@ -187,7 +187,7 @@ def _settle(
         "pillow": importlib.metadata.version("pillow"),
     }
     if decoder.kind.startswith("eager"):
-        settings |= {"batch": decoder.slots, "threads": torch.get_num_threads()}
+        settings |= {"batch": decoder.slots.count, "threads": torch.get_num_threads()}
     if not file.exists():
         if next(folder.glob("shard-*"), None):
             raise ValueError(

@@ -20,7 +20,7 @@ from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import ModelConfig
 from linpix.model.generate import decode_threads, draw_token
 from linpix.model.inputs import START
-from linpix.model.packing import PRECISIONS, choose, pack
+from linpix.model.packing import PRECISIONS, choose, pack, pools_of, rows_of
 from linpix.model.transformer import Attend, Transformer
 
 QUANTUM_S = 0.05  # longest call of the compiled engine, about: live requests wait for its end
@@ -184,40 +184,29 @@ class CompiledBackend(Backend):
         assert isinstance(self.state, RecurrentState)
         self.precision = choose(net.config).precision
         self.stride = net.config.row_length
-        self._packed, self._S, self._z = (
-            pack(net, PRECISIONS[self.precision]),
-            self.state.S,
-            self.state.z,
-        )
+        self._packed = pack(net, PRECISIONS[self.precision])
         self._canvas = torch.zeros(rows + 1, net.config.subpixels, dtype=torch.uint8)
-        self._unknown = torch.zeros_like(self._canvas, dtype=torch.bool)
+        unknown = torch.zeros_like(self._canvas, dtype=torch.bool)
+        self._pools = pools_of(canvas=self._canvas, known=unknown, S=self.state.S, z=self.state.z)
         self._quantum = 1  # tokens of the next call, from the speed of the last one
 
     def step(self, canvas: Tensor, t: int, u: Tensor) -> Generator[None, None, None]:
         """Draw tokens t .. t + stride - 1, image i with seed i. u is ignored: the engine draws its
         own noise.
         """
-        rows, end, C = (
-            len(canvas),
-            min(t + self.stride, self.net.config.length),
-            self.net.config.token_size,
-        )
+        rows, C = len(canvas), self.net.config.token_size
+        end = min(t + self.stride, self.net.config.length)
         while t < end:
             count = min(self._quantum, end - t)
-            steps = torch.full((rows,), count)
-            began = time.perf_counter()
-            self._packed.decode(
-                self._canvas,
-                self._unknown,
-                self._S,
-                self._z,
-                self._slots[:rows],
-                torch.full_like(steps, t),
-                steps,
-                self._start[:rows],
-                torch.arange(rows),
-                self._temperatures[:rows],
+            numbers = rows_of(
+                slot=self._slots[:rows],
+                position=[t] * rows,
+                steps=[count] * rows,
+                start=self._start[:rows],
+                seed=range(rows),
             )
+            began = time.perf_counter()
+            self._packed.decode(self._pools, numbers, self._temperatures[:rows])
             self._quantum = max(1, int(QUANTUM_S * count / (time.perf_counter() - began)))
             done = slice(t * C, (t + count) * C)
             canvas[:, done] = self._canvas[1 : rows + 1, done]

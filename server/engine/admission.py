@@ -175,7 +175,7 @@ class Admission(Requests):
 
         self.metrics.state_slots.labels(name).set_function(lambda: total(lambda model: model.slots))
         self.metrics.state_slots_used.labels(name).set_function(
-            lambda: total(lambda model: len(model.engine.scheduler.running))
+            lambda: total(lambda model: len(model.engine.slots.running))
         )
         for bulk, priority in enumerate(PRIORITIES):
             self.metrics.images_waiting.labels(name, priority).set_function(

@@ -111,7 +111,7 @@ class Model(ServedModel):
 
     def __init__(self, engine: Engine, max_queue: int) -> None:
         decoder = engine.decoder
-        super().__init__(decoder.checkpoint, decoder.facts, decoder.slots, max_queue)
+        super().__init__(decoder.checkpoint, decoder.facts, decoder.slots.count, max_queue)
         self.engine, self.pace, self.kernels = engine, Pace(), decoder.kernels
         self.requests: dict[str, Request] = {}  # in the order they came
         self._measured_at = -math.inf
@@ -188,7 +188,7 @@ class Model(ServedModel):
         in their class.
         """
         classes: tuple[list[Remaining], list[Remaining]] = ([], [])
-        running, left = [], self.engine.scheduler.left.tolist()
+        running, left = [], self.engine.slots.left.tolist()
         for request in self.requests.values():
             for image in request.images:
                 if image.state is State.WAITING:
@@ -209,7 +209,7 @@ class Model(ServedModel):
             for index, (began, *_) in request.begun.items():
                 image = request.images[index]
                 if image.slot and request.tokens >= self._enough:
-                    drawn += request.tokens - int(self.engine.scheduler.left[image.slot])
+                    drawn += request.tokens - int(self.engine.slots.left[image.slot])
                     seconds, running = seconds + now - began, running + 1
         # not by the first tokens: they are cold
         known = 0 < self._enough * running <= drawn and seconds > MEASURED_S
@@ -221,7 +221,7 @@ class Model(ServedModel):
         """
         self._measured_at = now = time.monotonic()
         # in no slot, nothing is left
-        drawn = request.tokens - int(self.engine.scheduler.left[image.slot])
+        drawn = request.tokens - int(self.engine.slots.left[image.slot])
         began, quanta_s, images_s = request.begun[image.index]
         seconds = self.in_quanta[0] - quanta_s  # 0 by a coarse clock
         # by the mean number of images: of a crowd, the last ends alone
@@ -239,7 +239,7 @@ class Model(ServedModel):
             if not (request.begun or request.late or request.job.scored)
         ]
         token_s = (
-            self.seconds_per_token(min(len(self.engine.scheduler.running) + 1, self.slots))
+            self.seconds_per_token(min(len(self.engine.slots.running) + 1, self.slots))
             if waiting
             else 0.0
         )

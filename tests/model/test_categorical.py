@@ -13,7 +13,7 @@ from linpix.model import categorical, ops
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.inputs import START
-from linpix.model.packing import pack
+from linpix.model.packing import pack, pools_of, rows_of
 from linpix.model.philox import uniforms
 from linpix.model.transformer import Transformer
 from tests.nets import net_of
@@ -134,19 +134,10 @@ def one_step(
     known = torch.zeros_like(canvas, dtype=torch.bool)
     if forced is not None:
         canvas[1:, 0], known[1:, 0] = forced, True
-    one = torch.ones(rows, dtype=torch.int64)
     log_probs, finite, *_ = pack(net, torch.float32).decode(
-        canvas,
-        known,
-        state.S,
-        state.z,
-        torch.arange(1, rows + 1),
-        one * 0,
-        one,
-        one * START,
-        torch.arange(rows),
+        pools_of(canvas=canvas, known=known, S=state.S, z=state.z, last=state.last),
+        rows_of(slot=range(1, rows + 1), steps=[1] * rows, start=[START] * rows, seed=range(rows)),
         torch.full((rows,), temperature),
-        last=state.last,
         log_probs=True,
     )
     assert bool(finite.all())

@@ -35,7 +35,7 @@ from linpix.model.features import phi
 from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.ops import recurrent_step_reference
-from linpix.model.packing import Choice, choose, gpu_obstacle, state_scale
+from linpix.model.packing import POOLS, ROWS, Choice, choose, gpu_obstacle, rows_of, state_scale
 from tests.model import test_packing
 from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of
@@ -133,9 +133,14 @@ def decode(
     start: int = START,
     temperature: float = 1.0,
 ) -> NDArray[np.bool_]:
-    return pool.decode(
-        slots, positions, steps, [start] * len(slots), seeds, [temperature] * len(slots)
-    )[0]
+    rows = numbers(slots, positions, steps, start=[start] * len(slots), seed=seeds)
+    return pool.decode(rows, np.full(len(slots), temperature, np.float32))[0]
+
+
+def numbers(slots: Any, positions: Any, steps: Any, **lines: Any) -> NDArray[np.int64]:
+    """What GpuPool takes of its rows."""
+    lines.setdefault("start", [START] * len(slots))
+    return rows_of(slot=slots, position=positions, steps=steps, **lines).numpy()
 
 
 def said(
@@ -144,30 +149,22 @@ def said(
     """Log-probabilities, if asked for, of whole images by the operator itself, and which of the
     images are finite.
     """
-    at, steps = torch.tensor(slots, device=pool.device), pool.config.length
+    count, steps = len(slots), pool.config.length
+    rows = rows_of(
+        slot=slots,
+        steps=[steps] * count,
+        start=[START] * count,
+        seed=slots,
+        conditioned=[conditioned] * count,
+    )
     found, finite, *_ = pool._operators.decode_quantum(
-        pool.canvas,
-        pool.known,
-        pool.S,
-        pool.z,
-        pool.pairs,
-        pool.scale,
-        pool._saturated,
-        pool.last,
-        pool.tokens,
-        at > 0 if conditioned else None,
-        at,
-        at * 0,
-        at * 0 + steps,
-        at * 0 + START,
-        at,
+        pool.pools,
+        rows.to(pool.device),
         torch.ones(len(slots), device=pool.device),
         pool._packed.weights,
         pool._packed.sizes,
         pool._packed.eps,
-        steps,
-        steps,
-        1,
+        [steps, steps, 1],
         math.inf,
         asked,
     )
@@ -556,8 +553,8 @@ def test_prefill_leaves_bit_for_bit_what_decoding_leaves(place, shape, state):
             pool.put([slot], image, torch.ones(config.subpixels, dtype=torch.bool))
     decode(stepped, slots, [0] * 5, lengths, [0] * 5)
     middle = [1, 3, 100, 128, 129]  # where a second piece goes on
-    filled.prefill(slots, [0] * 5, middle, [START] * 5)
-    filled.prefill(slots, middle, np.subtract(lengths, middle), [START] * 5)
+    filled.prefill(numbers(slots, [0] * 5, middle))
+    filled.prefill(numbers(slots, middle, np.subtract(lengths, middle)))
     for slot, length in zip(slots, lengths, strict=True):
         if config.first_marginal and length == 1:
             continue  # there is no token yet, so whatever lies there is not looked at
@@ -586,7 +583,7 @@ def test_prefill_has_buffers_for_a_bounded_number_of_rows(place, monkeypatch):
         pools[1],
         "_operators",
         SimpleNamespace(
-            prefill=lambda *given: (rows.append(len(given[10])), operators.prefill(*given))
+            prefill=lambda *given: (rows.append(given[1].shape[1]), operators.prefill(*given))
         ),
     )
     for pool, at_once in zip(pools, (256, 2), strict=True):
@@ -594,7 +591,7 @@ def test_prefill_has_buffers_for_a_bounded_number_of_rows(place, monkeypatch):
         pool.put(
             slots, images_of(pool.config, 1)[0], torch.ones(pool.config.subpixels, dtype=torch.bool)
         )
-        pool.prefill(slots, [0] * 5, [9, 1, 30, 17, 40], [START] * 5)
+        pool.prefill(numbers(slots, [0] * 5, [9, 1, 30, 17, 40]))
     assert rows == [2, 2, 1]
     assert all(
         torch.equal(one[1:], other[1:])
@@ -626,7 +623,9 @@ def test_many_rows_do_not_wait_for_one_with_a_long_run_of_background(place, rows
         torch.ones(256, dtype=torch.bool),
     )
     _, taken, _ = pool.decode(
-        slots, [0] * rows, [256] * rows, [START] * rows, slots, [1.0] * rows, passes=1
+        numbers(slots, [0] * rows, [256] * rows, seed=slots),
+        np.ones(rows, np.float32),
+        passes=1,
     )
     assert taken.tolist() == [reached] * rows
 
@@ -639,7 +638,7 @@ def test_a_taken_slot_begins_empty_whatever_lies_there(place, shape, state):
     assert torch.equal(draw(pool, [1], [4]), clean)
     pool.fill_with_nan(2)
     pool.put([2], clean[0], torch.ones(64, dtype=torch.bool))
-    pool.prefill([2], [0], [40], [START])
+    pool.prefill(numbers([2], [0], [40]))
     assert decode(pool, [2], [40], [24], [4]).all()
 
 
@@ -670,15 +669,14 @@ def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(place, shape):
                     pool,
                     torch.tensor([slot]),
                 )
-    rest = [START] * rows, slots, [1.0] * rows
-    finite, taken, all_passes = whole.decode(
-        slots, none, [T] * rows, *rest, conditioned=conditioned
-    )
+    ones = np.ones(rows, np.float32)
+    lines = {"seed": slots, "conditioned": conditioned}
+    finite, taken, all_passes = whole.decode(numbers(slots, none, [T] * rows, **lines), ones)
     assert finite.all() and taken.tolist() == [T] * rows
     at, passes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     while at.min() < T:
         _, taken, passed = parts.decode(
-            slots, at, T - at, *rest, conditioned=conditioned, passes=parts.stride
+            numbers(slots, at, T - at, **lines), ones, passes=parts.stride
         )
         assert passed.max() <= parts.stride and (taken >= passed).all()
         assert (taken >= np.minimum(parts.stride, T - at)).all()
@@ -813,7 +811,7 @@ def test_what_threads_compute_does_not_depend_on_their_order(emulated):
             pool.put(
                 list(range(1, 71)), images_of(config, 1)[0], torch.arange(config.subpixels) < 30
             )
-            pool.prefill([1, 2], [0, 0], [30, 20], [START] * 2)
+            pool.prefill(numbers([1, 2], [0, 0], [30, 20]))
             decode(pool, list(range(1, 71)), [30, 20, *[0] * 68], [20] * 70, list(range(70)))
             found.append(
                 (pool.canvas, pool.S, pool.z, pool.S if pool.pairs is None else pool.pairs)
@@ -918,33 +916,30 @@ def test_the_limits_that_are_asked_about_are_those_of_the_kernels():
     ("name", "change", "message"),
     [
         (
-            "slots",
+            "slot",
             lambda _: [9],
             r"slots must be in 0\.\.8, and only 0 may appear twice, got \[9\]",
         ),
-        ("slots", lambda _: [2, 2], "only 0 may appear twice"),
-        ("slots", lambda _: [], "only 0 may appear twice"),
-        ("positions", lambda _: [60], "64 tokens, got 8 steps from 60"),
-        ("positions", lambda _: [-1], "steps from -1"),
+        ("slot", lambda _: [2, 2], "only 0 may appear twice"),
+        ("slot", lambda _: [], "only 0 may appear twice"),
+        ("position", lambda _: [60], "64 tokens, got 8 steps from 60"),
+        ("position", lambda _: [-1], "steps from -1"),
         ("start", lambda _: [267], r"start must be in 256\.\.266"),
         ("temperatures", lambda _: [-1.0], "temperatures must be at least 0"),
     ],
 )
 def test_rows_that_cannot_be_are_refused(emulated, name, change, message):
     pool = GpuPool(perturbed_net(TINY), 8, **emulated.place)
-    given = {
-        "slots": [1],
-        "positions": [0],
-        "steps": [8],
-        "start": [START],
-        "seeds": [0],
-        "temperatures": [1.0],
-    }
-    given |= {name: change(None)}
-    if name == "slots":
-        given |= {other: given[other] * len(given["slots"]) for other in given if other != "slots"}
+    slots = change(None) if name == "slot" else [1]
+    count = len(slots)
+    rows = numbers(slots, [0] * count, [8] * count)
+    temperatures = np.ones(count, np.float32)
+    if name == "temperatures":
+        temperatures[:] = change(None)
+    else:
+        rows[ROWS.index(name)] = change(None)
     with pytest.raises(ValueError, match=message):
-        pool.decode(**given)
+        pool.decode(rows, temperatures)
 
 
 @pytest.mark.parametrize(
@@ -974,22 +969,23 @@ def test_states_that_cannot_be_are_refused(emulated, state, message):
             "a float16 S must have heads of size 32, got 8",
         ),
         ({"canvas": lambda x: x[:, 1:]}, "canvas must have shape"),
-        ({"steps": lambda x: x.int()}, "steps must have dtype"),
+        ({"rows": lambda x: x.int()}, "rows must have dtype"),
         ({"weights": lambda x: x[:-1]}, "weights must hold"),
-        ({"most": lambda _: 65}, r"most must be in 0\.\.64"),
+        ({"limits": lambda _: [65, 4, 1]}, r"most must be in 0\.\.64"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
     pool = GpuPool(perturbed_net(TINY), 8, **emulated.place)
     given = test_packing.arguments() | {
-        "canvas": pool.canvas,
-        "known": pool.known,
-        "S": pool.S,
-        "z": pool.z,
+        "pools": pool.pools,
         "weights": pool._packed.weights,
         "sizes": pool._packed.sizes,
     }
-    given |= {name: how(given[name]) for name, how in change.items()}
+    for name, how in change.items():
+        if name in POOLS:
+            given |= {"pools": test_packing.pool(name, how)(given["pools"])}
+        else:
+            given |= {name: how(given[name])}
     with pytest.raises(RuntimeError, match=message):
         emulated.operators.decode_quantum(*given.values())
 

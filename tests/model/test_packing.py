@@ -5,9 +5,12 @@ bit.
 import dataclasses
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,19 @@ from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.generate import generate
 from linpix.model.inputs import START
-from linpix.model.packing import PRECISIONS, Packed, choose, pack, quantise
+from linpix.model.packing import (
+    LIMITS,
+    POOLS,
+    PRECISIONS,
+    ROWS,
+    Packed,
+    choose,
+    pack,
+    pools_of,
+    quantise,
+    rows_of,
+    sizes_of,
+)
 from linpix.model.transformer import Transformer
 from tests.nets import perturbed_net
 
@@ -114,6 +129,10 @@ class Pool:
         self.canvas = torch.zeros(slots + 1, config.subpixels, dtype=torch.uint8)
         self.known = torch.zeros(slots + 1, config.subpixels, dtype=torch.bool)
 
+    @property
+    def pools(self) -> list[Tensor]:
+        return pools_of(canvas=self.canvas, known=self.known, S=self.S, z=self.z, last=self.last)
+
     def decode(
         self,
         slots: list[int],
@@ -126,37 +145,20 @@ class Pool:
         passes: int | None = None,
         log_probs: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        at = torch.tensor(slots)
-        return self.packed.decode(
-            self.canvas,
-            self.known,
-            self.S,
-            self.z,
-            at,
-            torch.tensor(positions),
-            torch.tensor(steps),
-            torch.full_like(at, start),
-            torch.tensor(seeds),
-            torch.tensor(temperatures or [1.0] * len(slots)),
-            last=self.last,
-            passes=passes,
-            log_probs=log_probs,
+        rows = rows_of(
+            slot=slots, position=positions, steps=steps, start=[start] * len(slots), seed=seeds
         )
+        scales = torch.tensor(temperatures or [1.0] * len(slots))
+        return self.packed.decode(self.pools, rows, scales, passes=passes, log_probs=log_probs)
 
     def prefill(
         self, slots: list[int], lengths: list[int], positions: list[int] | None = None
     ) -> None:
-        at, begin = torch.tensor(slots), torch.tensor(positions or [0] * len(slots))
+        begin = np.array(positions or [0] * len(slots))
+        steps = np.array(lengths) - begin
+        start = [START] * len(slots)
         self.packed.prefill(
-            self.canvas,
-            self.known,
-            self.S,
-            self.z,
-            at,
-            begin,
-            torch.tensor(lengths) - begin,
-            torch.full_like(at, START),
-            last=self.last,
+            self.pools, rows_of(slot=slots, position=begin, steps=steps, start=start)
         )
 
     def holds(self, slot: int) -> list[Tensor]:
@@ -408,15 +410,30 @@ def test_what_is_read_does_not_depend_on_what_else_is_read_nor_on_the_threads(sh
             assert not bool(alone.S[[slot for slot in range(8) if slot != row + 1]].any())
 
 
+def pool(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """A change of one of the pools."""
+    at = POOLS.index(name)
+    return lambda pools: [*pools[:at], change(pools[at]), *pools[at + 1 :]]
+
+
+def line(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A change of one line of the rows."""
+
+    def changed(rows: Tensor) -> Tensor:
+        rows = rows.clone()
+        rows[ROWS.index(name)] = change(rows[ROWS.index(name)])
+        return rows
+
+    return changed
+
+
 def reading() -> dict[str, Any]:
     """Arguments of `read` for two pictures."""
     net = perturbed_net(SHAPES["conditional"])
     pool = Pool(net.config, pack(net, torch.float32), 2)
     inputs = net.inputs_read(images_of(net.config, 2), known_of(net.config, 2))
     return {
-        "S": pool.S,
-        "z": pool.z,
-        "last": pool.last,
+        "pools": pools_of(S=pool.S, z=pool.z, last=pool.last),
         "slots": torch.tensor([1, 2]),
         "inputs": torch.cat(inputs),
         "offsets": torch.tensor([0, len(inputs[0]), len(inputs[0]) + len(inputs[1])]),
@@ -441,8 +458,8 @@ def reading() -> dict[str, Any]:
         ),
         ({"offsets": lambda x: torch.tensor([0, 2**40, int(x[2])])}, "row 1 must have an input"),
         ({"slots": lambda x: x + 9}, "slots"),
-        ({"S": lambda x: x[0]}, "S must have shape"),
-        ({"last": lambda x: None}, "needs the pool `last`, got None"),
+        ({"pools": pool("S", lambda x: x[0])}, "S must have shape"),
+        ({"pools": pool("last", lambda x: torch.empty(0))}, "needs the pool `last`, got none"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
@@ -612,30 +629,14 @@ def arguments(shape="tiny", **changes):
     """Those of decode_quantum for three rows of a pool of five."""
     packed = pack(perturbed_net(SHAPES[shape]), torch.float32)
     pool = Pool(SHAPES[shape], packed, 5)
-    row = torch.tensor([0, 0, 0])
     given = {
-        "canvas": pool.canvas,
-        "known": pool.known,
-        "S": pool.S,
-        "z": pool.z,
-        "pairs": None,
-        "scale": None,
-        "saturated": None,
-        "last": None,
-        "tokens": None,
-        "conditioned": None,
-        "slots": torch.tensor([1, 5, 3]),
-        "positions": row,
-        "steps": row + 4,
-        "start": row + START,
-        "seeds": row,
+        "pools": pool.pools,
+        "rows": rows_of(slot=[1, 5, 3], steps=[4] * 3, start=[START] * 3),
         "temperatures": torch.ones(3),
         "weights": packed.weights,
         "sizes": packed.sizes,
         "eps": 1e-6,
-        "most": 4,
-        "most_passes": 4,
-        "threads": 2,
+        "limits": [4, 4, 2],
         "patience": math.inf,
         "log_probs": True,
     }
@@ -645,27 +646,32 @@ def arguments(shape="tiny", **changes):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("slots", lambda x: x + 3, r"slots must be in 0\.\.5, got 8 in row 1"),
-        ("slots", lambda x: x * 0 + 2, "slot 2 appears twice"),
-        ("slots", lambda x: x[:2], r"positions must have shape \(2\), got \(3\)"),
+        ("rows", line("slot", lambda x: x + 3), r"slots must be in 0\.\.5, got 8 in row 1"),
+        ("rows", line("slot", lambda x: x * 0 + 2), "slot 2 appears twice"),
+        ("rows", lambda x: x[:5], r"rows must have shape \(6, 3\), got \(5, 3\)"),
+        ("rows", lambda x: x[0], r"rows must have shape \(6, B\), got \(3\)"),
+        ("rows", lambda x: x.int(), "rows must have dtype Long, got Int"),
         (
-            "positions",
-            lambda x: x + 62,
+            "rows",
+            line("position", lambda x: x + 62),
             "row 0 goes from 62 by 4 steps, but an image has 64 tokens",
         ),
-        ("positions", lambda x: x - 1, "row 0 goes from -1"),
-        ("steps", lambda x: x - 5, "by -1 steps"),
-        ("steps", lambda x: x.int(), "steps must have dtype Long, got Int"),
-        ("start", lambda x: x - 1, r"start must be in 256\.\.266, got 255"),
-        ("start", lambda x: x + 11, r"start must be in 256\.\.266, got 267"),
+        ("rows", line("position", lambda x: x - 1), "row 0 goes from -1"),
+        ("rows", line("steps", lambda x: x - 5), "by -1 steps"),
+        ("rows", line("start", lambda x: x - 1), r"start must be in 256\.\.266, got 255"),
+        ("rows", line("start", lambda x: x + 11), r"start must be in 256\.\.266, got 267"),
         ("temperatures", lambda x: -x, "temperatures must be at least 0"),
         ("temperatures", lambda x: x * torch.nan, "temperatures must be at least 0"),
-        ("canvas", lambda x: x[:, :63], r"canvas must have shape \(6, 64\), got \(6, 63\)"),
-        ("canvas", lambda x: x.int(), "canvas must have dtype Byte, got Int"),
-        ("known", lambda x: x[:5], r"known must have shape \(6, 64\)"),
-        ("S", lambda x: x[:5], "S must have shape"),
-        ("S", lambda x: x.transpose(3, 4), "S must be contiguous"),
-        ("z", lambda x: x.double(), "z must have dtype Float"),
+        (
+            "pools",
+            pool("canvas", lambda x: x[:, :63]),
+            r"canvas must have shape \(6, 64\), got",
+        ),
+        ("pools", pool("canvas", lambda x: x.int()), "canvas must have dtype Byte, got Int"),
+        ("pools", pool("known", lambda x: x[:5]), r"known must have shape \(6, 64\)"),
+        ("pools", pool("S", lambda x: x[:5]), "S must have shape"),
+        ("pools", pool("S", lambda x: x.transpose(3, 4)), "S must be contiguous"),
+        ("pools", pool("z", lambda x: x.double()), "z must have dtype Float"),
         ("weights", lambda x: x[:-1], "weights must hold 13 tensors and 12 per layer"),
         ("weights", lambda x: [x[0][:300], *x[1:]], "beyond a table of 300 rows"),
         ("weights", lambda x: [*x[:2], x[2] + 2**31 - 3000, *x[3:]], "beyond a table of"),
@@ -714,15 +720,12 @@ def arguments(shape="tiny", **changes):
             lambda x: [*x[:13], 2, 0],
             "a token must have 1 sub-pixel, or 3 with a start token and no .*; got 2",
         ),
-        (
-            "conditioned",
-            lambda x: torch.ones(2, dtype=torch.bool),
-            r"conditioned must have shape \(3\)",
-        ),
-        ("pairs", lambda x: torch.zeros(1), "must be None on the CPU"),
-        ("tokens", lambda x: torch.zeros(6), "must be None on the CPU"),
-        ("most", lambda x: 3, "row 0 takes 4 steps, but `most` is 3"),
-        ("threads", lambda x: 0, r"threads must be in 1\.\.1024, got 0"),
+        ("pools", pool("pairs", lambda x: torch.zeros(1)), "must be empty on the CPU"),
+        ("pools", pool("tokens", lambda x: torch.zeros(6)), "must be empty on the CPU"),
+        ("pools", lambda x: x[:8], "pools must hold 9 tensors, got 8"),
+        ("limits", lambda x: [3, 4, 2], "row 0 takes 4 steps, but the limit is 3"),
+        ("limits", lambda x: [4, 4], "limits must hold 3 integers, got 2"),
+        ("limits", lambda x: [4, 4, 0], r"threads must be in 1\.\.1024, got 0"),
     ],
     ids=lambda x: x if isinstance(x, str) and x.isidentifier() else "",
 )
@@ -738,21 +741,26 @@ def test_a_pixel_cannot_look_up_its_own_channels():
         )
 
 
+def test_python_and_csrc_hand_things_over_in_the_same_order():
+    header = (Path(__file__).resolve().parents[2] / "csrc/order.h").read_text()
+    orders = dict(re.findall(r"struct (\w+) {\s*enum {([^}]*)}", header))
+    ours = {
+        "PoolOrder": POOLS,
+        "RowOrder": ROWS,
+        "SizeOrder": tuple(sizes_of(TINY, 3, 0)),
+        "LimitOrder": LIMITS,
+    }
+    assert orders.keys() == ours.keys()
+    for name, order in ours.items():
+        assert (*order, "count") == tuple(re.findall(r"\w+", orders[name])), name
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_schemas_say_what_the_operators_do():
     given = arguments()
     torch.library.opcheck(torch.ops.linpix.decode_quantum.default, tuple(given.values()))
-    torch.library.opcheck(
-        torch.ops.linpix.prefill.default,
-        (
-            *(given[name] for name in ("canvas", "known", "S", "z")),
-            *[None] * 6,
-            *(given[name] for name in ("slots", "positions", "steps", "start", "weights", "sizes")),
-            1e-6,
-            4,
-            2,
-        ),
-    )
+    shared = (given[name] for name in ("pools", "rows", "weights", "sizes", "eps"))
+    torch.library.opcheck(torch.ops.linpix.prefill.default, (*shared, 4, 2))
     torch.library.opcheck(torch.ops.linpix.read.default, tuple(reading().values()))
 
 

@@ -11,11 +11,11 @@ Files without a test of their own name, and where they are tested:
   compare/chart                           compare/test_report.py
   engine/decode/choice,                   engine/decode/test_decoder.py
   engine/decode/compiled
+  engine/decode/slots                     engine/decode/test_scheduler.py
   pictures/likelihoods                    web/routes/test_likelihoods.py
   pictures/overlay                        pictures/test_prepare.py
   web/request_schemas, web/uploads        web/test_forms.py
   web/middleware/bodies                   web/test_admission.py
-  web/answers                             web/routes/test_images.py, web/test_leaving.py
   web/routes/compare                      compare/test_jobs.py, test_service.py
 
 Tests that are not about one file:

@@ -42,6 +42,7 @@ from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.cuda import GROUP, OVERLAP, TILES, TIMED, GpuPool
 from linpix.model.inputs import START
+from linpix.model.packing import rows_of
 from linpix.model.transformer import Transformer
 from tools.harness.arguments import new_parser, numbers, words
 from tools.harness.machine import define_emulated
@@ -187,9 +188,10 @@ class Images:
         """By so many passes; returns how many all rows took together."""
         count, left = len(self.slots), self.pool.config.length - self.at
         steps = left if self.pool.config.packed else left.clip(max=passes)
-        _, taken, passed = self.pool.decode(
-            self.slots, self.at, steps, [START] * count, self.slots, [1.0] * count, passes=passes
+        rows = rows_of(
+            slot=self.slots, position=self.at, steps=steps, start=[START] * count, seed=self.slots
         )
+        _, taken, passed = self.pool.decode(rows.numpy(), np.ones(count, np.float32), passes=passes)
         self.at += taken
         return int(passed.sum())
 

@@ -234,33 +234,41 @@ def seconds_of(work: Callable[[], object], clock: Clock) -> float:
     return clock() - began
 
 
+def quantum(engine: Decoder, batch: int, position: int, steps: int) -> None:
+    """Advance all images from a position by so many steps."""
+    slots = np.arange(1, batch + 1)
+    engine.slots.position[slots] = position
+    engine.quantum(np.stack([slots, np.full(batch, steps)], 1))
+
+
+def taken(engine: Decoder, batch: int) -> None:
+    """Fill the slots with images that are to be drawn."""
+    images = images_of(Job(count=batch), "all")
+    for slot, image in enumerate(images, 1):
+        image.slot = slot
+    engine.take(images)
+
+
 def eager_step(source: Checkpoint, batch: int, repeat: int, clock: Clock) -> float:
     engine = EagerDecoder(source, batch)
-    slots = list(range(1, batch + 1))
-    engine.take(slots, images_of(Job(count=batch), "all"))
-    engine.quantum(slots, [0] * batch, [1] * batch)
-    return (
-        statistics.median(
-            seconds_of(lambda: engine.quantum(slots, [1] * batch, [EAGER_STEPS] * batch), clock)
-            for _ in range(repeat)
-        )
-        / EAGER_STEPS
-    )
+    taken(engine, batch)
+    quantum(engine, batch, 0, 1)
+    seconds = [
+        seconds_of(lambda: quantum(engine, batch, 1, EAGER_STEPS), clock) for _ in range(repeat)
+    ]
+    return statistics.median(seconds) / EAGER_STEPS
 
 
 def decode(engine: Decoder, batch: int, repeat: int, clock: Clock) -> list[float]:
     """Seconds of a step in each row of the image: medians over whole decodes."""
-    config, slots, row = engine.config, list(range(1, batch + 1)), engine.config.row_length
+    length, row = engine.config.length, engine.config.row_length
     decodes: list[list[float]] = []
     for _ in range(repeat + 1):
-        engine.take(slots, images_of(Job(count=batch), "all"))
-        decodes.append(
-            [
-                seconds_of(lambda at=at: engine.quantum(slots, [at] * batch, [row] * batch), clock)
-                / row
-                for at in range(0, config.length, row)
-            ]
-        )
+        taken(engine, batch)
+        steps = []
+        for at in range(0, length, row):
+            steps.append(seconds_of(lambda at=at: quantum(engine, batch, at, row), clock) / row)
+        decodes.append(steps)
     # the first was to warm up
     return [statistics.median(steps) for steps in zip(*decodes[1:], strict=True)]
 

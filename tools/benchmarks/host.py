@@ -32,6 +32,7 @@ from linpix.__main__ import main as linpix
 from linpix.model.checkpoint import Checkpoint, find, read
 from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool
+from linpix.model.packing import ROWS
 from linpix.model.transformer import Transformer
 from linpix.server.engine import catalogue
 from linpix.server.engine.admission import Admission
@@ -54,7 +55,7 @@ class Kernels:
         self.seconds = 0.0
 
     def decode_quantum(self, *given: Any) -> tuple[None, torch.Tensor, torch.Tensor, torch.Tensor]:
-        steps, most = given[12], given[20]
+        steps, most = given[1][ROWS.index("steps")], given[6][1]
         taken = steps.clamp(max=most)
         return None, torch.ones_like(taken, dtype=torch.bool), taken, taken
 
@@ -62,7 +63,7 @@ class Kernels:
         pass
 
     def read(self, *given: Any) -> torch.Tensor:
-        return torch.zeros(len(given[3]), given[4].shape[1])
+        return torch.zeros(len(given[1]), given[2].shape[1])
 
     def recorded(self, work: Callable[[], object]) -> Callable[[], None]:
         def replay() -> None:
@@ -153,9 +154,9 @@ class Host:
         """Quanta in which nothing joins or ends, of images that began together: after their first
         image row.
         """
-        slots = self.engine.decoder.slots
+        slots = self.engine.slots.count
         self.ask(slots)
-        while self.engine.scheduler.free or not self.engine.busy:
+        while self.engine.slots.free or not self.engine.busy:
             self.quantum()
         for _ in range(3):
             self.quantum()
@@ -166,7 +167,7 @@ class Host:
 
     def apart(self, profile: cProfile.Profile | None = None) -> list[Times]:
         """All quanta while requests come and go."""
-        slots, found, rows = self.engine.decoder.slots, list[Times](), self.engine.config.height
+        slots, found, rows = self.engine.slots.count, list[Times](), self.engine.config.height
         for number in range(3 * rows):
             for _ in range(-(-slots // rows // self.n)):
                 if self.admission.models["preset"].undone + self.n <= slots:

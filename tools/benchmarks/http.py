@@ -91,13 +91,13 @@ def bare(engine: Engine, batch: int, seconds: float) -> Result:
     """The engine alone with so many images always in flight."""
     began, used, subpixels, asked = time.perf_counter(), time.process_time(), 0, 0
     while (passed := time.perf_counter() - began) < seconds:
-        running = len(engine.scheduler.running) + len(engine.scheduler.interactive)
+        running = len(engine.slots.running) + len(engine.scheduler.interactive)
         for _ in range(batch - running):
             engine.scheduler.submit(images_of(Job(seed=asked), str(asked)))
             asked += 1
         subpixels += engine.run_quantum().subpixels
     images, used = subpixels / engine.decoder.config.subpixels, time.process_time() - used
-    for image in engine.scheduler.running.copy().values():
+    for image in engine.slots.running.copy().values():
         engine.scheduler.cancel(image.request)
     while engine.busy:
         engine.run_quantum()

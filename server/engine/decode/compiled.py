@@ -16,12 +16,13 @@ from linpix.model.attention import State
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.cuda import GpuPool
-from linpix.model.packing import PRECISIONS, Packed, pack
+from linpix.model.packing import PRECISIONS, Packed, pack, pools_of
 from linpix.model.sharing import SharedWeights
 
 from ..image import Image
-from .decoder import Advance, Decoder, Numbers
+from .decoder import Advance, Decoder
 from .failures import EngineLost
+from .slots import Numbers, Plan
 
 READS_TOGETHER, READS_ON_GPU = 8, 64  # requests, or images, in one call of the kernels
 
@@ -41,33 +42,34 @@ class BitwiseDecoder(Decoder):
         # one by one: a matrix product rounds differently for another number of rows
         return torch.cat([self.net.class_scores(row) for row in features[:, None]])
 
-    def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+    def restore(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self.pool.clear(slot)
-            if self.conditioned[slot]:
+            if self.slots.conditioned[slot]:
                 self.read([[slot]])
-        at, lengths = np.array(slots), np.array(positions)
-        if (begun := lengths > 0).any():
-            self.prefill(at[begun], np.zeros_like(lengths[begun]), lengths[begun])
+        at = np.array(slots)
+        begun = at[self.slots.position[at] > 0]
+        if len(begun):
+            self.prefill(begun, np.zeros_like(begun), self.slots.position[begun])
 
-    def quantum(
-        self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]
-    ) -> Advance:
+    def quantum(self, plan: Plan) -> Advance:
         """As Decoder.quantum, but steps may come in any order. One call, without the GIL."""
-        at, where, most = np.array(slots), np.array(positions), np.array(steps)
-        finite, taken, passes = self.decode(
-            at, where, self.config.length - where if self.skips else most, int(most.max())
-        )
-        return Advance(where + taken, passes, at[~finite].tolist())
+        slots, steps = plan.T
+        positions, most = self.slots.position[slots], int(steps.max())
+        if self.skips:
+            steps = self.config.length - positions
+        rows = self.slots.rows(slots, positions, steps)
+        finite, taken, passes = self.decode(rows, self.slots.temperature[slots], most)
+        return Advance(positions + taken, passes, slots[~finite].tolist())
 
     @abstractmethod
     def decode(
-        self, slots: Numbers, positions: Numbers, steps: Numbers, passes: int
+        self, rows: Numbers, temperatures: NDArray[np.float32], passes: int
     ) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
         """Advance images by their steps, or as far as `passes` passes take them.
 
-        Returns, (B,) each: whether all parameters were finite, the steps taken, and how many of
-        these were passes.
+        rows: see ROWS in model/packing.py. Returns, (B,) each: whether all parameters were finite,
+        the steps taken, and how many of these were passes.
         """
 
 
@@ -90,49 +92,29 @@ class CompiledDecoder(BitwiseDecoder):
         self.packed = self.reader = (
             replace(packed, weights=self._shared.weights) if self._shared else packed
         )
-        self.S, self.z = self.state.S, self.state.z
+        self._pools = pools_of(
+            canvas=from_numpy(self.slots.canvas),
+            known=from_numpy(self.slots.known),
+            S=self.state.S,
+            z=self.state.z,
+            last=self.state.last,
+        )
 
     def close(self) -> None:
         if self._shared:
             self._shared.close()
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
-        self.packed.prefill(
-            from_numpy(self.canvas),
-            from_numpy(self.known),
-            self.S,
-            self.z,
-            *map(from_numpy, (slots, positions, steps, self.start[slots])),
-            last=self.state.last,
-            conditioned=from_numpy(self.conditioned[slots]),
-        )
+        self.packed.prefill(self._pools, from_numpy(self.slots.rows(slots, positions, steps)))
 
     @torch.inference_mode()
     def decode(
-        self, slots: Numbers, positions: Numbers, steps: Numbers, passes: int
+        self, rows: Numbers, temperatures: NDArray[np.float32], passes: int
     ) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
-        rows = (
-            slots,
-            positions,
-            steps,
-            self.start[slots],
-            self.seed[slots],
-            self.temperature[slots],
+        _, finite, taken, passed = self.packed.decode(
+            self._pools, from_numpy(rows), from_numpy(temperatures), passes=passes
         )
-        _, finite, taken, passed = map(
-            Tensor.numpy,
-            self.packed.decode(
-                from_numpy(self.canvas),
-                from_numpy(self.known),
-                self.S,
-                self.z,
-                *map(from_numpy, rows),
-                passes=passes,
-                last=self.state.last,
-                conditioned=from_numpy(self.conditioned[slots]),
-            ),
-        )
-        return finite, taken, passed
+        return finite.numpy(), taken.numpy(), passed.numpy()
 
 
 @contextmanager
@@ -170,29 +152,24 @@ class CudaDecoder(BitwiseDecoder):
         self.state_format, self.reader = pool.state, pool
 
     @_on_gpu()
-    def take(self, slots: Sequence[int], images: Sequence[Image]) -> None:
-        self.pool.put(
-            slots,
-            *(
-                None if given is None else from_numpy(given)
-                for given in (images[0].job.canvas, images[0].job.known)
-            ),
-        )
-        super().take(slots, images)
+    def take(self, images: list[Image]) -> None:
+        job, slots = images[0].job, [image.slot for image in images]
+        canvas = None if job.canvas is None else from_numpy(job.canvas)
+        known = None if job.known is None else from_numpy(job.known)
+        self.pool.put(slots, canvas, known)
+        super().take(images)
 
     @_on_gpu()
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
-        self.pool.prefill(
-            slots, positions, steps, self.start[slots], conditioned=self.conditioned[slots]
-        )
+        self.pool.prefill(self.slots.rows(slots, positions, steps))
 
     copy, read = _on_gpu()(BitwiseDecoder.copy), _on_gpu()(BitwiseDecoder.read)
     judge = _on_gpu()(BitwiseDecoder.judge)
 
     def read_into(self, slots: Sequence[int]) -> Tensor:
         return self.read_known(
-            from_numpy(self.canvas[slots]),
-            from_numpy(self.known[slots]),
+            from_numpy(self.slots.canvas[slots]),
+            from_numpy(self.slots.known[slots]),
             self.pool,
             torch.tensor(slots),
         )
@@ -203,18 +180,9 @@ class CudaDecoder(BitwiseDecoder):
 
     @_on_gpu()
     def decode(
-        self, slots: Numbers, positions: Numbers, steps: Numbers, passes: int
+        self, rows: Numbers, temperatures: NDArray[np.float32], passes: int
     ) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
         """Raises EngineLost if the GPU no longer answers."""
-        done = self.pool.decode(
-            slots,
-            positions,
-            steps,
-            self.start[slots],
-            self.seed[slots],
-            self.temperature[slots],
-            conditioned=self.conditioned[slots],
-            passes=passes,
-        )
+        done = self.pool.decode(rows, temperatures, passes=passes)
         self.saturated = self.pool.saturated()
         return done

@@ -27,8 +27,7 @@ from linpix.model.likelihood import class_log_probs
 from linpix.model.transformer import PREFILL_TOKENS
 
 from ..image import Image
-
-Numbers = NDArray[np.int64]  # (B,)
+from .slots import Numbers, Plan, Slots
 
 
 class Advance(NamedTuple):
@@ -41,7 +40,7 @@ class Advance(NamedTuple):
 
 
 class Decoder(ABC):
-    """One model's weights, its pool of slots, and what each slot's image is made of."""
+    """One model's weights, its table of slots, and their state."""
 
     precision, device, state_format, kernels = "fp32", "cpu", "fp32", ""
     stride = 1  # a quantum of so many steps costs no more than one step
@@ -55,23 +54,10 @@ class Decoder(ABC):
         self.checkpoint, self.net, self.config = checkpoint, checkpoint.net, checkpoint.net.config
         # some skip the layers
         self.skips = self.config.background is not None or self.net.patches is not None
-        self.slots = slots
+        self.slots = Slots(slots, self.config.length, self.config.token_size)
         if pool is None:
             self.state = pool = attention_for(self.config).new_state(slots)
         self.pool = pool
-        # In numpy, which releases the GIL only for large arrays. Each of torch's operators would
-        # release it, between quanta too, and get it back only when the event loop has run.
-        rows = slots + 1
-        self.canvas = np.zeros((rows, self.config.subpixels), np.uint8)
-        self.known = np.zeros((rows, self.config.subpixels), np.bool_)
-        # tokens to be decoded from each position on: all but known ones that were read
-        self.left_from = np.zeros(
-            (rows, self.config.length + 1), np.min_scalar_type(self.config.length)
-        )
-        # whether the model reads all that is known before it draws
-        self.conditioned = np.zeros(rows, np.bool_)
-        self.start, self.seed = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-        self.temperature = np.ones(rows, np.float32)
 
     @property
     def facts(self) -> dict[str, str]:
@@ -88,26 +74,22 @@ class Decoder(ABC):
     def close(self) -> None:  # noqa: B027 - most have nothing of the kind
         """Release what the decoder holds; it decodes no more."""
 
-    def take(self, slots: Sequence[int], images: Sequence[Image]) -> None:
-        """Give clear slots to images that differ in their seeds only.
+    def take(self, images: list[Image]) -> None:
+        """Clear the slots of images that differ in their seeds only, and fill them in.
 
-        What they share must then be prefilled in the first slot, piece by piece, and copied; or
-        read, if `conditioned`.
+        What the images share must then be prefilled in the first slot, piece by piece, and copied;
+        or read, if `conditioned`.
         """
-        job, at = images[0].job, np.array(slots)
+        job, slots = images[0].job, [image.slot for image in images]
         if job.known is not None:
             check_known(self.config, job.known)
         for slot in slots:
             # on taking, not on giving back: a crashed request gives back nothing clean
             self.pool.clear(slot)
-        self.seed[at], self.temperature[at] = [image.seed for image in images], job.temperature
-        self.start[at] = self.net.start_index(images[0].label)
-        self.canvas[at] = 0 if job.canvas is None else job.canvas
-        self.known[at] = False if job.known is None else job.known
-        self.conditioned[at] = self.net.patches is not None and self.known[slots[0]].any()
-        unread = ~(self.known[slots[0], :: self.config.token_size] & self.conditioned[slots[0]])
-        self.left_from[at, :-1] = unread[::-1].cumsum()[::-1]
-        if self.config.class_first and not self.conditioned[slots[0]]:
+        start = self.net.start_index(images[0].label)
+        reads = self.net.patches is not None
+        self.slots.fill(images, np.array(slots), start, reads=reads)
+        if self.config.class_first and not self.slots.conditioned[slots[0]]:
             self._set_classes(slots, torch.zeros(1, self.config.classes))
 
     def copy(self, slots: Sequence[int]) -> None:
@@ -128,10 +110,10 @@ class Decoder(ABC):
 
     def _set_classes(self, slots: Sequence[int], scores: Tensor) -> None:
         """Give images that have no class one that fits. scores: (1, classes), see starts_of."""
-        at = np.array(slots)
-        self.start[at] = starts_of(
-            self.net, scores.expand(len(slots), -1), self.seed[at], from_numpy(self.start[at])
-        ).numpy()
+        at, table = np.array(slots), self.slots
+        start = from_numpy(table.start[at])
+        scores = scores.expand(len(slots), -1)
+        table.start[at] = starts_of(self.net, scores, table.seed[at], start).numpy()
 
     @torch.inference_mode()
     def judge(self, slots: Sequence[int]) -> list[Recognised]:
@@ -157,7 +139,7 @@ class Decoder(ABC):
             for label, row, torn in zip(
                 labels,
                 log_probs,
-                self.checkpoint.torn(drawn, self.known[slots], labels),
+                self.checkpoint.torn(drawn, self.slots.known[slots], labels),
                 strict=True,
             )
         ]
@@ -165,8 +147,8 @@ class Decoder(ABC):
     def read_into(self, slots: Sequence[int]) -> Tensor:
         """Fold what is known of images into their slots; returns class scores, (B, classes)."""
         return self.read_known(
-            from_numpy(self.canvas[slots]),
-            from_numpy(self.known[slots]),
+            from_numpy(self.slots.canvas[slots]),
+            from_numpy(self.slots.known[slots]),
             self.state,
             torch.tensor(slots),
         )
@@ -180,14 +162,14 @@ class Decoder(ABC):
 
     def label(self, slot: int) -> int | None:
         """The class of a slot's image, requested or drawn first; None if it has none."""
-        start = int(self.start[slot])
+        start = int(self.slots.start[slot])
         return None if start == START else start - START - 1
 
     def canvases(self, slots: Sequence[int]) -> NDArray[np.uint8]:
         """The sub-pixels of these slots' images, (B, T); those not decoded yet are 0, or as they
         were given.
         """
-        return self.canvas[slots]
+        return self.slots.canvas[slots]
 
     @property
     @abstractmethod
@@ -207,22 +189,21 @@ class Decoder(ABC):
         """Keep a copy of the state of these slots before a quantum, in case the quantum raises."""
 
     @abstractmethod
-    def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+    def restore(self, slots: Sequence[int]) -> None:
         """Put some of the slots kept last back to their positions, as they were before a quantum
         that raised.
 
         Sub-pixels need no copy: before a position none is written, and after it each is written
-            before it is read.
+        before it is read.
         """
 
     @abstractmethod
-    def quantum(
-        self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]
-    ) -> Advance:
-        """Advance each slot's image from its position by its number of steps; most steps first.
+    def quantum(self, plan: Plan) -> Advance:
+        """Advance each slot's image from its position by its number of steps.
 
-        Positions and steps count tokens. If tokens may skip the layers, the largest number of steps
-        limits passes, not tokens: each image advances as far as that many passes take it.
+        Positions and steps count tokens, and positions are not moved on here. If tokens may skip
+        the layers, the largest number of steps limits passes, not tokens: each image advances as
+        far as that many passes take it.
         """
 
 
@@ -240,9 +221,9 @@ class EagerDecoder(Decoder):
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         begin = int(positions[0])
         self.net.prefill(
-            from_numpy(self.canvas[slots]),
+            from_numpy(self.slots.canvas[slots]),
             begin + int(steps[0]),
-            from_numpy(self.start[slots]),
+            from_numpy(self.slots.start[slots]),
             self.state,
             from_numpy(slots),
             begin,
@@ -251,30 +232,26 @@ class EagerDecoder(Decoder):
     def keep(self, slots: Sequence[int]) -> None:
         self.state.keep(torch.tensor(slots))
 
-    def restore(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+    def restore(self, slots: Sequence[int]) -> None:
         self.state.restore(torch.tensor(slots))
 
     @torch.inference_mode()
-    def quantum(
-        self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]
-    ) -> Advance:
+    def quantum(self, plan: Plan) -> Advance:
         """As Decoder.quantum, but every step counts as a pass.
 
         Rows with fewer steps come last: those still running are always the first `rows`.
         """
-        index = np.array(slots)
-        noise = noise_of(
-            self.config, self.seed[index], np.array(positions)[:, None] + np.arange(steps[0])
-        )
-        at, t = from_numpy(index), torch.tensor(positions)
-        canvas, known, conditioned, start, temperature = (
-            from_numpy(pool[index])
-            for pool in (self.canvas, self.known, self.conditioned, self.start, self.temperature)
-        )
+        slots, steps = plan.T
+        table, positions, most = self.slots, self.slots.position[slots], int(steps[0])
+        noise = noise_of(self.config, table.seed[slots], positions[:, None] + np.arange(most))
+        at, t = from_numpy(slots.copy()), from_numpy(positions)
+        canvas, known = from_numpy(table.canvas[slots]), from_numpy(table.known[slots])
+        conditioned = from_numpy(table.conditioned[slots])
+        start, temperature = from_numpy(table.start[slots]), from_numpy(table.temperature[slots])
         finite = torch.ones(len(slots), dtype=torch.bool)
-        for step in range(steps[0]):
-            rows = sum(step < wanted for wanted in steps)
-            with decode_threads(self.net, rows, max(positions[:rows]) + step):
+        for step in range(most):
+            rows = int((step < steps).sum())
+            with decode_threads(self.net, rows, int(positions[:rows].max()) + step):
                 finite[:rows] &= self.step(
                     canvas[:rows],
                     known[:rows],
@@ -285,8 +262,8 @@ class EagerDecoder(Decoder):
                     t[:rows] + step,
                     at[:rows],
                 )
-        self.canvas[index] = canvas.numpy()
-        return Advance(np.add(positions, steps), np.array(steps), index[~finite.numpy()].tolist())
+        table.canvas[slots] = canvas.numpy()
+        return Advance(positions + steps, steps, slots[~finite.numpy()].tolist())
 
     def step(
         self,

@@ -16,10 +16,10 @@ from ..job import Job
 from .decoder import Decoder
 from .failures import EngineLost, Outcome, isolate
 from .prefill import Prefills
-from .scheduler import QUANTUM_S, Plan, Scheduler
+from .scheduler import QUANTUM_S, Scheduler
+from .slots import NEVER, Plan
 
 logger = logging.getLogger("linpix")
-NEVER = 2**62  # an image row that no image has
 PARTS = 8  # quanta of an image, at least: one that joins waits for the end of a quantum
 # images restored in one call: few, as all their tokens are prefilled again without a heartbeat
 RESTORED = 2
@@ -36,19 +36,16 @@ class Engine:
         self.decoder, self.config = decoder, decoder.config
         self.name = decoder.checkpoint.name
         self.beat: Callable[[], None] = lambda: None  # called before each call of the decoder
-        self.scheduler = Scheduler(decoder.slots, self.config.length, decoder.stride)
-        self._prefills = Prefills(decoder, self.scheduler.position)
-        # by slot: whether each image row is to be reported
-        self._streams = np.zeros(decoder.slots + 1, np.bool_)
-        # by slot: the next image row to be reported, counted from 1
-        self._next_row = np.full(decoder.slots + 1, NEVER)
+        self.slots = decoder.slots
+        self.scheduler = Scheduler(self.slots, decoder.stride)
+        self._prefills = Prefills(decoder)
         self._decoded_s = QUANTUM_S  # seconds of decoding in the last quantum
         self._failed_quanta = 0
         self._report = Report()
 
     @property
     def busy(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.interactive or self.scheduler.bulk)
+        return bool(self.slots.running or self.scheduler.interactive or self.scheduler.bulk)
 
     def run_quantum(self) -> Report:
         """Let waiting images join, prefill for a while, run one quantum, let finished images leave.
@@ -59,17 +56,15 @@ class Engine:
         """
         report = self._report = Report()
         self._join()
-        report.joined_at, report.running = time.monotonic(), len(self.scheduler.running)
-        drawing = bool(self.scheduler.takes_steps.any())
+        report.joined_at, report.running = time.monotonic(), len(self.slots.running)
+        drawing = bool(self.slots.drawing.any())
         ended = self._prefills.run(
             self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=drawing
         )
-        self.scheduler.takes_steps[
-            [image.slot for image in ended if image.state is State.DRAWING]
-        ] = True
+        self.slots.drawing[[image.slot for image in ended if image.state is State.DRAWING]] = True
         for request in report.failed:
             self.scheduler.cancel(request)
-        streamed = self._streams[self.scheduler.takes_steps].any()
+        streamed = self.slots.streams[self.slots.drawing].any()
         plan = self.scheduler.plan(
             self.config.row_length if streamed else -(-self.config.length // PARTS)
         )
@@ -82,9 +77,8 @@ class Engine:
         """After an exception from run_quantum: empty every slot. Returns the requests that lost an
         image.
         """
-        lost = {
-            image.request for image in (*self.scheduler.running.values(), *self._report.finished)
-        }
+        running = self.slots.running.values()
+        lost = {image.request for image in (*running, *self._report.finished)}
         lost |= self._report.failed.keys()
         for request in lost:
             self.scheduler.cancel(request)
@@ -112,24 +106,21 @@ class Engine:
     def _take(self, images: list[Image]) -> None:
         """Put images that share what is known into their slots."""
         self.beat()
-        job, slots, length = (
-            images[0].job,
-            np.array([image.slot for image in images]),
-            self.config.length,
-        )
-        self.decoder.take(slots.tolist(), images)
+        job, length = images[0].job, self.config.length
+        slots = np.array([image.slot for image in images])
+        self.decoder.take(images)
         prefix, state = job.prefix // self.config.token_size, State.DRAWING
-        if self.decoder.conditioned[slots[0]] and prefix < length:  # else nothing is to be drawn
+        if self.slots.conditioned[slots[0]] and prefix < length:  # else nothing is to be drawn
             state = State.READING
         elif 0 < prefix < length:
             state = State.PREFILL
-        self.scheduler.position[slots] = 0 if state is State.PREFILL else prefix
-        self.scheduler.left[slots] = self.decoder.left_from[slots, prefix]
-        self.scheduler.takes_steps[slots] = state is State.DRAWING
-        self._streams[slots] = job.stream
-        self._next_row[slots] = (
-            prefix // self.config.row_length + 1 if job.stream or images[0].attempt == 1 else NEVER
-        )
+        self.slots.place(slots, prefix, drawing=state is State.DRAWING)
+        if state is State.PREFILL:
+            self.slots.position[slots] = 0
+        self.slots.streams[slots] = job.stream
+        self.slots.next_row[slots] = NEVER
+        if job.stream or images[0].attempt == 1:
+            self.slots.next_row[slots] = prefix // self.config.row_length + 1
         for image in images:
             image.state = state  # last: the event loop may look at any time
         if state is not State.DRAWING:
@@ -137,7 +128,7 @@ class Engine:
 
     def _decode(self, plan: Plan) -> None:
         """Run one quantum. Images that cannot be decoded end their requests."""
-        report, slots, position = self._report, plan[:, 0], self.scheduler.position
+        report, slots, position = self._report, plan[:, 0], self.slots.position
         before, saturated, began = position[slots], self.decoder.saturated, time.perf_counter()
         report.batch, report.passes = len(plan), 1
         self.decoder.keep(slots.tolist())
@@ -155,7 +146,7 @@ class Engine:
         report.seconds = time.perf_counter() - began
         self._decoded_s = min(report.seconds, QUANTUM_S)
         report.saturated, report.retries = self.decoder.saturated - saturated, outcome.retries
-        self.scheduler.left[slots] = self.decoder.left_from[slots, position[slots]]
+        self.slots.left[slots] = self.slots.left_from[slots, position[slots]]
         report.subpixels = int((position[slots] - before).sum()) * self.config.token_size
         if outcome.not_finite or outcome.failed:
             self._end_failed(outcome)
@@ -169,31 +160,29 @@ class Engine:
     def _run(self, plan: Plan) -> list[int]:
         """Decode a plan's images; returns the slots whose parameters were not finite."""
         self.beat()
-        slots, steps = plan.T
-        done = self.decoder.quantum(slots, self.scheduler.position[slots], steps)
-        self.scheduler.position[slots] = done.positions
+        done = self.decoder.quantum(plan)
+        self.slots.position[plan[:, 0]] = done.positions
         self._report.passes = max(self._report.passes, int(done.passes.max()))
         return done.not_finite
 
     def _restore(self, plan: Plan) -> None:
         for first in range(0, len(plan), RESTORED):
-            some = plan[first : first + RESTORED]
             self.beat()
-            self.decoder.restore(some[:, 0].tolist(), self.scheduler.position[some[:, 0]].tolist())
+            self.decoder.restore(plan[first : first + RESTORED, 0].tolist())
 
     def _report_rows(self) -> None:
         """Report newly finished image rows."""
-        rows = self.scheduler.position // self.config.row_length
-        due = np.flatnonzero(self.scheduler.takes_steps & (rows >= self._next_row))
-        images = [self.scheduler.running[slot] for slot in due.tolist()]
+        rows, next_row = self.slots.position // self.config.row_length, self.slots.next_row
+        due = np.flatnonzero(self.slots.drawing & (rows >= next_row))
+        images = [self.slots.running[slot] for slot in due.tolist()]
         streams = [image.slot for image in images if image.job.stream]
         canvases = (
             dict(zip(streams, self.decoder.canvases(streams), strict=True)) if streams else {}
         )
         for image in images:
-            new = range(int(self._next_row[image.slot]), int(rows[image.slot]) + 1)
+            new = range(int(next_row[image.slot]), int(rows[image.slot]) + 1)
             self._report.rows.append((image, new, canvases.get(image.slot)))
-            self._next_row[image.slot] = new.stop if image.job.stream else NEVER
+            next_row[image.slot] = new.stop if image.job.stream else NEVER
 
     def _end_failed(self, outcome: Outcome) -> None:
         """End requests because of an image in this quantum; their other images are cancelled."""
@@ -201,18 +190,18 @@ class Engine:
             f"model {self.name!r} produced NaN or infinite values for an image of this request"
         )
         bad = dict.fromkeys(outcome.not_finite, error) | outcome.failed
-        failed = {self.scheduler.running[slot].request: error for slot, error in bad.items()}
+        failed = {self.slots.running[slot].request: error for slot, error in bad.items()}
         self._report.failed |= failed
         for request in failed:
             self.scheduler.cancel(request)
 
     def _leave(self, done: list[Image]) -> None:
         """Images that are done leave. Those that are drawn are done, or are checked first."""
-        drawn = self.scheduler.takes_steps & (self.scheduler.position >= self.config.length)
-        for image in [self.scheduler.running[slot] for slot in np.flatnonzero(drawn).tolist()]:
+        drawn = self.slots.drawing & (self.slots.position >= self.config.length)
+        for image in [self.slots.running[slot] for slot in np.flatnonzero(drawn).tolist()]:
             if image.job.attempts > 1 or image.job.candidates:
                 image.state, image.retried = State.CHECKING, False
-                self.scheduler.takes_steps[image.slot] = False
+                self.slots.drawing[image.slot] = False
                 self._prefills.waiting.append([image])
             else:
                 image.state = State.DONE
@@ -224,9 +213,9 @@ class Engine:
             image.label = (
                 image.recognised.label if image.recognised else self.decoder.label(image.slot)
             )
-            self.scheduler.release(image)
+            self.slots.release(image)
         if self.decoder.fill_freed_with_nan:
-            for slot in self.scheduler.free:
+            for slot in self.slots.free:
                 self.decoder.pool.fill_with_nan(slot)
 
     def _check_hope(self, plan: Plan, outcome: Outcome) -> None:
@@ -246,9 +235,10 @@ class Engine:
     def _decodes_a_test_image(self, slot: int) -> bool:
         test = Image("test image", Job(), 0, 0, None, slot=slot)
         try:
-            self.decoder.take([slot], [test])
+            self.decoder.take([test])
             self.beat()
-            self.decoder.quantum([slot], [0], [self.decoder.stride])
+            self.slots.position[slot] = 0
+            self.decoder.quantum(np.array([[slot, self.decoder.stride]]))
         except EngineLost:
             raise
         except Exception:

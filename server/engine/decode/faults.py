@@ -11,6 +11,7 @@ from ...fault_rules import Rule, parse
 from ..image import Image
 from .decoder import Advance, Decoder
 from .failures import EngineLost
+from .slots import Plan
 
 
 class InjectedFault(RuntimeError):
@@ -58,26 +59,22 @@ class _Breaking:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
 
-    def take(self, slots: Sequence[int], images: Sequence[Image]) -> None:
+    def take(self, images: list[Image]) -> None:
         self._faults.take([image.seed for image in images])
-        self._failing.difference_update(slots)
-        self._decoder.take(slots, images)
+        self._failing.difference_update(image.slot for image in images)
+        self._decoder.take(images)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Called once before each quantum, however often that is run."""
-        self._due, self._fresh, self._failing = (
-            self._faults.due(self._decoder.seed[slots].tolist()),
-            True,
-            set(),
-        )
+        self._due = self._faults.due(self._decoder.slots.seed[slots].tolist())
+        self._fresh, self._failing = True, set()
         self._decoder.keep(slots)
 
-    def quantum(
-        self, slots: Sequence[int], positions: Sequence[int], steps: Sequence[int]
-    ) -> Advance:
+    def quantum(self, plan: Plan) -> Advance:
+        slots = plan[:, 0].tolist()
         first, self._fresh = self._fresh, False
         if first:
-            self._strike_images(slots, positions)
+            self._strike_images(slots)
         kinds, name = {rule.kind for rule in self._due}, f"in quantum {self._faults.quanta}"
         if "lose" in kinds:
             raise EngineLost(f"injected: lose {name}")
@@ -86,7 +83,7 @@ class _Breaking:
                 time.sleep(3600)
             if rule.kind == "slow":
                 time.sleep(rule.ms / 1e3)
-        done = self._decoder.quantum(slots, positions, steps)
+        done = self._decoder.quantum(plan)
         # after the run, which has changed state and sub-pixels: they must be restored before it is
         # run again
         if "broken" in kinds or ("glitch" in kinds and first):
@@ -95,17 +92,16 @@ class _Breaking:
             raise InjectedFault(f"injected: throw at slot {slot} {name}")
         return done
 
-    def _strike_images(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+    def _strike_images(self, slots: list[int]) -> None:
         """Choose the images of throw and nan. At position 0 a GPU does not read the state, so it
         would not see NaN.
         """
-        begun = [slot for slot, position in zip(slots, positions, strict=True) if position] or [
-            *slots
-        ]
+        table = self._decoder.slots
+        begun = [slot for slot in slots if table.position[slot]] or slots
         for rule in self._due:
             if rule.kind in ("throw", "nan"):
                 chosen = (
-                    [slot for slot in slots if self._decoder.seed[slot] == rule.number]
+                    [slot for slot in slots if table.seed[slot] == rule.number]
                     if rule.when == "image"
                     else [self._faults.random.choice(begun)]
                 )

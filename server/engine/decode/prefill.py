@@ -15,7 +15,7 @@ import numpy as np
 
 from ... import logs
 from ..image import Image, Report, State
-from .decoder import Decoder, Numbers
+from .decoder import Decoder
 from .failures import EngineLost
 
 logger = logging.getLogger("linpix")
@@ -26,9 +26,8 @@ class Prefills:
     is known, or one drawn image to be checked. Used by the engine thread only.
     """
 
-    def __init__(self, decoder: Decoder, position: Numbers) -> None:
-        """position: by slot, the next token to fold in, which is moved on."""
-        self._decoder, self._position = decoder, position
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder, self._position = decoder, decoder.slots.position
         # images in PREFILL or READING, or one in CHECKING
         self.waiting: deque[list[Image]] = deque()
         self._token_s = 0.0  # seconds per token in the last piece; 0: none was run yet

@@ -4,21 +4,17 @@ No torch, no clock, no threads on purpose, so that its tests run in milliseconds
 every quantum is kept in arrays: thousands of images may be decoded at once.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..image import Image, State
+from .slots import Plan, Slots
 
 BULK_EVERY = 4  # while bulk images wait, they get one in so many slots
 # longest quantum, and longest prefill while no image decodes: cancellations act this late
 QUANTUM_S = 0.050
-
-# (B, 2): the slots of a quantum, with their numbers of steps; most steps first
-Plan = NDArray[np.int64]
 
 
 def bulk_is_next(interactive: int, bulk: int, overtaken: int) -> bool:
@@ -30,25 +26,16 @@ def bulk_is_next(interactive: int, bulk: int, overtaken: int) -> bool:
 
 
 class Scheduler:
-    """Slots 1..slots for the images of one model. Images wait first come, first served in each of
-    two classes.
+    """Slots for the images of one model. Images wait first come, first served in each of two
+    classes.
     """
 
-    def __init__(self, slots: int, length: int, stride: int) -> None:
-        """length: tokens of an image · stride: steps that the decoder runs in one go; a quantum has
-        a multiple of them.
-        """
-        self.slots, self.length, self._stride = slots, length, stride
+    def __init__(self, slots: Slots, stride: int) -> None:
+        """stride: steps that the decoder runs in one go; a quantum has a multiple of them."""
+        self.slots, self._stride = slots, stride
         self.interactive: deque[Image] = deque()
         self.bulk: deque[Image] = deque()
         self.overtaken = 0  # see bulk_is_next
-        self.running: dict[int, Image] = {}  # by slot
-        # by slot, of running images:
-        # the next token to draw, or in PREFILL to fold in
-        self.position = np.zeros(slots + 1, np.int64)
-        self.left = np.zeros(slots + 1, np.int64)  # tokens still to be drawn; 0 in free slots
-        self.takes_steps = np.zeros(slots + 1, np.bool_)  # whether the image is DRAWING
-        self.free = [*range(1, slots + 1)]  # a heap
         # of a step, smoothed, by the number of images in powers of two
         self._seconds: dict[int, float] = {}
 
@@ -71,9 +58,10 @@ class Scheduler:
             deque(image for image in images if image.request != request)
             for images in (self.interactive, self.bulk)
         )
-        for image in [image for image in self.running.values() if image.request == request]:
-            image.state = State.CANCELLED
-            self.release(image)
+        for image in [*self.slots.running.values()]:
+            if image.request == request:
+                image.state = State.CANCELLED
+                self.slots.release(image)
 
     def join(self) -> list[Image]:
         """Give free slots to the first waiting images that share a prefill.
@@ -81,40 +69,30 @@ class Scheduler:
         Returns these. Call it again for the next ones, until it returns none.
         """
         joined: list[Image] = []
-        while self.free:
+        while self.slots.free:
             bulk = bulk_is_next(len(self.interactive), len(self.bulk), self.overtaken)
             queue = self.bulk if bulk else self.interactive
             if not queue or (joined and queue[0].key != joined[0].key):
                 break
             image = queue.popleft()
             self.overtaken = 0 if bulk or not self.bulk else self.overtaken + 1
-            image.slot = heapq.heappop(self.free)
-            self.running[image.slot] = image
+            self.slots.assign(image)
             joined.append(image)
         return joined
-
-    def release(self, image: Image) -> None:
-        """Free the slot of a running image."""
-        del self.running[image.slot]
-        self.left[image.slot], self.takes_steps[image.slot] = 0, False
-        heapq.heappush(self.free, image.slot)
-        image.slot = 0
 
     def plan(self, most: int) -> Plan:
         """Each drawing image with its steps in the next quantum: as many as fit in QUANTUM_S, at
         most `most`.
         """
-        slots, steps = (
-            np.flatnonzero(self.takes_steps & (self.position < self.length)),
-            self._stride,
-        )
+        length, position = self.slots.length, self.slots.position
+        slots, steps = np.flatnonzero(self.slots.drawing & (position < length)), self._stride
         size = len(slots).bit_length()
         if known := [measured for measured in self._seconds if measured <= size]:
             # a size that is not known is taken from the next smaller one, as if each image cost the
             # same
             seconds = self._seconds[max(known)] * 2 ** (size - max(known))
             steps = max(steps, min(most, int(QUANTUM_S / seconds)) // steps * steps)
-        left = np.minimum(steps, self.length - self.position[slots])
+        left = np.minimum(steps, length - position[slots])
         return np.stack([slots, left], 1)[np.argsort(-left, kind="stable")]
 
     def learn(self, batch: int, seconds: float) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linpix.model.attempts import Recognised
+from linpix.server.engine.decode.decoder import Decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import Image, Report, again, chosen
 from linpix.server.engine.job import Job
@@ -41,6 +42,13 @@ class Ended(NamedTuple):
 def images(jobs: Sequence[Job], request: str = "a") -> list[Image]:
     """An image of each job: a request may have images that differ in more than their seeds here."""
     return [Image(request, job, index, job.seed, job.label) for index, job in enumerate(jobs)]
+
+
+def take(decoder: Decoder, slot: int, job: Job) -> None:
+    """Give a slot to an image, without a scheduler."""
+    [image] = images([job])
+    image.slot = slot
+    decoder.take([image])
 
 
 def submit(engine: Engine, request: str, jobs: Sequence[Job]) -> list[Image]:

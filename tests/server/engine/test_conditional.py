@@ -10,7 +10,7 @@ from linpix.model.generate import generate
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import State
 from linpix.server.engine.job import Job
-from tests.server.engine import drawn, finish, images, submit
+from tests.server.engine import drawn, finish, submit, take
 
 RANDOM = np.random.default_rng(0)
 PICTURE, KNOWN = RANDOM.integers(0, 256, 64, dtype=np.uint8), RANDOM.random(64) < 0.5
@@ -53,9 +53,9 @@ def test_what_is_known_in_each_square_changes_what_is_drawn_first(decoder):
 
     def state_of(picture):
         one = decoder(1)
-        one.take([1], images(edits(5, picture=picture, label=3)))
+        take(one, 1, *edits(5, picture=picture, label=3))
         one.read([[1]])
-        assert one.start[1] == 256 + 1 + 3
+        assert one.slots.start[1] == 256 + 1 + 3
         return one.pool.S[1].float()
 
     before = state_of(PICTURE)
@@ -114,7 +114,7 @@ def test_the_remaining_work_of_an_image_counts_hidden_sub_pixels_only(decoder):
         for image in running:
             if image.state is State.DRAWING:
                 hidden = ~KNOWN if image.request == "edit" else np.ones(64, np.bool_)
-                at, left = engine.scheduler.position[image.slot], engine.scheduler.left[image.slot]
+                at, left = engine.slots.position[image.slot], engine.slots.left[image.slot]
                 assert left == hidden[at:].sum()
                 seen.add(image.request)
     assert seen == {"edit", "whole"}

@@ -23,8 +23,8 @@ def forecast(s, pace=lambda images: 1.0):
         return [Remaining(image.request, left(s, image)) for image in images]
 
     return ends(
-        s.slots,
-        remaining(s.running.values()),
+        s.slots.count,
+        remaining(s.slots.running.values()),
         queue_order(remaining(s.interactive), remaining(s.bulk)),
         pace,
     )
@@ -52,10 +52,10 @@ def test_forecasts_come_true_when_no_other_request_arrives(crowd, slots):
         turn(s, 1)
     join(s)
     foretold = forecast(s)
-    images = [*s.running.values(), *s.interactive, *s.bulk]
-    bound = s.length + s.length * len(images) / slots  # as admission computes it
+    images = [*s.slots.running.values(), *s.interactive, *s.bulk]
+    bound = s.slots.length + s.slots.length * len(images) / slots  # as admission computes it
     steps, found = 0, []
-    while s.running:
+    while s.slots.running:
         finished = advance(s, s.plan(1))
         steps += 1
         found += [(steps, image.request) for image in finished]

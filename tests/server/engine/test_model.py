@@ -111,7 +111,7 @@ def test_a_request_that_finds_the_queue_full_is_given_the_time_until_there_is_ro
     with pytest.raises(ServiceError, match="already waiting") as refused:
         ask(model, "c")
     [running, _] = [request.images[0] for request in model.requests.values()]
-    left = int(model.engine.scheduler.left[running.slot])
+    left = int(model.engine.slots.left[running.slot])
     assert refused.value.retry_after_s == pytest.approx(0.1 * left) and refused.value.status == 429
 
 
@@ -124,7 +124,7 @@ def test_what_leaves_in_a_slot_or_in_the_queue_gives_back_its_room(tiny):
     del model.requests["a"]
     assert model.refusal(Job(count=2)) is None and model.refusal(Job(count=3)) is not None
     run(model)
-    assert not model.engine.scheduler.running
+    assert not model.engine.slots.running
 
 
 def test_a_picture_to_be_scored_needs_room_in_the_queue_but_no_slot(tiny):
@@ -155,7 +155,7 @@ def test_a_deadline_is_refused_once_the_pace_says_that_it_cannot_be_met(one_slot
 def test_until_images_have_finished_the_running_ones_tell_the_pace(one_slot, clock):
     asked = ask(one_slot, "runs")
     assert one_slot.seconds_per_token(1) == 0
-    left = one_slot.engine.scheduler.left
+    left = one_slot.engine.slots.left
     while (drawn := 64 - int(left[asked.images[0].slot])) < 8 or asked.images[0].slot == 0:
         clock.now += 100.0
         assert one_slot.seconds_per_token(1) == 0, "so few tokens tell nothing: the first are cold"
@@ -208,9 +208,9 @@ def test_a_finished_image_is_measured_from_its_slot_to_its_end(one_slot, clock):
 def test_an_image_is_measured_by_the_images_beside_it_and_not_by_those_at_its_end(tiny, clock):
     model = served(tiny, slots=4, max_queue=8)
     *others, last = [ask(model, name) for name in "abc"]
-    while (
-        drawn := 64 - int(model.engine.scheduler.left[last.images[0].slot])
-    ) < 8 or not last.images[0].slot:
+    while (drawn := 64 - int(model.engine.slots.left[last.images[0].slot])) < 8 or not last.images[
+        0
+    ].slot:
         run(model)
     for other in others:
         model.engine.scheduler.cancel(other.id)
@@ -230,7 +230,7 @@ def test_an_image_is_measured_even_if_another_has_its_slot_by_then(one_slot):
     while not (report := one_slot.engine.run_quantum()).finished:
         pass
     one_slot.engine.run_quantum()
-    assert one_slot.engine.scheduler.running[1].request == "second"
+    assert one_slot.engine.slots.running[1].request == "second"
     [image] = report.finished
     one_slot.in_quanta = 1.0, 1.0
     one_slot.measure(first, image)
@@ -268,7 +268,7 @@ def test_a_request_that_would_make_others_late_is_refused_unless_they_are_less_p
 def test_an_image_that_ends_late_in_its_slot_tells_the_pace_too(one_slot, clock):
     asked = ask(one_slot, "late")
     while (
-        drawn := 64 - int(one_slot.engine.scheduler.left[asked.images[0].slot])
+        drawn := 64 - int(one_slot.engine.slots.left[asked.images[0].slot])
     ) < 16 or not asked.images[0].slot:
         run(one_slot)
     clock.now += 32.0

@@ -17,7 +17,7 @@ from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import State
 from linpix.server.engine.job import Job
 from tests.nets import perturbed_net
-from tests.server.engine import drawn, images, submit
+from tests.server.engine import drawn, submit, take
 
 PLAIN = dataclasses.replace(
     PRESETS["tiny"],
@@ -118,18 +118,18 @@ def test_what_is_left_is_counted_in_pixels(engines):
         [dataclasses.replace(job, stream=True) for job in completions(1, known=SCATTERED)],
     )
     # two pixels are known before the first hole
-    scheduler, position, decoded, shown = engine.scheduler, 2, 0, []
+    slots, position, decoded, shown = engine.slots, 2, 0, []
     while engine.busy:
         report = engine.run_quantum()
         decoded += report.subpixels
         if image.state is State.DRAWING:
-            now = int(scheduler.position[1])
-            assert scheduler.left[1] == (hidden[now:].sum() if patches else 64 - now)
+            now = int(slots.position[1])
+            assert slots.left[1] == (hidden[now:].sum() if patches else 64 - now)
             # at most those of an image row; read ones may be passed
             assert hidden[position:now].sum() <= 8
             position = now
         shown += [(rows, canvas) for _, rows, canvas in report.rows]
-    assert scheduler.left.tolist() == [0, 0]
+    assert slots.left.tolist() == [0, 0]
     assert decoded == 3 * (64 - 2)
     assert [row for rows, _ in shown for row in rows] == [*range(1, 9)]
     for rows, canvas in shown:
@@ -140,4 +140,4 @@ def test_a_pixel_of_which_only_some_channels_are_known_is_refused(engines):
     known = SCATTERED.repeat(3)
     known[0] = False
     with pytest.raises(ValueError, match="either all channels or none must be known"):
-        engines(1).decoder.take([1], images([Job(seed=0, canvas=PICTURE, known=known)]))
+        take(engines(1).decoder, 1, Job(seed=0, canvas=PICTURE, known=known))

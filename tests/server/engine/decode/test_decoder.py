@@ -19,7 +19,7 @@ from linpix.model.generate import generate
 from linpix.model.sharing import SharedWeights
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CudaDecoder
-from linpix.server.engine.decode.decoder import Decoder, EagerDecoder
+from linpix.server.engine.decode.decoder import Advance, Decoder, EagerDecoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.decode.failures import EngineLost, most_retries
 from linpix.server.engine.decode.faults import Faults, with_faults
@@ -27,7 +27,7 @@ from linpix.server.engine.job import Job
 from linpix.server.engine.model import Model
 from linpix.server.web.routes.models import card_of
 from tests.nets import net_of
-from tests.server.engine import finish, images, submit
+from tests.server.engine import finish, submit, take
 
 SEEDS = list(range(100, 107))
 
@@ -85,10 +85,16 @@ def tiny(request):
     )
 
 
+def advance(engine: Decoder, slots, positions, steps) -> Advance:
+    """One quantum of images that are at these positions."""
+    engine.slots.position[slots] = positions
+    return engine.quantum(np.stack([slots, np.broadcast_to(steps, len(slots))], 1))
+
+
 def begin(engine: Decoder, slots, specs, piece=64):
     """Give slots to images, and prefill each, so many tokens at a time."""
     for slot, spec in zip(slots, specs, strict=True):
-        engine.take([slot], images([spec]))
+        take(engine, slot, spec)
         for position in range(0, spec.prefix, piece):
             engine.prefill(
                 *(np.array([x]) for x in (slot, position, min(piece, spec.prefix - position)))
@@ -103,7 +109,7 @@ def decode(engine: Decoder, specs, quantum=8, slots=None, piece=64):
     while min(positions) < 64:
         order = sorted(range(len(specs)), key=lambda i: positions[i])
         steps = [min(quantum, 64 - positions[i]) for i in order]
-        done = engine.quantum([slots[i] for i in order], [positions[i] for i in order], steps)
+        done = advance(engine, [slots[i] for i in order], [positions[i] for i in order], steps)
         for i, count, position in zip(order, steps, done.positions, strict=True):
             assert position == positions[i] + count or (
                 engine.skips and position > positions[i] + count
@@ -201,9 +207,9 @@ def prefilled_slowly(model: Engine, monkeypatch, seconds=0.06) -> list[tuple]:
         time.sleep(seconds)
         prefill(*numbers)
 
-    def counted(slots, positions, steps):
-        calls.append((slots,))
-        return quantum(slots, positions, steps)
+    def counted(plan):
+        calls.append((plan[:, 0].tolist(),))
+        return quantum(plan)
 
     monkeypatch.setattr(engine, "prefill", slowly)
     monkeypatch.setattr(engine, "quantum", counted)
@@ -283,7 +289,7 @@ def test_a_prefill_that_throws_is_begun_again_once_and_then_ends_its_request_alo
         or tiny.engine == "eager"
         or all(np.array_equal(images[key], clean[key]) for key in clean)
     )
-    assert len(model.scheduler.free) == 3
+    assert len(model.slots.free) == 3
 
 
 def test_a_picture_without_a_hole_is_not_prefilled(tiny, monkeypatch):
@@ -321,19 +327,19 @@ def test_a_quantum_that_threw_half_way_is_put_back_and_run_again_in_parts(tiny):
     for throws in (False, True):
         engine = tiny(9)
         begin(engine, slots, given)
-        engine.quantum(slots, [11] * 7, [8] * 7)
+        advance(engine, slots, 11, 8)
         if throws:
             engine.keep(slots)
-            engine.quantum(slots, [19] * 7, [8] * 7)  # as far as this it came; then it threw
-            engine.restore(slots[:3], [19] * 3)
-            engine.restore(slots[3:], [19] * 4)
-        engine.quantum(parts[0], [19] * 3, [8] * 3)
+            advance(engine, slots, 19, 8)  # as far as this it came; then it threw
+            engine.restore(slots[:3])
+            engine.restore(slots[3:])
+        advance(engine, parts[0], 19, 8)
         if throws:
-            engine.quantum(slots[3:], [19] * 4, [8] * 4)
-            engine.restore(slots[3:], [19] * 4)
+            advance(engine, slots[3:], 19, 8)
+            engine.restore(slots[3:])
         for part in parts[1:]:
-            engine.quantum(part, [19] * 2, [8] * 2)
-        assert not engine.quantum(slots, [27] * 7, [37] * 7).not_finite
+            advance(engine, part, 19, 8)
+        assert not advance(engine, slots, 27, 37).not_finite
         images.append(engine.canvases(slots))
     assert np.array_equal(*images)
 
@@ -346,7 +352,7 @@ def run_all(
         # many quanta on a GPU too
         submit(model, request, [Job(seed=seed, stream=True) for seed in seeds])
     ended = finish(model)
-    assert len(model.scheduler.free) == model.decoder.slots
+    assert len(model.slots.free) == model.slots.count
     return (
         {requests[request][index]: canvas for (request, index), canvas in ended.images.items()},
         ended.failed,
@@ -413,7 +419,7 @@ def test_after_an_internal_error_every_slot_is_free_and_waiting_images_still_wai
         submit(model, request, [Job(seed=0)])
     model.run_quantum()
     assert sorted(model.abandon()) == ["a", "b"]
-    assert sorted(model.scheduler.free) == [1, 2]
+    assert sorted(model.slots.free) == [1, 2]
     assert finish(model).images.keys() == {("c", 0)}
 
 
@@ -425,10 +431,10 @@ def test_a_request_with_an_image_that_is_not_finite_ends_alone(tiny):
     model.decoder.pool.fill_with_nan(3)
     report = model.run_quantum()
     assert report.failed.keys() == {"bad"}
-    assert {image.request for image in model.scheduler.running.values()} == {"good"}
+    assert {image.request for image in model.slots.running.values()} == {"good"}
     images, failed, _ = finish(model)
     assert not failed and images.keys() == {("good", 0), ("good", 1), ("later", 0)}
-    assert sorted(model.scheduler.free) == [1, 2, 3, 4]
+    assert sorted(model.slots.free) == [1, 2, 3, 4]
 
 
 @pytest.mark.skipif(ops.gpu, reason="there is a GPU here")
@@ -457,7 +463,7 @@ def test_a_gpu_that_no_longer_answers_is_distinguished_from_a_failed_batch(emula
     """
     source = loaded()
     engine = CudaDecoder(source, 2, GpuPool(source.net, 2, **emulated.place))
-    engine.take([1], images([Job(seed=0)]))
+    take(engine, 1, Job(seed=0))
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
@@ -465,13 +471,13 @@ def test_a_gpu_that_no_longer_answers_is_distinguished_from_a_failed_batch(emula
     monkeypatch.setattr(engine.pool, "decode", fail)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        engine.quantum([1], [0], [8])
+        advance(engine, [1], [0], [8])
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     with pytest.raises(
         EngineLost,
         match=r"no longer answers \(CUDA error: an illegal .* encountered\); the process",
     ):
-        engine.quantum([1], [0], [8])
+        advance(engine, [1], [0], [8])
 
 
 @pytest.mark.slow

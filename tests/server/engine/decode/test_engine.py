@@ -18,7 +18,7 @@ from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.decode.faults import Faults, with_faults
 from linpix.server.engine.image import State
 from linpix.server.engine.job import Job
-from tests.server.engine import Drawn, Ran, images, run, submit
+from tests.server.engine import Drawn, Ran, run, submit, take
 from tests.server.engine.test_conditional import KNOWN, PICTURE
 
 NOTHING = np.zeros(64, np.bool_)
@@ -64,7 +64,7 @@ def finished(quanta: list[Ran], request: str) -> list[Drawn]:
 def assert_bad_failed_alone(engine: Engine, reports: list[Ran]) -> None:
     """Of all requests, only the one named bad has failed, and it left nothing behind."""
     assert [request for quantum in reports for request in quantum.report.failed] == ["bad"]
-    assert not finished(reports, "bad") and not engine.scheduler.running
+    assert not finished(reports, "bad") and not engine.slots.running
 
 
 def drawn(engine: Engine, **requests: list[Job]) -> dict[str, list[Drawn]]:
@@ -244,7 +244,7 @@ def _class_scores(decoder: Decoder) -> list[float]:
     """Log-probabilities of PICTURE's classes."""
     found = []
     for label in range(10):
-        decoder.take([1], images([Job(seed=0, label=label, canvas=PICTURE, known=WHOLE)]))
+        take(decoder, 1, Job(seed=0, label=label, canvas=PICTURE, known=WHOLE))
         found.append(decoder.judge([1])[0].log_prob)
     return found
 
@@ -269,7 +269,7 @@ def test_what_leaves_frees_its_slot_and_the_next_image_there_knows_nothing_of_it
     if left == "between attempts":
         until(engine, lambda report: report.again == 1)
     else:
-        until(engine, lambda _: engine.scheduler.running[1].state is State.CHECKING)
+        until(engine, lambda _: engine.slots.running[1].state is State.CHECKING)
     engine.scheduler.cancel("gone")
     submit(engine, "next", [Job(seed=7, attempts=then)])
     reports = ran(engine)
@@ -278,7 +278,7 @@ def test_what_leaves_frees_its_slot_and_the_next_image_there_knows_nothing_of_it
     assert_same(
         finished(reports, "next"), drawn(Engine(best(1)), a=[Job(seed=7, attempts=then)])["a"]
     )
-    assert not engine.scheduler.running
+    assert not engine.slots.running
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -291,7 +291,7 @@ def test_a_judgement_that_throws_is_repeated_once_and_then_ends_its_request_alon
     judge = engine.decoder.judge
 
     def thrown(slots):
-        if left[0] and 1 in engine.decoder.seed[slots]:
+        if left[0] and 1 in engine.slots.seed[slots]:
             left[0] -= 1
             raise RuntimeError("judging")
         return judge(slots)
@@ -303,7 +303,7 @@ def test_a_judgement_that_throws_is_repeated_once_and_then_ends_its_request_alon
     assert {name: str(error) for name, error in failed.items()} == (
         {"bad": "judging"} if times == 2 else {}
     )
-    assert left == [0] and not engine.scheduler.running
+    assert left == [0] and not engine.slots.running
     for name, specs in requests.items():
         if name not in failed:
             alone = drawn(Engine(decoder(1)), a=specs)["a"]
@@ -364,7 +364,7 @@ def test_a_quantum_is_a_part_of_an_image_or_for_streams_an_image_row(
     submit(engine, "a", [Job(seed=1, stream=stream)])
     submit(engine, "b", [Job(seed=2)])
     engine.run_quantum()
-    assert engine.scheduler.position[1:].tolist() == [steps] * 2
+    assert engine.slots.position[1:].tolist() == [steps] * 2
 
 
 # --- what is reported ---
@@ -420,10 +420,8 @@ def test_of_each_image_the_first_rows_are_reported_once_and_of_streams_all_rows_
 
 def test_recognition_gives_the_probability_of_the_class_that_an_image_was_drawn_with(decoder):
     some = decoder(10)
-    some.take(
-        [*range(1, 11)],
-        images([Job(seed=seed, canvas=PICTURE, known=NOTHING) for seed in range(10)]),
-    )
+    for slot in range(1, 11):
+        take(some, slot, Job(seed=slot - 1, canvas=PICTURE, known=NOTHING))
     found = some.judge([*range(1, 11)])
     assert [one.label for one in found] == [some.label(slot) for slot in range(1, 11)]
     expected = dict(enumerate(_class_scores(decoder(1))))

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from linpix.model import checkpoint, ops
@@ -26,7 +27,7 @@ BESIDE = "slow:every=1:ms=20"  # so that requests that come together are decoded
 class Recorded(EagerDecoder):
     """An engine that decodes nothing, and notes which slots were filled with NaN."""
 
-    def quantum(self, slots, positions, steps):
+    def quantum(self, plan):
         return []
 
 
@@ -35,12 +36,12 @@ def struck(folder: Path, faults: Faults, quanta: int = 200) -> list[tuple[int, i
     engine, found, quantum = Recorded(checkpoint.read(folder), 5), [], 0
     engine.pool.fill_with_nan = lambda slot: found.append((quantum, slot, "nan"))
     breaking, slots = with_faults(engine, faults), [1, 2, 3, 4, 5]
-    engine.seed[1:] = [10, 11, 12, 13, 14]
+    engine.slots.seed[1:], engine.slots.position[1:] = [10, 11, 12, 13, 14], 8
     for quantum in range(1, quanta + 1):
         breaking.keep(slots)
         for part in (slots, *([slot] for slot in slots)):  # the first run, and then each alone
             try:
-                breaking.quantum(part, [8] * len(part), [1] * len(part))
+                breaking.quantum(np.array([(slot, 1) for slot in part]))
             except InjectedFault:
                 if len(part) == 1:
                     found.append((quantum, part[0], "throw"))

@@ -8,6 +8,7 @@ import pytest
 
 from linpix.model.attempts import Recognised
 from linpix.server.engine.decode.prefill import Prefills
+from linpix.server.engine.decode.slots import Slots
 from linpix.server.engine.image import Image, Report, State
 from linpix.server.engine.job import Job
 
@@ -38,8 +39,8 @@ def prefills(clock, token_s: float = 0.0, reading_s: float = 0.0) -> Prefills:
             prefill_stride=STRIDE,
             reads_together=1,
             config=SimpleNamespace(token_size=1),
-        ),
-        np.zeros(10, np.int64),
+            slots=Slots(9, 784),
+        )
     )
 
 
@@ -137,8 +138,8 @@ def recorded(
                 pool=SimpleNamespace(clear=lambda slot: None),
                 checkpoint=SimpleNamespace(name="fake"),
                 config=SimpleNamespace(token_size=1),
-            ),
-            np.zeros(10, np.int64),
+                slots=Slots(9, 784),
+            )
         ),
         calls,
     )

@@ -5,12 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linpix.server.engine.decode.scheduler import BULK_EVERY, QUANTUM_S, Scheduler
+from linpix.server.engine.decode.slots import Slots
 from linpix.server.engine.image import Image, State
 from linpix.server.engine.job import Job
 
 
 def scheduler(slots=2, length=10):
-    s = Scheduler(slots, length, 1)
+    s = Scheduler(Slots(slots, length), 1)
     s.learn(1, 1e-9)  # seconds of a step: no plan is bounded by time
     s.begins_at = {}  # the position of each image that joins
     return s
@@ -24,7 +25,7 @@ def arrive(s, request, count=1, position=0, bulk=False):
 
 
 def left(s, image):
-    return s.length - int(s.position[image.slot] if image.slot else s.begins_at[image])
+    return s.slots.length - int(s.slots.position[image.slot] if image.slot else s.begins_at[image])
 
 
 def waiting(s):
@@ -36,25 +37,23 @@ def join(s):
     joined = []
     while images := s.join():
         for image in images:
-            image.state, s.takes_steps[image.slot], s.position[image.slot] = (
-                State.DRAWING,
-                True,
-                s.begins_at[image],
-            )
+            image.state = State.DRAWING
+            s.slots.drawing[image.slot] = True
+            s.slots.position[image.slot] = s.begins_at[image]
         joined += images
     return joined
 
 
 def advance(s, plan):
     for slot, steps in plan:
-        s.position[slot] += steps
+        s.slots.position[slot] += steps
     over = [
         image
-        for slot, image in s.running.items()
-        if s.takes_steps[slot] and s.position[slot] >= s.length
+        for slot, image in s.slots.running.items()
+        if s.slots.drawing[slot] and s.slots.position[slot] >= s.slots.length
     ]
     for image in over:
-        s.release(image)
+        s.slots.release(image)
     return over
 
 
@@ -83,7 +82,7 @@ def test_a_row_ends_inside_a_quantum_and_its_slot_is_free_afterwards():
     join(s)
     assert s.plan(5).tolist() == [[row.slot, 2]]
     assert advance(s, s.plan(5)) == [row]
-    assert sorted(s.free) == [1, 2]
+    assert sorted(s.slots.free) == [1, 2]
 
 
 def test_a_plan_has_the_longest_rows_first():
@@ -101,7 +100,7 @@ def test_a_newcomer_joins_between_quanta_while_others_run():
     [late] = arrive(s, "b")
     joined, _ = turn(s)
     assert joined == [late]
-    assert s.position[[*s.running]].tolist() == [5]
+    assert s.slots.position[[*s.slots.running]].tolist() == [5]
 
 
 def test_an_image_without_a_hole_finishes_without_a_step():
@@ -125,7 +124,7 @@ def test_cancelling_a_running_request_frees_its_slot_at_once():
     arrive(s, "a")
     join(s)
     s.cancel("a")
-    assert sorted(s.free) == [1, 2] and not s.plan(5).size
+    assert sorted(s.slots.free) == [1, 2] and not s.plan(5).size
 
 
 def test_cancelling_takes_no_other_request_with_it():
@@ -152,7 +151,7 @@ def test_every_image_is_answered_once_or_cancelled_and_no_slot_is_lost(arrivals,
         rows = arrive(s, name, images, position, bulk)
         expected |= {(name, row.index) for row in rows}
         finished += turn(s, 3)[1]
-        used = [row.slot for row in s.running.values()]
+        used = [row.slot for row in s.slots.running.values()]
         assert len(used) == len(set(used))
         assert 0 not in used
         if leaves:
@@ -160,10 +159,10 @@ def test_every_image_is_answered_once_or_cancelled_and_no_slot_is_lost(arrivals,
             expected -= {(name, index) for index in range(images)} - {
                 (r.request, r.index) for r in finished
             }
-    while waiting(s) or s.running:
+    while waiting(s) or s.slots.running:
         finished += turn(s, 3)[1]
     assert sorted((row.request, row.index) for row in finished) == sorted(expected)
-    assert len(s.free) == slots
+    assert len(s.slots.free) == slots
 
 
 def test_interactive_images_go_first_and_one_slot_of_four_is_for_bulk():
@@ -173,7 +172,7 @@ def test_interactive_images_go_first_and_one_slot_of_four_is_for_bulk():
     for number in range(8):
         arrive(s, f"interactive{number}")
     order = []
-    while waiting(s) or s.running:
+    while waiting(s) or s.slots.running:
         order += [row.request for row in turn(s, 10)[0]]
     assert order == [
         "interactive0",
@@ -212,7 +211,7 @@ def test_no_class_starves_and_each_is_served_in_its_order(crowd, slots, quantum)
     given_, arrived = [], {False: [], True: []}
     overtaken = {False: 0, True: 0}
     time, pending = 0, list(enumerate(crowd))
-    while pending or waiting(s) or s.running:
+    while pending or waiting(s) or s.slots.running:
         while pending and pending[0][1][0] <= time:
             number, (_, images, position, bulk) = pending.pop(0)
             arrived[bulk] += [(f"r{number}", index) for index in range(images)]
@@ -227,23 +226,23 @@ def test_no_class_starves_and_each_is_served_in_its_order(crowd, slots, quantum)
             assert overtaken[True] < BULK_EVERY  # of so many slots in a row one was for bulk
             assert overtaken[False] <= 1  # and bulk never took two in a row while others waited
         given_ += joined
-        assert not (waiting(s) and s.free), "a slot was left free while somebody waited"
+        assert not (waiting(s) and s.slots.free), "a slot was left free while somebody waited"
         advance(s, s.plan(quantum))
         time += 1
     for bulk in (False, True):
         assert [(row.request, row.index) for row in given_ if row.job.bulk == bulk] == arrived[bulk]
-    assert len(s.free) == slots
+    assert len(s.slots.free) == slots
 
 
 def test_a_further_attempt_comes_before_all_that_wait_and_shares_no_prefill():
     s = scheduler(slots=1)
     [first], others = arrive(s, "a"), arrive(s, "a", 2)
     join(s)
-    s.release(first)
+    s.slots.release(first)
     again = Image("a", first.job, 0, 1, None, attempt=2)
     s.submit([again])
     assert s.join() == [again]
-    s.release(again)
+    s.slots.release(again)
     assert s.join() == others[:1]
 
 
@@ -252,12 +251,12 @@ def test_a_further_attempt_comes_before_all_that_wait_and_shares_no_prefill():
 
 def steps(s, images, most=1000):
     """Of a quantum of so many images."""
-    s.takes_steps[1:] = [True] * images + [False] * (s.slots - images)
+    s.slots.drawing[1:] = [True] * images + [False] * (s.slots.count - images)
     return int(s.plan(most)[0, 1])
 
 
 def test_a_quantum_is_one_stride_until_a_step_was_measured():
-    assert steps(Scheduler(16, 1000, 4), 16) == 4
+    assert steps(Scheduler(Slots(16, 1000), 4), 16) == 4
 
 
 @pytest.mark.parametrize(
@@ -265,13 +264,13 @@ def test_a_quantum_is_one_stride_until_a_step_was_measured():
     [(QUANTUM_S / 10, 8), (QUANTUM_S / 100, 100), (QUANTUM_S / 1000, 256), (2 * QUANTUM_S, 4)],
 )
 def test_it_has_as_many_whole_strides_as_fit_in_its_time_and_at_least_one(step_s, expected):
-    s = Scheduler(16, 1000, 4)
+    s = Scheduler(Slots(16, 1000), 4)
     s.learn(16, step_s)
     assert steps(s, 16, 256) == expected
 
 
 def test_a_size_that_was_not_measured_is_taken_from_the_next_smaller_one():
-    s = Scheduler(16, 1000, 1)
+    s = Scheduler(Slots(16, 1000), 1)
     s.learn(1, QUANTUM_S / 800)
     s.learn(4, QUANTUM_S / 400)
     assert steps(s, 5) == 400, "sizes are powers of two"
@@ -280,7 +279,7 @@ def test_a_size_that_was_not_measured_is_taken_from_the_next_smaller_one():
 
 
 def test_a_step_s_time_is_smoothed():
-    s = Scheduler(16, 1000, 1)
+    s = Scheduler(Slots(16, 1000), 1)
     s.learn(8, QUANTUM_S / 100)
     s.learn(8, QUANTUM_S / 50)
     assert steps(s, 8) == int(100 / 1.3)
