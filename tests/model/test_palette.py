@@ -89,7 +89,7 @@ def test_a_patch_is_read_by_its_colours_not_by_their_numbers():
 
 def trained(config: ModelConfig, steps: int = 3) -> Transformer:
     """A model after a few steps with a far too large learning rate."""
-    net = net_of(config, spread=0.05).train()
+    net = net_of(config, spread=0.05).train().requires_grad_()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
     images = torch.randint(0, 4, (8, 64), dtype=torch.uint8)
     for _ in range(steps):
@@ -97,7 +97,7 @@ def trained(config: ModelConfig, steps: int = 3) -> Transformer:
         losses = -torch.distributions.Categorical(logits=prediction.parameters).log_prob(images)
         losses.mean().backward()
         optimizer.step()
-    return net.eval()
+    return net.eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 10.0])
