@@ -207,7 +207,10 @@ async def measure(given: argparse.Namespace) -> None:
             host.apart(profile := cProfile.Profile())
             pstats.Stats(profile).sort_stats("tottime").print_stats(20)
     decoder = instant(read(find("mnist-conditional", None)), 64)
-    decoder.take(slots := [*range(1, 65)], images_of(Job(count=64, seed=0), "drawn"))
+    slots, images = list(range(1, 65)), images_of(Job(count=64, seed=0), "drawn")
+    for slot, image in zip(slots, images, strict=True):
+        image.slot = slot
+    decoder.take(images)
     times = list[float]()
     for _ in range(10 * given.repeat):
         began = time.thread_time()

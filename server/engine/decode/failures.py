@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .scheduler import Plan
+from .slots import Plan
 
 
 class EngineLost(OSError):
