@@ -130,10 +130,10 @@ def test_a_png_of_any_size_has_its_pixels_and_passes_its_checks(shape):
 
 
 def test_an_array_is_what_numpy_reads_whatever_its_channels():
-    for channels in (1, 3):
+    for channels in (1, 3, 4):
         images = np.random.default_rng(0).integers(0, 256, (5, 4, 6, channels), np.uint8)
         found = np.load(
-            io.BytesIO(npy([image.tobytes() for image in images], (4, 6, channels))),
+            io.BytesIO(npy([image.tobytes() for image in images], 4, 6)),
             allow_pickle=False,
         )
         assert found.dtype == np.uint8 and np.array_equal(
