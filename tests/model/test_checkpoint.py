@@ -114,7 +114,7 @@ def test_bf16_halves_the_file_and_rounds_all_weights_but_those_of_the_head(tmp_p
 
 
 def test_a_file_of_tensors_says_what_it_is(tmp_path):
-    save(tmp_path / "made", net := net_of(1), PROVENANCE, "# made\n")
+    save(tmp_path / "made", net := net_of(PRESETS["tiny"], seed=1), PROVENANCE, "# made\n")
     file = tmp_path / "made/model.safetensors"
     with safetensors.safe_open(file, "pt") as opened:
         metadata = opened.metadata()

@@ -13,7 +13,7 @@ from linpix.model import checkpoint
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.generate import generate, tile
-from linpix.model.packing import pack
+from linpix.model.packing import pack, pools_of, rows_of
 from linpix.model.palette import nearest, pictures_of
 from linpix.model.transformer import Transformer
 from tests.nets import COLOURS, CONDITIONAL, PALETTE, net_of, saved
@@ -117,19 +117,11 @@ def test_the_compiled_engine_draws_what_the_eager_one_draws():
     canvas = torch.zeros(17, 64, dtype=torch.uint8)
     state = RecurrentState(PALETTE, 16)
     start = torch.tensor([net.start_index(label) for label in labels])
-    nothing = torch.zeros(16, dtype=torch.int64)
+    known = torch.zeros_like(canvas, dtype=torch.bool)
     pack(net, torch.float32).decode(
-        canvas,
-        torch.zeros_like(canvas, dtype=torch.bool),
-        state.S,
-        state.z,
-        torch.arange(1, 17),
-        nothing,
-        nothing + 64,
-        start,
-        torch.tensor(seeds),
+        pools_of(canvas=canvas, known=known, S=state.S, z=state.z, last=state.last),
+        rows_of(slot=range(1, 17), steps=[64] * 16, start=start, seed=seeds),
         torch.ones(16),
-        last=state.last,
     )
     # sums in another order may turn a draw at the very edge between two values
     assert (canvas[1:] == eager).float().mean() > 0.99

@@ -25,7 +25,8 @@ Tests that are not about one file:
   engine/test_watchdog.py                 a class of the engine thread
   web/test_attempts.py,                   what a request can ask for
   web/test_candidates.py, web/test_colours.py, web/test_completions.py, web/test_forms.py,
-  web/test_images.py
+  web/test_images.py, web/test_palettes.py
+  web/test_leaving.py                     clients that leave before their answer
   test_traces.py                          what OpenTelemetry records
   web/test_openai.py,                     stock clients; everything that /openapi.json says
   web/test_schemas.py
