@@ -173,7 +173,7 @@ class Parts {
 };
 
 // A call's pools. Here and below, what tensors hold is not checked.
-class PoolsOf {
+class [[gnu::visibility("hidden")]] PoolsOf {  // as Tensor is
  public:
   PoolsOf(const char* op, const std::vector<Tensor>& pools) : pools_(pools) {
     STD_TORCH_CHECK(pools.size() == PoolOrder::count, op, ": pools must hold ", (int)PoolOrder::count,
