@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree  # nosec B405: of a package that its user has chosen
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +78,7 @@ def layers(svg: str) -> list[Layer]:
     A mask, which beards have, counts as a shape that is there or not. Taken by its luminance, as
     it is drawn by the package, it makes dark beards invisible.
     """
-    return list(_layers(ElementTree.fromstring(f"<svg>{svg}</svg>"), {}))
+    return list(_layers(ElementTree.fromstring(f"<svg>{svg}</svg>"), {}))  # nosec B314
 
 
 def _layers(element: ElementTree.Element, inherited: dict[str, str]) -> Iterator[Layer]:
