@@ -16,7 +16,7 @@ TOKENS = {
     "server + linpix": 91_743,
     "model": 40_920,
     "training": 53_083,
-    "tests + tools + examples": 327_246,
+    "tests + tools + examples": 327_400,
 }
 LINES = {"csrc": 6_592, "server/static": 5_455}
 FOLDED = 3.1  # expressions in a hundred statements that a reader has to take apart
