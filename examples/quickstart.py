@@ -8,11 +8,16 @@ from urllib.request import urlopen
 from openai import OpenAI
 from PIL import Image
 
-url, key = getenv("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"), getenv("OPENAI_API_KEY", "-")
-client, grid = OpenAI(base_url=url, api_key=key), Image.new("L", (448, 448))
-digits = client.images.generate(model="mnist-conditional", prompt="", n=16, size="112x112").data
-for i, digit in enumerate(digits):
-    picture = Image.open(urlopen(f"data:image/png;base64,{digit.b64_json}"))
-    grid.paste(picture, (i % 4 * 112, i // 4 * 112))
+client = OpenAI(
+    base_url=getenv("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
+    api_key=getenv("OPENAI_API_KEY", "-"),
+)
+grid = Image.new("L", (448, 448))
+for i, image in enumerate(
+    client.images.generate(model="mnist-conditional", prompt="", n=16, size="112x112").data
+):
+    grid.paste(
+        Image.open(urlopen(f"data:image/png;base64,{image.b64_json}")), (i % 4 * 112, i // 4 * 112)
+    )
 grid.save("quickstart.png")
 grid  # noqa: B018 - what a cell ends with is shown

@@ -2,6 +2,7 @@
 mnist-small.
 """
 
+import ast
 import json
 import os
 import shutil
@@ -159,6 +160,8 @@ def test_the_quickstart_writes_a_grid_of_sixteen_digits(server, tmp_path):
     assert len({digit.tobytes() for digit in digits}) == 16
 
 
-def test_the_quickstart_has_twelve_lines():
-    source = (FOLDER / "quickstart.py").read_text().split('"""', 2)[2]
-    assert len([line for line in source.splitlines() if line.strip()]) <= 12
+def test_the_quickstart_has_ten_statements():
+    """Without its docstring; the formatter decides how many lines they take."""
+    tree = ast.parse((FOLDER / "quickstart.py").read_text())
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    assert len(statements[1:]) <= 10
