@@ -10,8 +10,6 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from linpix.model.packing import ROWS
-
 from ..image import Image
 
 Numbers = NDArray[np.int64]  # (B,)
@@ -77,14 +75,13 @@ class Slots:
         self.left_from[slots, :-1] = unread[::-1].cumsum()[::-1]
 
     def place(self, slots: Numbers, position: int, *, drawing: bool) -> None:
+        """Say where images begin. drawing: whether they take steps at once"""
         self.position[slots] = position
         self.left[slots] = self.left_from[slots, position]
         self.drawing[slots] = drawing
 
     def rows(self, slots: Numbers, positions: Numbers, steps: Numbers) -> Numbers:
-        """(6, B), as the kernels take them: see ROWS in model/packing.py."""
-        found = np.stack(
+        """(6, B), as the kernels take them: the lines of ROWS in model/packing.py."""
+        return np.stack(
             [slots, positions, steps, self.start[slots], self.seed[slots], self.conditioned[slots]]
         )
-        assert len(found) == len(ROWS)
-        return found

@@ -1,9 +1,11 @@
 """The scheduler alone: no torch, no clock."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from linpix.model.packing import ROWS
 from linpix.server.engine.decode.scheduler import BULK_EVERY, QUANTUM_S, Scheduler
 from linpix.server.engine.decode.slots import Slots
 from linpix.server.engine.image import Image, State
@@ -244,6 +246,20 @@ def test_a_further_attempt_comes_before_all_that_wait_and_shares_no_prefill():
     assert s.join() == [again]
     s.slots.release(again)
     assert s.join() == others[:1]
+
+
+def test_the_kernels_get_the_lines_of_rows_in_their_order():
+    slots = Slots(3, 10)
+    slots.start[2], slots.seed[2], slots.conditioned[2] = 256, 77, True
+    rows = dict(zip(ROWS, slots.rows(*(np.array([x]) for x in (2, 4, 5))), strict=True))
+    assert {name: int(line[0]) for name, line in rows.items()} == {
+        "slot": 2,
+        "position": 4,
+        "steps": 5,
+        "start": 256,
+        "seed": 77,
+        "conditioned": 1,
+    }
 
 
 # --- the length of a quantum ---
