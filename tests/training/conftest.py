@@ -1,5 +1,6 @@
 """A data set of a few small pictures, and files of some."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -41,3 +42,9 @@ def stripes() -> Dataset:
         labels.astype(np.int64),
         tuple("01234567"),
     )
+
+
+def train_command(pictures: Path, batch: int) -> list[str]:
+    """A real run of `tiny`, beside its pictures, that saves at every chance."""
+    flags = f"--data {pictures} --out {pictures.parent}/run --no-compile --save-minutes 0.01"
+    return [sys.executable, "-m", "linpix", "train", "tiny", *flags.split(), "--batch", str(batch)]

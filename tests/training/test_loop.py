@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 from xml.etree import ElementTree
@@ -33,6 +32,7 @@ from linpix.training.export import export
 from linpix.training.files import load_state, save_state
 from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
+from tests.training.conftest import train_command
 from tools.harness.servers import eventually
 
 TINY = PRESETS["tiny"]
@@ -486,22 +486,7 @@ def test_a_killed_run_resumes_from_its_last_save(pictures, tmp_path, number, pro
     """The real command in a real process: SIGTERM saves and exits 0; after SIGKILL the last save is
     there.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "linpix",
-        "train",
-        "tiny",
-        "--data",
-        str(pictures),
-        "--out",
-        str(tmp_path / "run"),
-        "--no-compile",
-        "--batch",
-        "4",
-        "--save-minutes",
-        "0.01",
-    ]
+    command = train_command(pictures, 4)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*command, "--processes", processes], stderr=subprocess.PIPE, text=True, env=environment

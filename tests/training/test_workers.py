@@ -24,6 +24,7 @@ from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
 from linpix.training.workers import count_for
 from tests.server.test_listening import free_port
+from tests.training.conftest import train_command
 from tools.harness.servers import eventually
 
 TINY = PRESETS["tiny"]
@@ -81,6 +82,12 @@ def test_a_number_of_processes_that_cannot_be_is_refused(
 
 def weights(run: Run) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in run.exported.parameters()])
+
+
+def saved_images(folder: Path) -> int:
+    """The images that the last save in `folder` has seen."""
+    state = folder / "run.training" / "state.pt"
+    return Run.resumed(state, dataclasses.replace(TINY, classes=4), {}).images
 
 
 @pytest.mark.slow
@@ -230,10 +237,7 @@ def test_a_signal_to_one_process_stops_all_after_a_save(pictures, tmp_path, sign
     assert eventually(
         lambda: not any(Path(f"/proc/{child}").exists() for child in started.values())
     )
-    run = Run.resumed(
-        tmp_path / "run.training" / "state.pt", dataclasses.replace(TINY, classes=4), {}
-    )
-    assert run.images >= 800 and (tmp_path / "run" / "model.safetensors").exists()
+    assert saved_images(tmp_path) >= 800 and (tmp_path / "run" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
@@ -249,12 +253,7 @@ def test_when_one_of_torchruns_processes_is_killed_all_end_and_the_last_save_is_
     assert eventually(
         lambda: not any(Path(f"/proc/{child}").exists() for child in started.values())
     )
-    assert (
-        Run.resumed(
-            tmp_path / "run.training" / "state.pt", dataclasses.replace(TINY, classes=4), {}
-        ).images
-        > 0
-    )
+    assert saved_images(tmp_path) > 0
 
 
 @pytest.mark.slow
@@ -362,32 +361,14 @@ def test_when_one_process_ends_so_does_the_other_and_the_last_save_is_there(
     pictures, tmp_path, killed, status, lines
 ):
     """lines: of the log, by then; 0: while the other begins."""
-    command = [
-        sys.executable,
-        "-m",
-        "linpix",
-        "train",
-        "tiny",
-        "--data",
-        str(pictures),
-        "--out",
-        str(tmp_path / "run"),
-        "--no-compile",
-        "--batch",
-        "8",
-        "--save-minutes",
-        "0.01",
-        "--processes",
-        "2",
-    ]
     first = subprocess.Popen(
-        command,
+        [*train_command(pictures, 8), "--processes", "2"],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
         env=os.environ | {"OMP_NUM_THREADS": "2"},
     )
-    state, log = tmp_path / "run.training" / "state.pt", tmp_path / "run.training" / "log.csv"
+    log = tmp_path / "run.training" / "log.csv"
     assert eventually(
         lambda: others(first) and (not lines or len(log.read_text().splitlines()) > lines)
     )
@@ -400,5 +381,4 @@ def test_when_one_process_ends_so_does_the_other_and_the_last_save_is_there(
     assert first.returncode == status, printed
     assert eventually(lambda: not Path(f"/proc/{other}").exists())
     assert status < 0 or "--resume" in printed.splitlines()[-1]
-    trained = Run.resumed(state, dataclasses.replace(TINY, classes=4), {}).images
-    assert (trained > 0) == (lines > 0 or killed == "Ctrl-C")
+    assert (saved_images(tmp_path) > 0) == (lines > 0 or killed == "Ctrl-C")
