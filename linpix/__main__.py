@@ -227,6 +227,14 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
         help="compute the likelihood under every class, and the probability of each class",
     )
     scoring.add_argument(
+        "--classes",
+        choices=("plausible",),
+        help=(
+            "compute only classes that the model finds possible: several times faster, and a lower"
+            " bound; default: all"
+        ),
+    )
+    scoring.add_argument(
         "--out", help="write the map to this .png file: black is 0 bits, white is 8 bits or more"
     )
     scoring.add_argument(

@@ -17,7 +17,8 @@ So an image depends on the requested seed, and on no other image.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from .philox import MAX_SEED
 
@@ -48,3 +49,17 @@ class Recognised(NamedTuple):
     def rank(self) -> tuple[bool, bool, float]:
         """Of several attempts the one with the highest rank is the answer."""
         return self.log_prob >= math.log(RECOGNISED), not self.torn, self.log_prob
+
+
+def unsure(images: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A warning about images of which no attempt was accepted; empty if there are none.
+
+    images: their facts; those that are not confident are named by their seed.
+    """
+    seeds = [str(facts["seed"]) for facts in images if facts.get("confident") is False]
+    if not seeds:
+        return []
+    return [
+        f"unsure of seed {', '.join(seeds)}: the model does not recognise what it drew, or it is"
+        " not in one piece; try another seed, or hide less"
+    ]

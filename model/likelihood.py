@@ -20,6 +20,8 @@ from .heads import log_likelihood
 from .inputs import check_known
 from .transformer import PREFILL_TOKENS, Transformer
 
+PLAUSIBLE = 1e-6  # least probability of a class that the class head finds possible
+
 # multiplications in one piece (those of its last token times its tokens): some 10 ms on two cores
 PIECE = 1.6e8
 
@@ -45,11 +47,15 @@ class Scoring:
         canvas: NDArray[np.uint8],
         known: NDArray[np.bool_] | None = None,
         labels: Sequence[int | None] | None = None,
+        *,
+        plausible: bool = False,
     ) -> None:
         """canvas, known: (T,), nothing known if absent. Raises ValueError.
 
         labels: classes, None for the unconditional start. If absent, the starts of an image without
         a class: the unconditional one, or every class if the model draws the class first.
+        plausible: of several classes, compute only those that the class head finds possible in the
+        whole image; the others count as impossible, so that the mixture is a lower bound.
         """
         self.net, config = net, net.config
         if labels is None:
@@ -67,6 +73,8 @@ class Scoring:
         self._start = torch.tensor([net.start_index(label) for label in labels], device=net.device)
         self.priors = np.full(len(labels), uniform_prior(len(labels)))
         self._prior_labels = [] if None in labels or len(labels) == 1 or not reads else list(labels)
+        several = config.class_first and len(labels) > 1
+        self._in_doubt = list(labels) if plausible and several else []  # some may be left out
         self._pieces = self._run(int(np.flatnonzero(~known)[-1]) // config.token_size + 1)
 
     def advance(self) -> bool:
@@ -94,7 +102,12 @@ class Scoring:
         self.log_probs = torch.full(
             (len(self._start), len(self.hidden)), torch.nan, device=self.net.device
         )
-        attention, rows, most, tokens = self.net.attention, len(self._start), 1, length
+        rows = torch.arange(len(self._start))
+        if self._in_doubt:
+            found = class_log_probs_of(self.net, self._canvas.cpu().numpy())[self._in_doubt]
+            rows = rows[found >= math.log(PLAUSIBLE)]
+            self.log_probs[:, self.hidden] = -torch.inf
+        attention, most, tokens = self.net.attention, 1, length
         if self._prior_labels and self._known is not None:
             scores = self.net.read(
                 self._canvas[None], self._known[None], attention.new_state(1), torch.tensor([1])
@@ -102,19 +115,19 @@ class Scoring:
             self.priors = scores.double().log_softmax(-1)[0, self._prior_labels].cpu().numpy()
         if attention.steps_as:  # else a piece is the whole image under one class
             a_token = self.net.multiplications + attention.memory_multiplications(length - 1)
-            groups = -(-rows // max(1, int(PIECE / (PREFILL_TOKENS * a_token))))
-            most = -(-rows // groups)
+            groups = -(-len(rows) // max(1, int(PIECE / (PREFILL_TOKENS * a_token))))
+            most = -(-len(rows) // groups)
             tokens = max(1, int(PIECE / (most * a_token * PREFILL_TOKENS))) * PREFILL_TOKENS
-        for first in range(0, rows, most):
-            at = slice(first, min(first + most, rows))
+        for first in range(0, len(rows), most):
+            at = rows[first : first + most]
             state = attention.new_state(most) if attention.steps_as else None
             for begin in range(0, length, tokens):
                 end = min(begin + tokens, length)
                 self._score(at, begin, end, state)
-                yield at.stop < rows or end < length
+                yield first + most < len(rows) or end < length
 
     @torch.inference_mode()
-    def _score(self, rows: slice, begin: int, end: int, state: State | None) -> None:
+    def _score(self, rows: Tensor, begin: int, end: int, state: State | None) -> None:
         net, start = self.net, self._start[rows]
         canvas = self._canvas.expand(len(start), -1)
         if state is None:

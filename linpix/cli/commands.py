@@ -34,7 +34,7 @@ from linpix.server.pictures import uploads
 from linpix.server.settings import ON_GPU, Settings
 
 from . import animation, bulk, preview
-from .draw import pixels_of, produce, warn
+from .draw import pixels_of, produce, unsure_of, warn
 from .output import Output, check_output, kind_of, scale_of
 
 
@@ -197,6 +197,7 @@ def _produce(
         kept, seconds = produce(engine, job, done, progress.advanced)
     if checked := [image.recognised for image in kept if image.recognised is not None]:
         facts["confidences"] = [one.confidence for one in checked]
+    warn(given.command, unsure_of(kept))
     if job.attempts > 1:
         facts["attempts"] = [one.attempts for one in checked]
     text = output.path

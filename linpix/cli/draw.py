@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from linpix.model.attempts import unsure
 from linpix.model.checkpoint import find, read
 from linpix.model.team import limit_threads
 from linpix.server.engine.decode.choice import new_decoder
@@ -83,6 +84,15 @@ def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
     following = {image: again(image) for image in report.finished}
     engine.scheduler.submit([image for image in following.values() if image is not None])
     return report, [image for image, further in following.items() if further is None]
+
+
+def unsure_of(images: Iterable[Image]) -> list[str]:
+    """The warning about images of which no attempt was accepted."""
+    return unsure(
+        {"seed": image.job.seed + image.index, "confident": image.recognised.accepted}
+        for image in images
+        if image.recognised is not None
+    )
 
 
 def warn(command: str, sentences: Iterable[str]) -> None:
@@ -178,6 +188,8 @@ def draw(
             labels=labels,
         )
     checked, classes = [image.recognised for image in images], [image.label for image in images]
+    for warning in unsure_of(images):
+        warnings.warn(warning, stacklevel=4)
     return Images(
         shown(pixels_of(images), config),
         config,

@@ -34,6 +34,7 @@ class Score:
     log_likelihood: float  # of these, in nats
     map: NDArray[np.float64]  # bits, (height, width) or (height, width, 3); NaN where known
     posterior: dict[str, float]  # of each class, the most probable first; empty unless asked for
+    exact: bool  # False: implausible classes were left out, and bits_per_dim may be lower
     _config: ModelConfig
 
     def __repr__(self) -> str:
@@ -60,28 +61,37 @@ def score(
     known: object,
     label: int | str | None,
     posterior: object,
+    plausible: object,
     folder: str | Path | None,
 ) -> Score:
     """`linpix.score`."""
-    if not isinstance(posterior, (bool, np.bool_)):
-        raise ValueError(f"posterior must be True or False, got {posterior!r}")
+    for name, value in {"posterior": posterior, "plausible": plausible}.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
     checkpoint = read(find(model, None if folder is None else Path(folder)))
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     found = read_given(image, known, config, scored=True)
     for warning in uploads.warnings_of(found):
         warnings.warn(warning, stacklevel=4)
-    bits, facts = _scored(checkpoint, found, number, "posterior" if posterior else "")
+    bits, facts = _scored(
+        checkpoint, found, number, "posterior" if posterior else "", bool(plausible)
+    )
     return Score(
         facts["bits_per_dim"],
         facts["log_likelihood"],
         bits.reshape(config.image_shape),
         {entry["label"]: entry["posterior"] for entry in facts["labels"] or []},
+        facts["exact"],
         config,
     )
 
 
 def _scored(
-    checkpoint: Checkpoint, picture: uploads.Upload, label: int | None, every: str
+    checkpoint: Checkpoint,
+    picture: uploads.Upload,
+    label: int | None,
+    every: str,
+    plausible: bool,
 ) -> tuple[NDArray[np.float64], dict[str, Any]]:
     """As `likelihood`. every: the option that asks for all classes, if it is given. Raises
     ValueError.
@@ -91,7 +101,9 @@ def _scored(
             f"{every} needs a model with classes, and {checkpoint.name} has none; leave it out"
         )
     labels = labels_of(checkpoint, picture, label, every=bool(every))
-    scoring = Scoring(checkpoint.net, picture.canvas, picture.known, labels).complete()
+    scoring = Scoring(
+        checkpoint.net, picture.canvas, picture.known, labels, plausible=plausible
+    ).complete()
     return likelihood(
         checkpoint,
         picture.known,
@@ -116,7 +128,10 @@ def run(given: argparse.Namespace) -> None:
     every = "--labels all" if given.labels else ""
     upload = uploads.read(picture, config, mask=mask, keep_rows=given.keep_rows, scored=True)
     warn("score", uploads.warnings_of(upload))
-    (bits, found), facts = _scored(checkpoint, upload, label, every), upload.facts
+    (bits, found), facts = (
+        _scored(checkpoint, upload, label, every, bool(given.classes)),
+        upload.facts,
+    )
     if given.out:
         Path(given.out).write_bytes(map_png(bits, config, frame_of(given.scale, config)))
     if given.json:
@@ -146,5 +161,7 @@ def run(given: argparse.Namespace) -> None:
             f"{entry['posterior']:7.4f}  {entry['label']:12}  {entry['bits_per_dim']:.4f} bits/dim "
             f" {entry['log_likelihood']:.2f} nats"
         )
+    if not found["exact"]:
+        print("a lower bound: implausible classes were left out (--classes plausible)")
     if exception:
         print(f"* {exception}, so this is not strictly a likelihood")

@@ -110,7 +110,9 @@ class Admission(Requests):
         )
         if job.scored:
             assert job.canvas is not None
-            scoring = Scoring(model.checkpoint.net, job.canvas, job.known, job.labels)
+            scoring = Scoring(
+                model.checkpoint.net, job.canvas, job.known, job.labels, plausible=job.plausible
+            )
             self._thread.run_in_background(
                 Work(request.id, request.client, self._scored(request, scoring))
             )

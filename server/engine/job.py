@@ -61,6 +61,7 @@ class Job:
     canvas: NDArray[np.uint8] | None = None  # (T,), with `known` if it is to be completed or scored
     known: NDArray[np.bool_] | None = None  # (T,)
     labels: Sequence[int | None] | None = None  # to score under; None: Scoring's default
+    plausible: bool = False                 # score it under plausible classes only
     scored: bool = False                    # the picture is scored, and nothing is drawn
     bulk: bool = False                      # it gets one slot in four while others wait
     stream: bool = False                    # each finished image row is sent

@@ -52,7 +52,7 @@ def likelihood(
 
     log_probs: (labels, T) · priors: (labels,), as in Scoring · every: report each class too.
     Without a label, if every class was scored: of a mixture of the classes, each as probable as
-    what is known makes it.
+    what is known makes it. Classes that Scoring has left out are not reported.
     """
     own_probs = log_probs.astype(np.float64)[:, ~known]
     own = mixture_of(own_probs, priors) if label is None else own_probs[label if every else 0]
@@ -69,6 +69,7 @@ def likelihood(
             for index, share in sorted(
                 enumerate(posterior(totals + priors)), key=lambda pair: -pair[1]
             )
+            if np.isfinite(totals[index])
         ]
         if every
         else None
@@ -77,6 +78,7 @@ def likelihood(
         "label": None if label is None else names[label],
         "counted": counted,
         **measured(own.sum()),
+        "exact": bool(np.isfinite(totals).all()),
         "labels": classes,
     }
 

@@ -137,7 +137,7 @@ export class Gallery {
 
   name(record, state) {
     const what = nameOf(record);
-    if (record.done) record.words.textContent = what && what + sureness(record.answer.confidence);
+    if (record.done) record.words.textContent = what && what + sureness(record.answer);
     const label = `Image ${record.index + 1}${what && record.done ? `, a ${what}` : ""}${record.seed == null ? "" : `, seed ${record.seed}`}${state}${record.pinned ? ", pinned" : ""}`;
     if (record.button.getAttribute("aria-label") !== label)
       record.button.setAttribute("aria-label", label);
@@ -187,9 +187,10 @@ function nameOf({ answer, about: { card } }) {
 }
 
 /** How sure the model is of a class, where that says something. */
-function sureness(confidence) {
-  if (confidence <= FITS) return " · unsure";
-  return Math.round(100 * confidence) < 99 ? ` · ${percent(confidence)}` : "";
+function sureness({ confidence, confident }) {
+  const short = Math.round(100 * confidence) < 99; // else it may be in pieces, or almost blank
+  if (confidence <= FITS || (confident === false && !short)) return " · unsure";
+  return short ? ` · ${percent(confidence)}` : "";
 }
 
 /** The rows drawn so far; those to come are transparent. */
@@ -302,7 +303,7 @@ export class Viewer {
     const { label } = about.fields;
     const what = record.done && nameOf(record);
     $("viewer-title").textContent = what
-      ? `${what}, ${answer.confidence > FITS ? "recognised with" : "unsure:"} ${percent(answer.confidence)}`
+      ? `${what}, ${answer.confidence > FITS && answer.confident !== false ? "recognised with" : "unsure:"} ${percent(answer.confidence)}`
       : `Image ${record.index + 1}`;
     $("viewer-facts").textContent = [
       answer.model,

@@ -229,6 +229,7 @@ def png_headers(answer: type[BaseModel]) -> dict[str, Any]:
             "seed",
             "label",
             "confidence",
+            "confident",
             "attempts",
             "model",
             "checkpoint",

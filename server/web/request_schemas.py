@@ -324,6 +324,15 @@ class LikelihoodForm(PictureFields, UploadFields):
             "class, and the probability of each class; default: only under label"
         ),
     )
+    classes: Literal["plausible"] | None = Field(
+        None,
+        examples=["plausible"],
+        description=(
+            "plausible: compute only classes that the model finds possible (1e-6) after it has read"
+            " the whole picture, which is several times faster and gives a lower bound; models that"
+            " cannot recognise classes compute all; default: all classes, exactly"
+        ),
+    )
     response_format: str | None = Field(
         None,
         examples=["b64_json"],

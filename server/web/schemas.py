@@ -113,6 +113,14 @@ class ImageFacts(BaseModel):
             " image; present with candidates or attempts, for models that draw the class first"
         ),
     )
+    confident: Maybe[bool] = Field(
+        None,
+        examples=[True],
+        description=(
+            "whether the model recognises the class with 0.99, in an image in one piece; false: no"
+            " attempt was so, and this is the best of them; present with confidence"
+        ),
+    )
     attempts: Maybe[int] = Field(
         None,
         examples=[1],

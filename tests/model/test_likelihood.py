@@ -12,7 +12,7 @@ import torch
 from linpix.model import checkpoint, likelihood, mixture
 from linpix.model.config import PRESETS, bits_per_dim
 from linpix.model.inputs import START
-from linpix.model.likelihood import Scoring, mixture_of, posterior
+from linpix.model.likelihood import Scoring, class_log_probs_of, mixture_of, posterior
 from linpix.model.transformer import Transformer
 from linpix.training.datasets import load
 from linpix.training.evaluate import bits_of
@@ -155,6 +155,20 @@ def test_without_a_class_a_conditional_model_expects_each_as_much_as_what_is_kno
         float((priors + likelihoods).logsumexp(0)), abs=1e-3
     )
     assert Scoring(net, picture).priors == pytest.approx(np.full(10, -math.log(10)))
+
+
+@pytest.mark.parametrize("known", [None, SCATTERED], ids=["whole", "hidden part"])
+def test_classes_that_the_class_head_excludes_are_left_out_of_a_lower_bound(pieces, known):
+    net = perturbed_net(CONFIGS["conditional"])
+    net.class_head.weight.data *= 60
+    picture = picture_of(net)
+    possible = class_log_probs_of(net, picture) >= math.log(likelihood.PLAUSIBLE)
+    assert 1 < possible.sum() < 10
+    exact = Scoring(net, picture, known).complete()
+    bound = Scoring(net, picture, known, plausible=True).complete()
+    assert totals(bound)[possible] == pytest.approx(totals(exact)[possible], abs=1e-3)
+    assert np.isneginf(totals(bound)[~possible]).all()
+    assert bound.mixed.sum() < exact.mixed.sum()
 
 
 @pytest.mark.parametrize("name", ["linear", "conditional"])

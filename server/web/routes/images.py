@@ -13,6 +13,7 @@ import numpy as np
 from fastapi import APIRouter, Body, File, Request, Response
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
+from linpix.model.attempts import unsure
 from linpix.model.palette import pictures_of
 
 from ...engine.image import best_of
@@ -350,8 +351,9 @@ class Images(Answer):
                 "rows": event.rows,
             }
         text, facts = self.encode(event)
+        warnings = self.warnings + unsure([facts])
         sent = self.event(
-            **common,
+            **(common | {"warnings": warnings}),
             created_at=common["created"],
             image_index=place,
             **facts,
@@ -404,6 +406,7 @@ class Images(Answer):
             facts |= {
                 "label": label_of(recognised.label, self.checkpoint),
                 "confidence": recognised.confidence,
+                "confident": recognised.accepted,
             }
             if self.job.attempts > 1:
                 facts["attempts"] = recognised.attempts
@@ -414,14 +417,15 @@ class Images(Answer):
         """A picture or an array, with the facts in headers, where commas separate those of several
         images; or JSON.
         """
+        warnings = self.warnings + unsure(facts)
         if self.sole_format or self.array:
             headers = {name: quote(value, safe="+") for name, value in self.model.facts.items()}
             headers |= {
-                name: ",".join(quote(str(own[name]), safe="+") for own in facts)
+                name: ",".join(quote(in_header(own[name]), safe="+") for own in facts)
                 for name in facts[0]
             }
-            if self.warnings:
-                headers["warnings"] = quote("; ".join(self.warnings), safe=READABLE)
+            if warnings:
+                headers["warnings"] = quote("; ".join(warnings), safe=READABLE)
             size = self.frame.height, self.frame.width
             return Response(
                 encode.npy([*files], *size) if self.array else files[0],
@@ -439,7 +443,7 @@ class Images(Answer):
             )
             for text, own in zip(files, facts, strict=True)
         ]
-        return as_json(self.response(data=data, **self._common()))
+        return as_json(self.response(data=data, **(self._common() | {"warnings": warnings})))
 
     def _common(self) -> dict[str, Any]:
         """Fields that are the same for all images."""
@@ -451,6 +455,11 @@ class Images(Answer):
             "warnings": self.warnings,
             **self.facts,
         }
+
+
+def in_header(value: object) -> str:
+    """A fact as the text of a header: true and false as in JSON."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def partial_rows(partial_images: int | None, given: int, height: int) -> Sequence[int]:

@@ -104,8 +104,18 @@ class Likelihoods(Conditioning):
     )
     log_likelihood: _Nats
     bits_per_dim: _Bits
+    exact: bool = Field(
+        description=(
+            "false: with classes=plausible, some classes were left out, so that log_likelihood is a"
+            " lower bound"
+        ),
+        examples=[True],
+    )
     labels: list[ClassLikelihood] | None = Field(
-        description="every class, the most probable first; null without labels=all"
+        description=(
+            "every class, the most probable first, without those that classes=plausible leaves out;"
+            " null without labels=all"
+        )
     )
     map: list[list[list[float | None]]] = Field(
         description=(
@@ -189,7 +199,7 @@ class Scored(Answer):
             )
         # as JSON, with the map as PNG
         self.every, self.drawn = form.labels == "all", form.response_format is not None
-        self.job = Job(model=self.model.name, scored=True)
+        self.job = Job(model=self.model.name, scored=True, plausible=bool(form.classes))
         self.facts: dict[str, Any] = {}
         png_bytes = encode.max_bytes(self.frame, 2, "png")
         self.held_bytes = NUMBER_BYTES * self.config.subpixels + png_bytes * 4 // 3

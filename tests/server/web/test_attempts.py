@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from linpix.model import checkpoint
+from linpix.model.attempts import RECOGNISED
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import class_log_probs_of
 from tests.nets import CLASS_FIRST, perturbed_net, saved
@@ -77,12 +78,15 @@ def test_an_answer_has_its_attempts_and_how_sure_the_model_is_of_it(client, fold
     net = checkpoint.load(folder / "once")
     assert data.status_code == 200, data.text
     for number, (item, image) in enumerate(zip(data.json()["data"], images_of(data), strict=True)):
-        assert item.keys() == {"b64_json", "seed", "label", "confidence", "attempts"}
+        assert item.keys() == {"b64_json", "seed", "label", "confidence", "confident", "attempts"}
+        assert item["confidence"] < RECOGNISED and item["confident"] is False
         assert (item["seed"], item["label"], item["attempts"]) == (3 + number, 4, 3)
         assert item["confidence"] == pytest.approx(
             np.exp(class_log_probs_of(net, image.reshape(-1))[4]), rel=1e-4
         )
         assert route == "generations" or np.array_equal(image[:4], PICTURE[:4])
+    [warning] = data.json()["warnings"]
+    assert warning.startswith("unsure of seed 3, 4, 5: ")
 
 
 def test_the_seed_of_an_answer_draws_the_same_bytes_alone_with_as_many_attempts(client):
@@ -103,6 +107,8 @@ def test_a_png_answer_has_the_attempts_in_its_headers(client):
     assert png.content == base64.b64decode(item["b64_json"])
     assert (png.headers["x-linpix-attempts"], png.headers["x-linpix-seed"]) == ("3", "5")
     assert float(png.headers["x-linpix-confidence"]) == item["confidence"]
+    assert png.headers["x-linpix-confident"] == "false"
+    assert "unsure of seed 5: " in png.headers["x-linpix-warnings"]
     array = client.post(
         "/v1/images/generations",
         json={"model": "once", "seed": 5, "n": 2, "attempts": 3},
@@ -169,7 +175,7 @@ def test_attempts_that_cannot_be_are_refused_with_what_is_allowed(client, route,
         ({"model": "plain"}, set()),
         ({"model": "once"}, set()),
         ({"model": "thrice", "temperature": 0}, set()),
-        ({"model": "thrice", "candidates": 4}, {"label", "confidence"}),
+        ({"model": "thrice", "candidates": 4}, {"label", "confidence", "confident"}),
     ],
 )
 def test_one_attempt_is_accepted_everywhere_and_draws_as_ever(client, route, fields, keys):

@@ -158,7 +158,7 @@ def test_a_model_that_draws_the_class_first_answers_the_candidates_it_recognises
         assert np.array_equal(image.reshape(-1), drawn[index])
         assert item["confidence"] == pytest.approx(np.exp(log_probs[index]), rel=1e-4)
         assert (
-            item.keys() == {"b64_json", "seed", "label", "confidence"}
+            item.keys() == {"b64_json", "seed", "label", "confidence", "confident"}
             and item["label"] == labels[index]
         )
 

@@ -71,7 +71,7 @@ SHARED = {
                 "conditioning",
             },
         ),
-        ("/v1/images/likelihoods", {"labels"}),
+        ("/v1/images/likelihoods", {"labels", "classes"}),
     ],
 )
 def test_the_fields_of_a_form_are_known_and_documented(client, path, others):

@@ -183,6 +183,8 @@ def others(tmp_path_factory):
         if name == "broken":
             net.head.bias.data[0] = 1e38  # times any weight: not finite
             net.head.weight.data[:] = 1e38
+        if name == "conditional":
+            net.class_head.weight.data *= 300  # sure of the class, as a trained model is
         saved(folder / name, net)
     with here(folder) as process:
         yield process
@@ -201,6 +203,18 @@ def test_a_conditional_model_uses_every_known_pixel(others):
     assert (one["conditioning"], one["counted"], one["known"]) == ("full", 9, 55)
     assert one["log_likelihood"] != other["log_likelihood"]
     assert sum(entry["posterior"] for entry in one["labels"]) == pytest.approx(1)
+
+
+def test_implausible_classes_are_left_out_on_request_and_the_answer_says_so(others):
+    with others.client() as client:
+        exact = told(client, model="conditional", labels="all")
+        bound = told(client, model="conditional", labels="all", classes="plausible")
+        folder = client.app.state.service.settings.checkpoints
+        found = linpix.score("conditional", PICTURE, plausible=True, checkpoints=folder)
+    assert exact["exact"] and len(exact["labels"]) == 10
+    assert not bound["exact"] and 1 <= len(bound["labels"]) < 10
+    assert bound["log_likelihood"] <= exact["log_likelihood"] + 1e-3
+    assert not found.exact and found.log_likelihood == pytest.approx(bound["log_likelihood"])
 
 
 def test_a_model_of_colours_has_three_numbers_a_pixel_and_no_classes(others):
