@@ -283,11 +283,10 @@ export class Completion {
     const [fields, card] = [fieldsOf(this.form), models.chosen];
     const { gallery, task } = this;
     const given = this.given();
-    const { n } = fields;
     if (each) fields.label = "each";
     const many = card.classes.length > TRIES;
     const trying = many ? "Trying classes." : "Trying each class.";
-    task.say((task.doing = each ? trying : `Completing in ${counted(n, "way")}.`));
+    task.say((task.doing = each ? trying : `Completing in ${counted(fields.n, "way")}.`));
     const began = performance.now();
     const answer = await this.draw(gallery, given, fields, card, signal);
     let { records } = gallery;
@@ -309,7 +308,7 @@ export class Completion {
     const took = duration((performance.now() - began) / 1000);
     task.say(
       words ||
-        `${each ? fit : counted(n, "completion")} in ${took}. Click one to enlarge it or to continue from it.`,
+        `${each ? fit : counted(fields.n, "completion")} in ${took}. Click one to enlarge it or to continue from it.`,
     );
   }
 
