@@ -421,9 +421,11 @@ class Images(Answer):
         if self.sole_format or self.array:
             headers = {name: quote(value, safe="+") for name, value in self.model.facts.items()}
             headers |= {
-                name: ",".join(quote(in_header(own[name]), safe="+") for own in facts)
+                name: ",".join(quote(str(own[name]), safe="+") for own in facts)
                 for name in facts[0]
             }
+            if "confident" in headers:  # true or false, as in JSON
+                headers["confident"] = headers["confident"].lower()
             if warnings:
                 headers["warnings"] = quote("; ".join(warnings), safe=READABLE)
             size = self.frame.height, self.frame.width
@@ -455,11 +457,6 @@ class Images(Answer):
             "warnings": self.warnings,
             **self.facts,
         }
-
-
-def in_header(value: object) -> str:
-    """A fact as the text of a header: true and false as in JSON."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def partial_rows(partial_images: int | None, given: int, height: int) -> Sequence[int]:
