@@ -20,7 +20,7 @@ from .heads import log_likelihood
 from .inputs import check_known
 from .transformer import PREFILL_TOKENS, Transformer
 
-PLAUSIBLE = 1e-3  # least probability of a class that the class head finds possible
+PLAUSIBLE = 1e-4  # least probability of a class that the class head finds possible
 
 # multiplications in one piece (those of its last token times its tokens): some 10 ms on two cores
 PIECE = 1.6e8

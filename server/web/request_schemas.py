@@ -328,7 +328,7 @@ class LikelihoodForm(PictureFields, UploadFields):
         None,
         examples=["plausible"],
         description=(
-            "plausible: compute only classes that the model finds possible (0.001) after it has"
+            "plausible: compute only classes that the model finds possible (0.0001) after it has"
             " read the whole picture, which is several times faster and gives a lower bound; models"
             " that cannot recognise classes compute all; default: all classes, exactly"
         ),
