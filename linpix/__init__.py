@@ -37,11 +37,9 @@ Labels: TypeAlias = Union[int, str, "Sequence[int | str | None]"]
 
 def models(checkpoints: str | Path | None = None) -> list[str]:
     """The names of the models in a folder. checkpoints: the folder; None: that of LinPix."""
-    from linpix.model.checkpoint import folders, root
+    from linpix.model.folders import root, under
 
-    return [
-        folder.name for folder in folders(root(None if checkpoints is None else Path(checkpoints)))
-    ]
+    return [folder.name for folder in under(root(checkpoints))]
 
 
 def load(
@@ -55,12 +53,13 @@ def load(
                  computed
     Raises CheckpointError, a ValueError.
     """
-    from linpix.model.checkpoint import find, load
+    from linpix.model.checkpoint import load
+    from linpix.model.folders import find
 
     from .cli.draw import undisturbed
 
     with undisturbed():
-        net = load(find(model, None if checkpoints is None else Path(checkpoints)))
+        net = load(find(model, checkpoints))
     return net.requires_grad_(trainable)
 
 

@@ -320,6 +320,11 @@ class ModelConfig:
         return bool(self.patch and self.classes)
 
     @property
+    def first(self) -> int:
+        """The first token that is predicted: 1 in a model without a start token, else 0."""
+        return 1 if self.first_marginal else 0
+
+    @property
     def subpixels(self) -> int:
         """T."""
         return self.height * self.width * self.channels

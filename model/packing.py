@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import categorical, ops
+from . import categorical
 from .config import ModelConfig
 from .heads import parameters_per_token
 from .team import Team
@@ -19,11 +19,6 @@ from .transformer import Layer, Transformer
 
 TILE = 16  # columns per block: one AVX-512 register of float32
 GPU_TILE = 32  # on a GPU, columns and depth are padded to multiples of this
-GPU_MIXTURES = 512
-# a row of d_model is in registers; one of d_ff or values is in shared memory
-GPU_D_MODEL, GPU_DEPTH = 512, 2048
-# per block in fp32: bytes, rows, floats of padding per row
-_FP32_WEIGHTS, _FP32_ROWS, _FP32_PAD = 32 << 10, 16, 4
 PANEL = 4  # most blocks per panel
 _BEFORE_LAYERS, _EACH_LAYER = 13, 12  # tensors of Packed.weights
 # The order in which csrc's operators get things: csrc/order.h has the same names.
@@ -251,7 +246,7 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
         "linear",
         "elu+1",
         "plain",
-    ), "choose lets nothing else come here"
+    ), "choice.py lets nothing else come here"
 
     wider = dtype  # of the matrices that are never int8
     if dtype == torch.int8:
@@ -404,130 +399,3 @@ def state_scale(net: Transformer) -> Tensor:
         products = (1 + k.amax(1)) * v.amax(1) * (1 + 2**-8) ** 2
         largest.append(products * tokens * (1 + 2**-11) ** (tokens / 8 + 1) * 1.01)
     return torch.exp2(torch.ceil(torch.log2(torch.stack(largest) / 65504)).clamp(-20, 60)).float()
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    engine: str  # eager or compiled
-    precision: str  # one of PRECISIONS
-    warning: str = ""  # why decoding is slower than it could be, and the remedy
-    device: str = "cpu"  # cpu or cuda
-
-
-def choose(
-    config: ModelConfig, engine: str = "auto", precision: str = "auto", device: str = "cpu"
-) -> Choice:
-    """Resolve engine auto, eager or compiled; precision auto or one of PRECISIONS; device auto, cpu
-    or cuda.
-
-    auto chooses a GPU and the compiled engine if they can run the model, and bf16 if the processor
-    has it. It never chooses int8, which costs likelihood. Raises ValueError with the remedy.
-    """
-    for name, value, known in (
-        ("engine", engine, ("auto", "eager", "compiled")),
-        ("precision", precision, ("auto", *PRECISIONS)),
-        ("device", device, ("auto", "cpu", "cuda")),
-    ):
-        if value not in known:
-            raise ValueError(
-                f"{name} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}"
-            )
-    if device != "cpu":
-        obstacle = gpu_obstacle(config, precision)
-        if not obstacle and engine != "eager":
-            return Choice("compiled", "bf16" if precision == "auto" else precision, device="cuda")
-        if device == "cuda":
-            obstacle = obstacle or "the eager engine runs only on a CPU"
-            raise ValueError(
-                f"--device cuda cannot run this model: {obstacle}; or use --device cpu"
-            )
-    obstacle = ""
-    if not ops.compiled:
-        obstacle = ops.why()
-    elif config.attention != "linear":
-        obstacle = _LINEAR_ONLY.format(config.attention)
-    elif config.feature_map != "elu+1":
-        obstacle = _ELU_ONLY.format(config.feature_map)
-    elif config.residual != "plain":
-        obstacle = _PLAIN_ONLY.format(config.residual)
-    elif config.background is not None and config.background_dim % TILE:
-        obstacle = (
-            f"it needs a background_dim that is a multiple of {TILE}, but this model's is "
-            f"{config.background_dim}"
-        )
-    elif config.d_model % TILE:
-        obstacle = (
-            f"it needs a d_model that is a multiple of {TILE}, but this model's is {config.d_model}"
-        )
-    if engine == "compiled" and obstacle:
-        raise ValueError(
-            f"the compiled engine cannot run this model: {obstacle}; or use --engine eager"
-        )
-    if engine == "eager" or obstacle:
-        if precision not in ("auto", "fp32"):
-            raise ValueError(
-                "the eager engine computes in fp32, so use --precision fp32"
-                + (
-                    f"; the compiled engine cannot run this model: {obstacle}"
-                    if obstacle
-                    else ", or --engine compiled"
-                )
-            )
-        slow = engine == "auto" and (not ops.compiled or config.attention == "linear")
-        return Choice(
-            "eager", "fp32", f"decoding slowly in the eager engine: {obstacle}" if slow else ""
-        )
-    if precision == "auto":
-        precision = "bf16" if torch.ops.linpix.cpu_has_fast_bf16() else "fp32"
-    return Choice("compiled", precision)
-
-
-_LINEAR_ONLY = "it supports only linear attention, but this model has {}"
-_ELU_ONLY = "it has kernels only for the feature map elu+1, but this model has {}"
-_PLAIN_ONLY = "it supports only plain residuals, but this model has {}"
-
-
-def gpu_obstacle(config: ModelConfig, precision: str = "auto") -> str:
-    """Why a GPU cannot decode this model here in a precision, auto or one of PRECISIONS; "" if it
-    can.
-    """
-    if not ops.gpu:
-        return ops.why_no_gpu()
-    if precision == "int8":
-        return "its kernels multiply in fp32 or bf16, not in int8; use --precision bf16"
-    if config.attention != "linear":
-        return _LINEAR_ONLY.format(config.attention)
-    if config.feature_map != "elu+1":
-        return _ELU_ONLY.format(config.feature_map)
-    if config.residual != "plain":
-        return _PLAIN_ONLY.format(config.residual)
-    if config.key_dim != config.value_dim or config.key_dim not in ops.GPU_HEADS:
-        return (
-            f"it has kernels for heads of {', '.join(map(str, ops.GPU_HEADS))}, for keys and values"
-            f" alike, but this model has {config.key_dim} and {config.value_dim}"
-        )
-    if config.d_model % 8 or config.d_model > GPU_D_MODEL:
-        return (
-            f"it needs a d_model that is a multiple of 8 and at most {GPU_D_MODEL}, but this"
-            f" model's is {config.d_model}"
-        )
-    if (depth := max(config.d_ff, config.heads * config.value_dim)) > GPU_DEPTH:
-        return (
-            f"it needs d_ff and heads x value_dim of at most {GPU_DEPTH}, but this model has"
-            f" {depth}"
-        )
-    if precision == "fp32" and depth > (most := _fp32_depth(ops.gpu_shared_bytes())):
-        return (
-            f"in fp32 it needs d_ff and heads x value_dim of at most {most} on this GPU, but this"
-            f" model has {depth}; use --precision bf16"
-        )
-    if config.mixtures > GPU_MIXTURES:
-        return f"it supports at most {GPU_MIXTURES} mixtures, but this model has {config.mixtures}"
-    return ""
-
-
-def _fp32_depth(shared_bytes: int) -> int:
-    """The largest d_ff whose rows fit in a block's shared memory in fp32, beside the weights being
-    copied.
-    """
-    return ((shared_bytes - _FP32_WEIGHTS) // (4 * _FP32_ROWS) - _FP32_PAD) // GPU_TILE * GPU_TILE

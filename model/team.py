@@ -8,13 +8,11 @@ and a single thread is several times faster.
 
 import math
 import os
-import platform
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
+
+from .machine import usable_cores
 
 FIRST = 4  # initial calls on one thread; the first of them warms up and is not measured
 ALONE_EVERY = 512  # one call in this many runs on one thread, to measure its time again
@@ -75,7 +73,8 @@ class Team:
             size.together += size.together > 0
             return
         pass_s = min(pass_s, PATIENCE * size.alone_s)
-        size.together_s = _smoothed(size.together_s if size.together else math.inf, pass_s)
+        before = size.together_s if size.together else math.inf
+        size.together_s = _smoothed(before, pass_s)
         size.together += 1
         if size.together_s > WON * size.alone_s:
             size.alone_left, size.pause, size.together = (
@@ -89,58 +88,6 @@ class Team:
 
 def _smoothed(before: float, now: float) -> float:
     return now if before == math.inf else (1 - FORGET) * before + FORGET * now
-
-
-def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use, given its affinity and the CPU quotas of its control
-    groups.
-    """
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        cores = os.cpu_count() or 1
-    return max(1, min([cores, *(math.ceil(quota) for quota in _quotas(root))]))
-
-
-def processor_name() -> str:
-    """The model of this machine's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        platform.processor() or platform.machine(),
-    )
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    """Cores that each control group of this process, and each of its parent groups, allows."""
-    for version, group in control_groups("cpu", root):
-        with suppress(OSError, ValueError):  # not mounted here, or no limit
-            quota, period = (
-                (group / "cpu.max").read_text().split()
-                if version == 2
-                else (
-                    (group / f"cpu.cfs_{name}_us").read_text().strip()
-                    for name in ("quota", "period")
-                )
-            )
-            if quota not in ("max", "-1"):
-                yield int(quota) / int(period)
-
-
-def control_groups(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
-    """Where the limits of this process are: version and folder of its control groups, and of all
-    groups around them.
-    """
-    with suppress(OSError, ValueError):  # not Linux
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "" or controller in controllers.split(","):
-                mounted = root / "sys/fs/cgroup" / (controller if controllers else "")
-                for group in (Path(path), *Path(path).parents):
-                    yield 1 if controllers else 2, mounted / group.relative_to("/")
 
 
 def limit_threads() -> None:

@@ -233,7 +233,7 @@ class Transformer(nn.Module):
         images: (B, T) uint8 · start: (B,) int64 start indices, unconditional if absent ·
         returns (B, n, P); NaN at position 0 for a model without a start token.
         """
-        first = 1 if self.config.first_marginal else 0
+        first = self.config.first
         t = torch.arange(first, self.config.length).expand(len(images), -1)
         if start is None:
             start = torch.full((len(images),), START)
@@ -358,7 +358,7 @@ class Transformer(nn.Module):
         left by a call with length `begin`, a multiple of PREFILL_TOKENS. Several such calls give
         the same result as one, bit for bit.
         """
-        first = 1 if self.config.first_marginal else 0
+        first = self.config.first
         for chunk in range(begin, length, PREFILL_TOKENS):
             after = min(chunk + PREFILL_TOKENS, length)
             if self.config.packed:
@@ -450,7 +450,7 @@ class Transformer(nn.Module):
         """
         if self.config.packed:
             return self._packed_between(canvas, begin, end, start, state, slots, known)
-        first = 1 if self.config.first_marginal else 0
+        first = self.config.first
         t = torch.arange(max(begin, first), end).expand(len(canvas), -1)
         if not t.shape[1]:
             return torch.full((len(canvas), 1, self.head.out_features), torch.nan)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from linpix.model.team import control_groups
+from linpix.model.machine import control_groups
 
 
 def free_bytes(root: Path = Path("/")) -> int:

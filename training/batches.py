@@ -16,8 +16,8 @@ from torch.utils import data as torch_data
 
 from linpix.model.config import ModelConfig
 from linpix.model.inputs import START
+from linpix.model.machine import usable_cores
 from linpix.model.sequences import Sequences, sequences_of
-from linpix.model.team import usable_cores
 from linpix.model.transformer import Transformer
 
 from .datasets import Dataset

@@ -99,7 +99,6 @@ def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
 def _predictions(net: Transformer, data: Dataset, seed: int) -> tuple[Tensor, Tensor]:
     """Parameters (1, n, P) and values (1, n * C) of hidden tokens that go through the layers."""
     config, generator, parts = net.config, np.random.default_rng(seed), []
-    first = 1 if config.first_marginal else 0  # that token is not predicted
     for at in range(0, len(data.images), BATCH):
         images = torch.from_numpy(data.images[at : at + BATCH].copy()).to(net.device)
         labels = torch.from_numpy(data.labels[at : at + BATCH].copy()).to(net.device)
@@ -117,8 +116,8 @@ def _predictions(net: Transformer, data: Dataset, seed: int) -> tuple[Tensor, Te
             place = s.pixel_image, s.pixel_t
             parts.append((net.predict(s).parameters[place], tokens[place]))
         else:
-            parts.append(
-                (net(images, start)[:, first:].flatten(0, 1), tokens[:, first:].flatten(0, 1))
-            )
+            found = net(images, start)
+            predicted = slice(config.first, None)
+            parts.append((found[:, predicted].flatten(0, 1), tokens[:, predicted].flatten(0, 1)))
     parameters, values = (torch.cat(part) for part in zip(*parts, strict=True))
     return parameters[None], values.flatten()[None]

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import torch
 
-from linpix.model import checkpoint as checkpoints
 from linpix.model.attention import kind_of
-from linpix.model.checkpoint import Checkpoint
+from linpix.model.checkpoint import Checkpoint, board_of, describe, digest_of, read, save
+from linpix.model.choice import choose
 from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.folders import find
 from linpix.model.importer import import_reference
-from linpix.model.packing import PRECISIONS, Packed, choose, pack
+from linpix.model.packing import PRECISIONS, Packed, pack
+from linpix.model.provenance import CheckpointError, config_of
 
 from .batches import Batches
 from .calibrate import MAX_IMAGES, MIN_IMAGES
@@ -107,8 +109,8 @@ def _choose_preset(given: argparse.Namespace, out: Path, *, first: bool = True) 
     given.warmup_images = SHORT_WARMUP if given.warmup_images is None else given.warmup_images
     if given.preset == PALETTE:  # no other model knows these colours
         return
-    with contextlib.suppress(checkpoints.CheckpointError):
-        layers = checkpoints.config_of(checkpoints.find(given.preset, given.checkpoints)).layers
+    with contextlib.suppress(CheckpointError):
+        layers = config_of(find(given.preset, given.checkpoints)).layers
         # digits are a better start than noise
         if given.init is None and (given.layers or layers) >= layers:
             given.init = given.preset
@@ -175,7 +177,7 @@ def _run(given: argparse.Namespace, workers: Workers | None, out: Path, state: P
         data = _data(given.data, "train", preset)
     head = given.head or preset.head
     if given.init and given.head is None and preset.channels == 1 and not state.exists():
-        head = checkpoints.config_of(checkpoints.find(given.init, given.checkpoints)).head
+        head = config_of(find(given.init, given.checkpoints)).head
     config = dataclasses.replace(
         preset,
         attention=given.attention,
@@ -215,7 +217,7 @@ def _run(given: argparse.Namespace, workers: Workers | None, out: Path, state: P
         changes["betas"] = tuple(changes["betas"])
     if saved is not None:
         if (source / "config.json").exists() and len(data.classes) == (
-            had := checkpoints.read(source)
+            had := read(source)
         ).net.config.classes:
             check_classes(data, had.class_names, had.name)
         run = Run.resumed(saved, config, changes, layers=given.layers, head=given.head)
@@ -224,7 +226,7 @@ def _run(given: argparse.Namespace, workers: Workers | None, out: Path, state: P
     else:
         run = Run(config, TrainConfig(**changes))
         if given.init:
-            other = checkpoints.read(checkpoints.find(given.init, given.checkpoints))
+            other = read(find(given.init, given.checkpoints))
             examples = Batches(
                 data, TrainConfig(batch=GROWTH_IMAGES, seed=run.config.seed), config
             )[0]
@@ -329,7 +331,7 @@ def evaluate(given: argparse.Namespace) -> None:
         )
     if given.grid and not Path(given.grid).parent.is_dir():
         raise ValueError(f"--grid {given.grid}: its folder does not exist; create it first")
-    found = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
+    found = read(find(given.model, given.checkpoints))
     data = _data(given.data, "test", found.net.config)
     known = found.net.config.classes
     if given.labels and not (known and len(data.classes) == known):
@@ -434,7 +436,7 @@ def _class_agreement(
         facts["class_agreement"] = measured.class_agreement
         if measured.look is not None:
             facts |= {name: dataclasses.asdict(measured)[name] for name in ("look", "real_look")}
-        checkpoints.describe(
+        describe(
             found.folder,
             facts,
             lambda card: with_rows(card, drawing_rows(found.provenance | facts)),
@@ -442,7 +444,7 @@ def _class_agreement(
         text += f"; written to {found.folder}"
     result = {
         "model": found.name,
-        "checkpoint": checkpoints.digest_of(found.folder),
+        "checkpoint": digest_of(found.folder),
         **dataclasses.asdict(measured),
     }
     print(json.dumps(result) if given.json else text)
@@ -468,7 +470,7 @@ def _unseen(given: argparse.Namespace) -> Dataset:
     """Images that a run held out for validation, at most MAX_IMAGES. Raises ValueError if there are
     too few.
     """
-    run = checkpoints.read(Path(given.run_folder))
+    run = read(Path(given.run_folder))
     data, trained_on = _data(given.data, "train", run.net.config), run.provenance.get("data")
     if data.name != trained_on:
         raise ValueError(
@@ -496,10 +498,8 @@ def import_(given: argparse.Namespace) -> None:
     net, facts = import_reference(
         Path(given.reference), given.heads, given.attention, marginal if given.data else None
     )
-    source = provenance(
-        "unknown", (), command=given.command_line, board=checkpoints.board_of(net), **facts
-    )
-    checkpoints.save(out, net, source, card(out.name, net.config, source))
+    source = provenance("unknown", (), command=given.command_line, board=board_of(net), **facts)
+    save(out, net, source, card(out.name, net.config, source))
     print(
         "; ".join([f"written to {out}", *([facts["history"]] if "history" in facts else [])]),
         file=sys.stderr,

@@ -18,10 +18,12 @@ from PIL import Image
 from linpix.model import checkpoint
 from linpix.model.attention import attention_for
 from linpix.model.attention.linear import RecurrentState
+from linpix.model.choice import choose
 from linpix.model.config import ModelConfig
 from linpix.model.generate import generate, starts_of, tile
-from linpix.model.packing import Packed, choose, pack, pools_of, rows_of
+from linpix.model.packing import Packed, pack, pools_of, rows_of
 from linpix.model.pieces import whole
+from linpix.model.provenance import commit
 from linpix.model.transformer import Transformer
 
 from .calibrate import calibrate
@@ -157,7 +159,7 @@ def provenance(data: str, class_names: tuple[str, ...], **facts: Any) -> dict[st
         "data": data,
         "class_names": list(class_names),
         "created": int(time.time()),
-        "commit": checkpoint.commit(),
+        "commit": commit(),
         **facts,
     }
 
@@ -167,7 +169,8 @@ def first_marginal(data: Dataset) -> list[float]:
     0.
     """
     counts = np.bincount(data.images[:, 0], minlength=256)
-    return [float(share) for share in counts / counts.sum()]
+    shares: list[float] = (counts / counts.sum()).tolist()
+    return shares
 
 
 def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:

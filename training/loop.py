@@ -29,8 +29,8 @@ from linpix.model import checkpoint
 from linpix.model.config import ModelConfig, bits_per_dim
 from linpix.model.heads import log_likelihood
 from linpix.model.inputs import START
+from linpix.model.machine import usable_cores
 from linpix.model.sequences import Sequences
-from linpix.model.team import usable_cores
 from linpix.model.transformer import Transformer
 
 from .batches import Batches, Part, Parts, makers, moved
@@ -105,7 +105,7 @@ def loss_function(net: Transformer, config: TrainConfig) -> Callable[[Part], Ten
             scores, classes, reduction="sum", ignore_index=-1
         )
 
-    first = 1 if net.config.first_marginal else 0  # that sub-pixel's distribution is not trained
+    first = net.config.first  # the distribution of the one before it is not trained
     if config.compile and not can_compile():
         print(
             "training without torch.compile, at about two thirds of the speed, because there is no"

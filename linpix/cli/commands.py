@@ -16,9 +16,11 @@ from tqdm import tqdm
 from linpix.model import checkpoint as checkpoints
 from linpix.model import ops
 from linpix.model.attention import attention_for
+from linpix.model.choice import choose
 from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool
-from linpix.model.packing import choose
+from linpix.model.folders import find, root, under
+from linpix.model.provenance import config_of
 from linpix.model.transformer import Transformer
 from linpix.server import serve as service
 from linpix.server.compare import chart
@@ -149,7 +151,7 @@ def _opened(given: argparse.Namespace) -> tuple[Engine, Job, Output]:
     """
     kind, quiet = check_output(given.out), given.json and given.preview == "auto"
     given.colours = preview.colours_of(sys.stderr, "never" if quiet else given.preview, os.environ)
-    checkpoint = checkpoints.read(checkpoints.find(given.model, given.checkpoints))
+    checkpoint = checkpoints.read(find(given.model, given.checkpoints))
     config = checkpoint.net.config
     scale = scale_of(kind, given.count, config, given.scale, screen=sys.stdout.isatty())
     job = new_job(
@@ -242,7 +244,7 @@ def compare(given: argparse.Namespace) -> None:
     plan = ComparisonPlan(
         backends=backends, batches=tuple(given.batch or (1, 16, 64)), budget_s=given.budget
     )
-    folder = checkpoints.find(given.model, given.checkpoints)
+    folder = find(given.model, given.checkpoints)
     if given.out:
         Path(given.out).mkdir(parents=True, exist_ok=True)
     checkpoint = checkpoints.read(folder)
@@ -264,7 +266,7 @@ def compare(given: argparse.Namespace) -> None:
 def models(given: argparse.Namespace) -> None:
     columns = "{size:7} {colours:6} {classes:3} classes  {attention:8} {engine:20} {checkpoint:.16}"
     found, lines = [], []
-    for folder in checkpoints.folders(checkpoints.root(given.checkpoints)):
+    for folder in under(root(given.checkpoints)):
         try:
             facts = _facts_of(folder)
             line = columns.format(**facts)
@@ -277,7 +279,7 @@ def models(given: argparse.Namespace) -> None:
 
 def _facts_of(folder: Path) -> dict[str, Any]:
     """What is known of a checkpoint without reading its tensors. Raises ValueError."""
-    config = checkpoints.config_of(folder)
+    config = config_of(folder)
     engine = "draws no images"
     if attention_for(config).steps_as:
         chosen = choose(config, device="auto")

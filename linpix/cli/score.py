@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from linpix.model.checkpoint import Checkpoint, find, read
+from linpix.model.checkpoint import Checkpoint, read
 from linpix.model.config import ModelConfig
+from linpix.model.folders import find
 from linpix.model.likelihood import Scoring
 from linpix.server.engine.job import class_of
 from linpix.server.pictures import uploads

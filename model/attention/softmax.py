@@ -47,8 +47,7 @@ class KeyValueState:
         self.keys = torch.zeros(*shape, config.key_dim, dtype=dtype)
         self.values = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.last = torch.zeros(slots + 1, 0, dtype=dtype)
-        # position of the first token; without a start token, 1
-        self.first = 1 if config.first_marginal else 0
+        self.first = config.first  # position of the first token
 
     def prefill(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, held: int = 0

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from linpix.model import checkpoint
+from linpix.model import checkpoint, folders
+from linpix.model.provenance import CheckpointError
 
 from .. import app
 from ..compare.backends import BACKENDS
@@ -69,9 +70,9 @@ def models_of(described: Described, settings: Settings) -> dict[str, ServedModel
     """
     models: dict[str, ServedModel] = {}
     for name, (facts, slots) in described.items():
-        source = checkpoint.read(checkpoint.find(name, settings.checkpoints))
+        source = checkpoint.read(folders.find(name, settings.checkpoints))
         if source.digest != facts["checkpoint"]:
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"{name}: this front has read another checkpoint than its replicas; give "
                 "all of them the same --checkpoints, and restart them"
             )
@@ -143,7 +144,7 @@ async def front_server(
             if theirs != settings:
                 raise LookupError("no replica has the settings of this front")
             return FrontServer(settings, kernel, described, run)
-        except (checkpoint.CheckpointError, LookupError) as error:
+        except (CheckpointError, LookupError) as error:
             if time.monotonic() > until:
                 raise
             if not waited:

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from linpix.model.machine import usable_cores
 from linpix.model.sharing import remove_unused
-from linpix.model.team import usable_cores
 
 from .. import logs
 from ..engine.catalogue import Catalogue

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from linpix.model.attention import State
 from linpix.model.attention.linear import RecurrentState
+from linpix.model.choice import choose
 from linpix.model.config import ModelConfig
 from linpix.model.generate import decode_threads, draw_token
 from linpix.model.inputs import START
-from linpix.model.packing import PRECISIONS, choose, pack, pools_of, rows_of
+from linpix.model.packing import PRECISIONS, pack, pools_of, rows_of
 from linpix.model.transformer import Attend, Transformer
 
 QUANTUM_S = 0.05  # longest call of the compiled engine, about: live requests wait for its end
@@ -64,7 +65,7 @@ class Backend:
             generator=torch.Generator().manual_seed(0),
         )
         # without a start token: 1
-        self.first, length = 1 if net.config.first_marginal else 0, net.config.length
+        self.first, length = net.config.first, net.config.length
         first, tenth = min(self.first, length - 1), max(1, length // 10)
         # positions of a survey
         self.coarse = sorted({first, length // 4, length // 2, length * 3 // 4, length - 1})

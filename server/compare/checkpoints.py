@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from linpix.model import checkpoint as checkpoints
+from linpix.model import folders
 from linpix.model.attention import kind_of
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import AttentionKind, ModelConfig
@@ -32,7 +33,7 @@ def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
     """
     family = checkpoint.net.config.twin_of or checkpoint.name
     found: list[Checkpoint] = []
-    for candidate in checkpoints.folders(folder):
+    for candidate in folders.under(folder):
         try:
             theirs = json.loads((candidate / "config.json").read_text())["architecture"]
             related = candidate.name != checkpoint.name and family in (

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from linpix.model.checkpoint import Checkpoint, commit
-from linpix.model.packing import choose
-from linpix.model.team import processor_name
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.choice import choose
+from linpix.model.machine import processor_name
+from linpix.model.provenance import commit
 
 from ..errors import InvalidRequest
 from ..memory import free_bytes

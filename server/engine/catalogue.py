@@ -6,11 +6,12 @@ import asyncio
 import logging
 from pathlib import Path
 
-from linpix.model import checkpoint
+from linpix.model import checkpoint, folders, provenance
 from linpix.model.attention import attention_for
-from linpix.model.checkpoint import Checkpoint, CheckpointError
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.choice import choose
 from linpix.model.config import ModelConfig
-from linpix.model.packing import choose
+from linpix.model.provenance import CheckpointError
 
 from ..memory import free_bytes
 from ..settings import Settings
@@ -37,7 +38,7 @@ class Catalogue:
         """
         found: dict[str, Engine] = {}
         for folder in self._folders():
-            if (name := checkpoint.name_of(folder)) in found:
+            if (name := folders.name_of(folder)) in found:
                 raise CheckpointError(
                     f"two models have the name {name}; rename one of their folders"
                 )
@@ -45,7 +46,7 @@ class Catalogue:
                 found[name] = engine
         if not found:
             raise CheckpointError(
-                f"{checkpoint.root(self._settings.checkpoints)} holds no checkpoint that draws "
+                f"{folders.root(self._settings.checkpoints)} holds no checkpoint that draws "
                 "images; give another folder with --checkpoints, or train a model with linpix train"
             )
         return found
@@ -65,11 +66,11 @@ class Catalogue:
         complete. One that cannot be served is refused, and the model of its name goes on.
         """
         try:
-            folders = await asyncio.to_thread(self._present)
+            present = await asyncio.to_thread(self._present)
         except (OSError, ValueError) as error:
             self._refuse(admission, f"the models that are served do not change: {error}")
             return
-        for name, folder in folders.items():
+        for name, folder in present.items():
             model = admission.models.get(name)
             served = model.engine if model else None
             try:
@@ -87,8 +88,8 @@ class Catalogue:
             if fresh is None:
                 admission.metrics.reloads.labels("unchanged").inc()
             else:
-                self._put(admission, name, fresh, list(folders))
-        self._remove(admission, [name for name in admission.models if name not in folders])
+                self._put(admission, name, fresh, list(present))
+        self._remove(admission, [name for name in admission.models if name not in present])
 
     def _put(self, admission: Admission, name: str, fresh: Engine, order: list[str]) -> None:
         outcome = "replaced" if name in admission.models else "added"
@@ -103,7 +104,7 @@ class Catalogue:
         none_left = len(gone) == len(admission.models)
         for name in gone:
             folder = admission.models[name].checkpoint.folder
-            if left := [path for path in (folder, *checkpoint.unfinished(folder)) if path.is_dir()]:
+            if left := folders.unfinished(folder):
                 self._refuse(
                     admission,
                     f"{name} is kept: {folder} has no readable config.json but contains {left[0]}, "
@@ -137,7 +138,7 @@ class Catalogue:
         """
         found: dict[str, Path] = {}
         for folder in self._folders(missing=True):
-            if (other := found.setdefault(checkpoint.name_of(folder), folder)) != folder:
+            if (other := found.setdefault(folders.name_of(folder), folder)) != folder:
                 logger.error(
                     "SIGHUP: %s was not loaded, because %s has the same name; rename one of them",
                     folder,
@@ -161,7 +162,7 @@ class Catalogue:
         if not attention_for(config).steps_as:
             if settings.models or required:
                 raise ValueError(
-                    f"{checkpoint.name_of(folder)} has {config.attention} attention, which cannot"
+                    f"{folders.name_of(folder)} has {config.attention} attention, which cannot"
                     " draw images; leave it out of --models"
                 )
             return None
@@ -193,13 +194,13 @@ class Catalogue:
             found = []
             for name in settings.models.split(","):
                 try:
-                    found.append(checkpoint.find(name.strip(), settings.checkpoints))
+                    found.append(folders.find(name.strip(), settings.checkpoints))
                 except CheckpointError:
                     if not missing:
                         raise
             return found
-        root = checkpoint.root(settings.checkpoints)
-        found = checkpoint.folders(root)
+        root = folders.root(settings.checkpoints)
+        found = folders.under(root)
         if not found and not missing:
             raise CheckpointError(
                 f"{root} holds no checkpoint; give another folder with --checkpoints, or train a "
@@ -212,12 +213,12 @@ def _config_of(folder: Path) -> ModelConfig:
     """The architecture of a model whose name answers and metrics can have. Raises
     CheckpointError.
     """
-    name = checkpoint.name_of(folder)
-    if checkpoint.HALF_A_PAIR.search(name):
+    name = folders.name_of(folder)
+    if provenance.HALF_A_PAIR.search(name):
         raise CheckpointError(
             f"a model's name must be UTF-8, since answers have it, got {name!a}; rename its folder"
         )
-    return checkpoint.config_of(folder)
+    return provenance.config_of(folder)
 
 
 def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linpix.model.attempts import MAX_ATTEMPTS
-from linpix.model.checkpoint import MAX_TEMPERATURE, Checkpoint, folded
+from linpix.model.checkpoint import Checkpoint, folded
 from linpix.model.inputs import first_hole
 from linpix.model.philox import MAX_SEED
+from linpix.model.provenance import MAX_TEMPERATURE
 
 from ..errors import InvalidRequest, shown
 

@@ -14,7 +14,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 
 from linpix.model.config import ModelConfig
-from linpix.model.team import usable_cores
+from linpix.model.machine import usable_cores
 
 from ..compare.jobs import Comparisons
 from ..engine.request import Requests, ServedModel

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from linpix.model import checkpoint
+from linpix.model import provenance
 from tests.fuzz.harness import HEAD, Tally, Target, fuzz
 from tools.harness.machine import machine
 
@@ -38,7 +38,7 @@ def pytest_terminal_summary(
                     HEAD,
                     *(tally.row() for tally in tallies),
                     "",
-                    f"{machine()}, commit {checkpoint.commit()}",
+                    f"{machine()}, commit {provenance.commit()}",
                 ]
             )
         )

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from linpix.model.checkpoint import CheckpointError, read
+from linpix.model.checkpoint import read
+from linpix.model.provenance import CheckpointError
 from tests.fuzz.harness import Target, lay
 from tests.model.test_checkpoint import seal
 

@@ -25,17 +25,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linpix.model import checkpoint, mixture, ops, packing
+from linpix.model import checkpoint, choice, folders, mixture, ops
 from linpix.model import config as config_module
 from linpix.model import cuda as cuda_module
 from linpix.model.attention.linear import RecurrentState
+from linpix.model.choice import choose
 from linpix.model.config import PRESETS
 from linpix.model.cuda import BUCKETS, GROUP, HALF_HEAD, OVERLAP, TILES, GpuPool, record_graph
 from linpix.model.features import phi
 from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.ops import recurrent_step_reference
-from linpix.model.packing import POOLS, ROWS, Choice, choose, gpu_obstacle, rows_of, state_scale
+from linpix.model.packing import POOLS, ROWS, rows_of, state_scale
 from tests.model import test_packing
 from tests.model.test_ops import step_inputs
 from tests.model.test_packing import images_of, log_probs_of
@@ -78,14 +79,7 @@ SHAPES = SAME | {
     "background": dataclasses.replace(WIDER, background=0, background_dim=20, norm="post"),
     "background, pre-norm": dataclasses.replace(TINY, background=0, background_dim=70, mixtures=40),
     "patches": dataclasses.replace(TINY, patch=4, following=((0, 1, 0), (1, 0, 0))),
-    "pixels": dataclasses.replace(
-        WIDER,
-        channels=3,
-        tokens="pixel",
-        look_ups=("previous", "row", "column"),
-        neighbours=((-1, 0, 0), (0, -1, 1), (-1, 1, 2)),
-        mixtures=40,
-    ),
+    "pixels": dataclasses.replace(test_packing.SHAPES["pixels"], mixtures=40),
     "pixels, conditional": dataclasses.replace(
         TINY,
         channels=3,
@@ -276,7 +270,7 @@ def test_a_float16_state_costs_the_shipped_models_nothing_that_shows(place, data
 
     Emulated, one model takes half a minute, so the other one is decoded on a GPU only.
     """
-    net = checkpoint.read(checkpoint.find(name, None)).net
+    net = checkpoint.read(folders.find(name)).net
     raw = gzip.decompress((data / "mnist/t10k-images-idx3-ubyte.gz").read_bytes())
     image = torch.frombuffer(bytearray(raw[16 : 16 + 784]), dtype=torch.uint8)[None]
     pool = GpuPool(net, 1, precision="fp32", state="fp16", **place)
@@ -898,9 +892,9 @@ def test_the_limits_that_are_asked_about_are_those_of_the_kernels():
         name: int(value) for name, value in re.findall(r"constexpr int (MAX_\w+) = (\d+);", header)
     }
     assert limits == {
-        "MAX_D_MODEL": packing.GPU_D_MODEL,
-        "MAX_DEPTH": packing.GPU_DEPTH,
-        "MAX_MIXTURES": packing.GPU_MIXTURES,
+        "MAX_D_MODEL": choice.GPU_D_MODEL,
+        "MAX_DEPTH": choice.GPU_DEPTH,
+        "MAX_MIXTURES": choice.GPU_MIXTURES,
         "MAX_BACKGROUND_DIM": config_module.MAX_BACKGROUND_DIM,
         "MAX_SEQUENCE_HEAD": ops.GPU_MAX_HEAD,
     }
@@ -988,53 +982,6 @@ def test_tensors_that_do_not_fit_are_refused(emulated, change, message):
             given |= {name: how(given[name])}
     with pytest.raises(RuntimeError, match=message):
         emulated.operators.decode_quantum(*given.values())
-
-
-@pytest.mark.parametrize(
-    ("change", "obstacle"),
-    [
-        ({}, ""),
-        ({"background": 0, "patch": 4}, ""),
-        ({"key_dim": 64, "value_dim": 64}, "heads of 8, 16, 32, for keys and values alike"),
-        ({"attention": "softmax"}, "only linear attention"),
-        ({"key_dim": 24}, "this model has 24 and 8"),
-        ({"mixtures": 600}, "at most 512 mixtures"),
-        ({"feature_map": "random"}, "feature map elu+1"),
-        ({"residual": "reversible"}, "only plain residuals, but this model has reversible"),
-        ({"d_model": 20}, "multiple of 8 and at most 512, but this model's is 20"),
-        ({"d_ff": 4096}, "this model has 4096"),
-    ],
-)
-def test_auto_is_the_gpu_for_what_it_can_run_and_the_processor_else(monkeypatch, change, obstacle):
-    config = dataclasses.replace(TINY, **change)
-    assert choose(config, device="auto").device == ("cuda" if ops.gpu and not obstacle else "cpu")
-    monkeypatch.setattr(ops, "gpu", True)
-    assert obstacle in gpu_obstacle(config) and bool(obstacle) == bool(gpu_obstacle(config))
-    assert choose(config, device="auto").device == ("cpu" if obstacle else "cuda")
-    assert choose(config, "eager", device="auto").device == "cpu"
-    if obstacle:
-        with pytest.raises(ValueError, match=re.escape(obstacle)):
-            choose(config, device="cuda")
-    else:
-        assert dataclasses.astuple(choose(config, device="cuda")) == (
-            "compiled",
-            "bf16",
-            "",
-            "cuda",
-        )
-        with pytest.raises(ValueError, match="the eager engine runs only on a CPU"):
-            choose(config, "eager", device="cuda")
-
-
-def test_a_gpu_refuses_int8_and_auto_is_the_processor_then(monkeypatch):
-    monkeypatch.setattr(ops, "gpu", True)
-    with pytest.raises(
-        ValueError,
-        match="multiply in fp32 or bf16, not in int8; use --precision bf16; or use --dev",
-    ):
-        choose(TINY, precision="int8", device="cuda")
-    if ops.compiled:
-        assert choose(TINY, precision="int8", device="auto") == Choice("compiled", "int8")
 
 
 @pytest.mark.parametrize(

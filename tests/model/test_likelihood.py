@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from linpix.model import checkpoint, likelihood, mixture
+from linpix.model import checkpoint, folders, likelihood, mixture
 from linpix.model.config import PRESETS, bits_per_dim
 from linpix.model.inputs import START
 from linpix.model.likelihood import Scoring, class_log_probs_of, mixture_of, posterior
@@ -239,7 +239,7 @@ def test_a_mixture_of_classes_has_their_mean_likelihood_sub_pixel_by_sub_pixel()
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist-small", "mnist-conditional"])
 def test_shipped_models_have_the_bits_per_dim_of_evaluate(data, name):
-    net = checkpoint.read(checkpoint.find(name)).net
+    net = checkpoint.read(folders.find(name)).net
     images = load(data / "mnist", "test", net.config).images[:12]
     found = [
         -bits_per_dim(Scoring(net, image).complete().mixed.sum(), net.config) for image in images

@@ -29,7 +29,6 @@ from linpix.model.packing import (
     PRECISIONS,
     ROWS,
     Packed,
-    choose,
     pack,
     pools_of,
     quantise,
@@ -762,50 +761,3 @@ def test_the_schemas_say_what_the_operators_do():
     shared = (given[name] for name in ("pools", "rows", "weights", "sizes", "eps"))
     torch.library.opcheck(torch.ops.linpix.prefill.default, (*shared, 4, 2))
     torch.library.opcheck(torch.ops.linpix.read.default, tuple(reading().values()))
-
-
-def test_auto_is_the_compiled_engine_for_what_it_can_run_and_the_eager_one_else():
-    bf16 = bool(torch.ops.linpix.cpu_has_fast_bf16())
-    assert dataclasses.astuple(choose(TINY)) == ("compiled", "bf16" if bf16 else "fp32", "", "cpu")
-    assert choose(TINY, precision="fp32").precision == "fp32"
-    assert choose(TINY, "eager").engine == "eager"
-    assert choose(dataclasses.replace(TINY, attention="softmax")).engine == "eager"
-    assert choose(dataclasses.replace(TINY, d_model=24)).engine == "eager"
-    other = choose(dataclasses.replace(TINY, feature_map="relu"))
-    assert (other.engine, other.warning) == (
-        "eager",
-        (
-            "decoding slowly in the eager engine: it has kernels only for "
-            "the feature map elu+1, but this model has relu"
-        ),
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "engine", "precision", "message"),
-    [
-        ({"attention": "softmax"}, "compiled", "auto", "only linear attention"),
-        (
-            {"feature_map": "relu"},
-            "compiled",
-            "auto",
-            r"elu\+1, but this model has relu; or use --engine eager",
-        ),
-        (
-            {"residual": "reversible"},
-            "compiled",
-            "auto",
-            "only plain residuals, but this model has reversible; or use",
-        ),
-        ({"d_model": 24}, "compiled", "auto", "multiple of 16, but this model's is 24"),
-        ({"attention": "softmax"}, "auto", "bf16", "--precision fp32"),
-        ({}, "eager", "bf16", "--engine compiled"),
-        ({"attention": "softmax"}, "auto", "int8", "--precision fp32"),
-        ({}, "eager", "int8", "--engine compiled"),
-        ({}, "complied", "auto", "engine must be auto, eager or compiled, got 'complied'"),
-        ({}, "auto", "fp16", "precision must be auto, fp32, bf16 or int8, got 'fp16'"),
-    ],
-)
-def test_what_cannot_be_chosen_says_why_and_what_to_do(change, engine, precision, message):
-    with pytest.raises(ValueError, match=message):
-        choose(dataclasses.replace(TINY, **change), engine, precision)

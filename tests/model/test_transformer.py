@@ -115,7 +115,7 @@ def test_a_token_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, attenti
     # in row t, the last sub-pixel of token t is another one
     canvas[rows, rows * (last + 1) + last] ^= 255
     after = net(canvas, start)
-    first = 1 if net.config.first_marginal else 0
+    first = net.config.first
     same = (before == after).all(-1) | before.isnan().all(-1)  # (T changes, T positions)
     assert bool(same.tril().equal(torch.ones(T, T).bool().tril()))
     assert not bool(same[:-1].diagonal(1)[first:].any())  # and the very next parameters do change

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from linpix.model import checkpoint
+from linpix.model import folders
 from linpix.model.config import PRESETS
 from tests.nets import saved
 from tests.soak import report
@@ -74,7 +74,7 @@ def main() -> int:
         # its speed does not depend on its weights
         batching = saved(Path(made) / "mnist", PRESETS["mnist"])
         plan = Plan(
-            model=checkpoint.find(given.model).resolve(),
+            model=folders.find(given.model).resolve(),
             batching=batching,
             seconds=seconds,
             slo_s=given.slo,

@@ -2,7 +2,7 @@
 
 import torch
 
-from linpix.model import checkpoint, ops
+from linpix.model import ops, provenance
 from tests.soak.loads import Plan, Result
 from tools.harness.machine import machine
 
@@ -46,7 +46,7 @@ def table(results: list[Result], plan: Plan, seconds: float) -> str:
                 f"{plan.model.name} ({plan.batching.name} with random weights where a line says"
                 f" so), {plan.seconds:.0f} s a load, {seconds / 60:.0f} minutes in all, clients and"
                 f" service on {machine()}; torch {torch.__version__}, kernels"
-                f" {ops.kernel() if ops.compiled else 'eager'}, commit {checkpoint.commit()}."
+                f" {ops.kernel() if ops.compiled else 'eager'}, commit {provenance.commit()}."
             ),
             "",
             *("| " + " | ".join(cells) + " |" for cells in rows),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from linpix.model import checkpoint, ops
+from linpix.model import checkpoint, folders, ops
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import Scoring
 from linpix.model.packing import PRECISIONS, pack
@@ -28,7 +28,7 @@ def test_the_compiled_engine_gives_the_shipped_model_its_bits_per_dim(data, prec
     """Against float64 by the parallel form, on the first 48 test images: each image, and more so
     their mean.
     """
-    net = checkpoint.read(checkpoint.find("mnist-small")).net
+    net = checkpoint.read(folders.find("mnist-small")).net
     images = load(data / "mnist", "test", net.config).images[:48]
     stepped = bits_of(net, images, packed=pack(net, PRECISIONS[precision]))
     exact = bits_of(net.double(), images)

@@ -17,12 +17,13 @@ import torch
 from PIL import Image
 
 from linpix.__main__ import main
-from linpix.model import checkpoint
+from linpix.model import checkpoint, provenance
+from linpix.model.choice import choose
 from linpix.model.config import PRESETS
 from linpix.model.generate import generate
 from linpix.model.heads import log_likelihood
 from linpix.model.likelihood import class_log_probs_of
-from linpix.model.packing import choose, pack
+from linpix.model.packing import pack
 from linpix.model.pieces import torn
 from linpix.model.transformer import Transformer
 from linpix.training import commands
@@ -962,6 +963,6 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
 )
 def test_a_checkpoint_is_not_described_with_nonsense(tiny, tmp_path, facts):
     [name] = facts
-    with pytest.raises(checkpoint.CheckpointError, match=name):
+    with pytest.raises(provenance.CheckpointError, match=name):
         checkpoint.describe(tiny, facts)
     assert checkpoint.read(tiny).temperature == 1.0

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from linpix.model import checkpoint
+from linpix.model import checkpoint, folders
 from linpix.training import datasets
 from tools.benchmarks.occlusion import Asked, Images, error, masks, seam
 from tools.benchmarks.quality import SIDE, SURE, judged, trained_judge
@@ -43,8 +43,7 @@ def main() -> None:
     given = parser.parse_args()
     models, ways = given.models.split(","), given.candidates
     configs = {
-        name: checkpoint.read(checkpoint.find(name, given.checkpoints)).net.config
-        for name in models
+        name: checkpoint.read(folders.find(name, given.checkpoints)).net.config for name in models
     }
     config = configs[models[-1]]
     test = datasets.load(given.data, "test", config)

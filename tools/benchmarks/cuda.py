@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from linpix.model import checkpoint, ops
+from linpix.model import checkpoint, folders, ops, provenance
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.cuda import GROUP, OVERLAP, TILES, TIMED, GpuPool
 from linpix.model.inputs import START
@@ -129,7 +129,7 @@ def machine(given: argparse.Namespace, measure: Measure) -> None:
             "name": "emulated" if given.emulated else torch.cuda.get_device_name(),
             "driver and clocks": driver,
             "torch": torch.__version__,
-            "commit": checkpoint.commit(),
+            "commit": provenance.commit(),
             "copy_tbs": copy_tbs(2048 * scale, 5),
             "l2_copy_tbs": copy_tbs(8 * scale, 50),
             "empty_kernel_us": microseconds(lambda: x.add_(1), device, 200),
@@ -141,7 +141,7 @@ def machine(given: argparse.Namespace, measure: Measure) -> None:
 
 def preset_net(preset: str) -> Transformer:
     if PRESETS[preset].packed:
-        return checkpoint.read(checkpoint.find(preset, None)).net
+        return checkpoint.read(folders.find(preset, None)).net
     torch.manual_seed(0)
     return Transformer(PRESETS[preset]).eval().requires_grad_(False)
 

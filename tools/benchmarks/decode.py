@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from linpix.model import checkpoint, ops
+from linpix.model import checkpoint, folders, ops, provenance
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.mixture import groups
@@ -90,7 +90,7 @@ def main() -> None:
         "machine": machine(),
         "kernel": ops.kernel(),
         "torch": torch.__version__,
-        "commit": checkpoint.commit(),
+        "commit": provenance.commit(),
         "matrix_product_flops": rates,
     }
     print("\n" + markdown(circumstances, results))
@@ -128,7 +128,7 @@ def parse() -> argparse.Namespace:
 
 def sources(given: argparse.Namespace) -> list[Checkpoint]:
     if given.model:
-        return [checkpoint.read(checkpoint.find(name, None)) for name in given.model]
+        return [checkpoint.read(folders.find(name, None)) for name in given.model]
     torch.manual_seed(0)
     return [
         Checkpoint(name, Transformer(PRESETS[name]).eval().requires_grad_(False), {}, "", ())

@@ -29,9 +29,10 @@ from typing import Any, NamedTuple
 import torch
 
 from linpix.__main__ import main as linpix
-from linpix.model.checkpoint import Checkpoint, find, read
+from linpix.model.checkpoint import Checkpoint, read
 from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool
+from linpix.model.folders import find
 from linpix.model.packing import ROWS
 from linpix.model.transformer import Transformer
 from linpix.server.engine import catalogue

@@ -39,7 +39,7 @@ from typing import NamedTuple
 import httpx
 import torch
 
-from linpix.model import checkpoint
+from linpix.model import checkpoint, folders, provenance
 from linpix.model.config import PRESETS
 from linpix.model.team import limit_threads
 from linpix.model.transformer import Transformer
@@ -207,7 +207,7 @@ def main() -> None:
             source = {"data": "random weights", "class_names": [str(label) for label in range(10)]}
             checkpoint.save(folder, Transformer(PRESETS[given.preset]), source, "# random\n")
         else:
-            folder = checkpoint.find(given.model).resolve()
+            folder = folders.find(given.model).resolve()
         measure(folder, given)
 
 
@@ -246,7 +246,7 @@ def measure(folder: Path, given: argparse.Namespace) -> None:
                 for n in given.n:
                     found.setdefault(f"n = {n}{name}", []).append(served(server, load, given, n))
     print(
-        f"{machine()}; commit {checkpoint.commit()}; {given.batch} in flight, {given.repeat} rounds"
+        f"{machine()}; commit {provenance.commit()}; {given.batch} in flight, {given.repeat} rounds"
         f" of {given.seconds:g} s\n\n| {folder.name} | images/s | of the engine alone | processor,"
         " ms an image | of the engine alone | event loop, ms a request"
         " |\n|---|---|---|---|---|---|"

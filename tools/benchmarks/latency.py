@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from linpix.model import checkpoint, ops
+from linpix.model import ops, provenance
 from tools.benchmarks.occlusion import Asked, masks, upload
 from tools.harness.arguments import new_parser, numbers
 from tools.harness.client import EVERYBODY, Ask, Connection, Picture
@@ -148,7 +148,7 @@ def main() -> None:
                 if turn:
                     beside[name][0].extend(each for one in by_client[:HALF] for each in one)
                     beside[name][1].append(steps.taken())
-    print(f"{machine()}; kernel {ops.kernel()}, commit {checkpoint.commit()}; {given.model}\n")
+    print(f"{machine()}; kernel {ops.kernel()}, commit {provenance.commit()}; {given.model}\n")
     print(
         "| | n | "
         + " | ".join(f"{clients} client{'s' * (clients > 1)}" for clients in given.clients)

@@ -20,7 +20,7 @@ import urllib.parse
 from functools import partial
 from pathlib import Path
 
-from linpix.model import checkpoint
+from linpix.model import folders
 from tools.harness.arguments import new_parser
 from tools.harness.servers import Process, serving
 from tools.results import Found, Results
@@ -39,7 +39,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=8.0)
     given, flags = parser.parse_known_args()
-    folder, results = checkpoint.find(given.model).resolve(), Results(given.results)
+    folder, results = folders.find(given.model).resolve(), Results(given.results)
     variables = [
         f"{name}={value}" for name, value in os.environ.items() if name.startswith("LINPIX_")
     ]

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linpix.model import checkpoint, ops
+from linpix.model import ops, provenance
 from linpix.model.config import PRESETS
 from linpix.model.features import phi
 from linpix.training.batches import part_of
@@ -120,7 +120,7 @@ def main() -> None:
     )
     where = (
         f"{platform.machine()}, {torch.get_num_threads()} threads, kernel {ops.kernel()}, torch"
-        f" {torch.__version__}, commit {checkpoint.commit()}, preset {given.preset}, batch"
+        f" {torch.__version__}, commit {provenance.commit()}, preset {given.preset}, batch"
         f" {given.batch}"
     )
     print(

@@ -29,7 +29,7 @@ from typing import Literal
 
 import torch
 
-from linpix.model import checkpoint
+from linpix.model import provenance
 from linpix.model.config import PRESETS
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
@@ -80,7 +80,7 @@ def main() -> None:
     print(
         f"`{given.preset}`, {given.attention} attention, batch {given.batch}, {given.chunks}"
         f" chunks, {'compiled' if given.compile else 'not compiled'}; {machine()}, torch"
-        f" {torch.__version__}, commit {checkpoint.commit()}\n"
+        f" {torch.__version__}, commit {provenance.commit()}\n"
     )
     print(
         "| layers | N | | peak, MB | gradients in it, MB | peak of an image, MB | of plain | time,"

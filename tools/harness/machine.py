@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from linpix.model import ops
-from linpix.model.team import processor_name
+from linpix.model.machine import processor_name
 
 OPERATORS = (
     ops.RECURRENT_STEP,

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from linpix.model import checkpoint
-from linpix.model.team import processor_name
+from linpix.model import provenance
+from linpix.model.machine import processor_name
 
 from ..files import put
 from ..run import stop_signals
@@ -81,7 +81,7 @@ class Record:
         """Add a sitting with its command, commit and machine, and create the folder."""
         self._sitting = sitting
         self.sittings.append(
-            {"command": command, "commit": checkpoint.commit(), **machine(), "minutes": 0.0}
+            {"command": command, "commit": provenance.commit(), **machine(), "minutes": 0.0}
         )
         self.side.mkdir(parents=True, exist_ok=True)
         self.save()

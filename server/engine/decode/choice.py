@@ -5,8 +5,8 @@ import logging
 import torch
 
 from linpix.model.checkpoint import Checkpoint
+from linpix.model.choice import choose, gpu_obstacle
 from linpix.model.cuda import GpuPool, StatePrecision, check_state
-from linpix.model.packing import choose, gpu_obstacle
 
 from .compiled import CompiledDecoder, CudaDecoder
 from .decoder import Decoder, EagerDecoder

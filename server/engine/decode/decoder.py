@@ -296,5 +296,5 @@ class EagerDecoder(Decoder):
         drawn = draw_token(self.net, parameters, t, noise, temperature)
         canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn))
         # sub-pixel 0 without a start token is NaN by design
-        unpredicted = was_read | (t < (1 if self.config.first_marginal else 0))
+        unpredicted = was_read | (t < self.config.first)
         return parameters.isfinite().all(-1) | unpredicted

@@ -23,7 +23,7 @@ from PIL import Image
 from linpix.cli.animation import UNDRAWN
 from linpix.cli.draw import produce
 from linpix.cli.preview import Progress
-from linpix.model import checkpoint
+from linpix.model import checkpoint, folders
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import class_log_probs_of
 from linpix.server.engine.decode.choice import new_decoder
@@ -449,7 +449,7 @@ def test_models_are_listed_with_the_default_one_first_which_is_then_drawn(tiny, 
     net = checkpoint.load(tiny)
     for name in ("zebra", "mnist-small"):
         saved(tmp_path / name, net)
-    shutil.copytree(checkpoint.find("mnist-small-lsh-1"), tmp_path / "ant")
+    shutil.copytree(folders.find("mnist-small-lsh-1"), tmp_path / "ant")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     flags = ("--checkpoints", tmp_path, "--json")

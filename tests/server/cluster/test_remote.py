@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from linpix.model import checkpoint
+from linpix.model import provenance
 from linpix.server.app import application, create_app
 from linpix.server.cluster.front import front_server, models_of
 from linpix.server.cluster.remote import RUNS, Call, News, Remote, ReplicaLost
@@ -242,7 +242,7 @@ async def test_a_front_waits_for_a_replica_with_its_settings_and_weights(tiny, n
             listening.close()
         assert len(described) == 1
         described = [(settings, *near.replica.description[1:])]
-        with pytest.raises(checkpoint.CheckpointError, match="another checkpoint"):
+        with pytest.raises(provenance.CheckpointError, match="another checkpoint"):
             await front_server(settings, describe, near.run, patience_s=0.05)
         described = [near.replica.description]
         settings = settings.model_copy(update={"checkpoints": tiny.parent, "slots": 3})

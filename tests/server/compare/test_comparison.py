@@ -15,9 +15,9 @@ from linpix.model import checkpoint as checkpoints
 from linpix.model import ops
 from linpix.model.attention import attention_for
 from linpix.model.checkpoint import Checkpoint
+from linpix.model.choice import choose
 from linpix.model.config import ModelConfig
 from linpix.model.generate import generate, noise_of
-from linpix.model.packing import choose
 from linpix.server.compare import comparison as compare
 from linpix.server.compare.backends import Backend, CompiledBackend
 from linpix.server.compare.checkpoints import find_twins

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from linpix.model import checkpoint, ops
-from linpix.model.checkpoint import CheckpointError
 from linpix.model.config import PRESETS
+from linpix.model.provenance import CheckpointError
 from linpix.server.engine.catalogue import Catalogue
 from linpix.server.metrics import RELOADS
 from linpix.server.settings import Settings

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from linpix.model import checkpoint
+from linpix.model.choice import choose
 from linpix.model.config import PRESETS
 from linpix.model.generate import generate
-from linpix.model.packing import choose
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import State

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linpix.model.team import usable_cores
+from linpix.model.machine import usable_cores
 from linpix.server.web.service import ENCODERS
 from tests.server.web.routes.test_images import (
     assert_refused,

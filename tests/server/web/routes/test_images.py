@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from linpix.model.choice import choose
 from linpix.model.config import PRESETS
-from linpix.model.packing import choose
 from tests.fuzz.pictures import encode
 from tests.nets import CONDITIONAL, saved
 from tools.harness.servers import here
