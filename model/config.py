@@ -5,8 +5,8 @@ the presets.
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 AttentionKind = Literal["linear", "softmax", "lsh"]
 FeatureMap = Literal["elu+1", "relu", "polynomial", "random"]
@@ -49,14 +49,14 @@ class ModelConfig:
     head: Head = "mixture"              # K logistics, or 256 logits for one channel: heads.py
     mixtures: int = 10                  # K, components per token
     attention: AttentionKind = "linear"
-    feature_map: FeatureMap = "elu+1"   # of queries and keys of linear attention: features.py
+    feature_map: FeatureMap = "elu+1"   # of queries and keys; others are for experiments only
     random_features: int = 64           # of the feature map `random`
     lsh_rounds: int = 1                 # rounds of hashing in lsh attention
     lsh_buckets: int = 64               # buckets per round: 1, or an even number
     lsh_chunk: int = 30                 # sorted tokens that attend to each other and the last chunk
     eps: float = 1e-6                   # added to the normaliser in linear attention
-    norm: Norm = "post"                 # as in the published reference; pre trains more steadily
-    residual: ResidualKind = "plain"    # reversible: two streams, trained in memory constant in L
+    norm: Norm = "post"                 # as in the published reference; pre is for experiments only
+    residual: ResidualKind = "plain"    # reversible (two streams) is for experiments only
     activation: Activation = "gelu"
     look_ups: tuple[LookUp, ...] = ("previous", "position")
     neighbours: tuple[Neighbour, ...] = ()  # (dy, dx, dc) from token t's first sub-pixel, earlier
@@ -72,238 +72,18 @@ class ModelConfig:
     # fmt: on
 
     def __post_init__(self) -> None:
-        for name in (
-            "height",
-            "width",
-            "channels",
-            "layers",
-            "heads",
-            "key_dim",
-            "value_dim",
-            "d_model",
-            "d_ff",
-            "mixtures",
-            "random_features",
-            "lsh_rounds",
-            "lsh_buckets",
-            "lsh_chunk",
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {_short(value)}")
-            if value > MAX_SIZE:
-                raise ValueError(f"{name} must be at most {MAX_SIZE}, got {_short(value)}")
-        if self.lsh_buckets != 1 and self.lsh_buckets % 2:
-            raise ValueError(f"lsh_buckets must be 1 or an even number, got {self.lsh_buckets}")
-        if self.channels not in (1, 3):
-            raise ValueError(
-                f"channels must be 1 (grey) or 3 (red, green, blue), got {self.channels}"
-            )
-        if type(self.classes) is not int or self.classes < 0:
-            raise ValueError(
-                f"classes must be an integer of at least 0, got {_short(self.classes)}"
-            )
-        if self.classes > MAX_SIZE:
-            raise ValueError(f"classes must be at most {MAX_SIZE}, got {_short(self.classes)}")
-        for name, kind in (
-            ("attention", AttentionKind),
-            ("feature_map", FeatureMap),
-            ("norm", Norm),
-            ("residual", ResidualKind),
-            ("activation", Activation),
-            ("scale_transform", ScaleTransform),
-            ("tokens", Tokens),
-            ("head", Head),
-        ):
-            if (value := getattr(self, name)) not in get_args(kind):
-                raise ValueError(
-                    f"{name} must be one of {', '.join(get_args(kind))}, got {_short(value)}"
-                )
-        if self.residual == "reversible" and self.norm != "pre":
-            raise ValueError(
-                "reversible residuals need norm 'pre', because a LayerNorm after the sum cannot be "
-                f"reversed; got norm {self.norm!r}"
-            )
-        if not (isinstance(self.eps, float) and 0 < self.eps < 1):
-            raise ValueError(f"eps must be a number between 0 and 1, got {_short(self.eps)}")
-        unknown = [name for name in self.look_ups if name not in get_args(LookUp)]
-        if (
-            unknown
-            or "previous" not in self.look_ups
-            or len(set(self.look_ups)) != len(self.look_ups)
-        ):
-            raise ValueError(
-                "look_ups must contain 'previous', and may also contain, once each, "
-                f"{', '.join(get_args(LookUp)[1:])}; got {_short(list(self.look_ups))}"
-            )
-        if (count := len(self.neighbours) + len(self.following)) > MAX_NEIGHBOURS:
-            raise ValueError(
-                f"neighbours and following may have up to {MAX_NEIGHBOURS} entries together, got"
-                f" {count}"
-            )
-        for neighbour in self.neighbours + self.following:
-            if (
-                not isinstance(neighbour, tuple)
-                or len(neighbour) != 3
-                or any(type(part) is not int for part in neighbour)
-            ):
-                raise ValueError(
-                    f"a neighbour must be three integers (dy, dx, dc), got {_short(neighbour)}"
-                )
-            if max(map(abs, neighbour)) > MAX_SIZE:
-                raise ValueError(
-                    f"a neighbour must be at most {MAX_SIZE} away, got {_short(neighbour)}"
-                )
-        for neighbour in self.neighbours:
-            if self.offset(neighbour) >= 0 or neighbour >= (0, 0, 0):
-                raise ValueError(f"neighbour {neighbour} is not strictly earlier in raster order")
-        for neighbour in self.following:
-            if self.offset(neighbour) <= 0 or neighbour <= (0, 0, 0):
-                raise ValueError(
-                    f"following neighbour {neighbour} is not strictly later in raster order"
-                )
-        if self.tokens == "pixel":
-            self._check_pixels()
-        if self.palette:
-            self._check_palette()
-        if self.head == "categorical" and (self.channels != 1 or self.first_marginal):
-            raise ValueError(
-                "a categorical head needs 1 channel and a start token; got "
-                f"channels={self.channels} and {'no' if self.first_marginal else 'a'} start token"
-            )
-        looked_up = 1 + len(self.neighbours) + len(self.following)
-        if (places := self.subpixels * looked_up) > MAX_LOOKED_UP:
-            raise ValueError(
-                f"height * width * channels * (1 + {looked_up - 1} neighbours) must be at most "
-                f"{MAX_LOOKED_UP}, got {places}"
-            )
-        if "class" in self.look_ups and not self.classes:
-            raise ValueError("the look-up 'class' needs classes, got classes=0")
-        self._check_condition()
-        if self.feature_map == "random" and (
-            self.random_features > MAX_RANDOM_FEATURES or self.key_dim > MAX_RANDOM_DIM
-        ):
-            raise ValueError(
-                f"feature_map random needs random_features of at most {MAX_RANDOM_FEATURES} and"
-                f" key_dim of at most {MAX_RANDOM_DIM}, got {self.random_features} and"
-                f" {self.key_dim}"
-            )
-        if type(self.twin_of) is not str:
-            raise ValueError(f"twin_of must be a name, got {_short(self.twin_of)}")
-        if self.first_marginal:
-            if any(type(p) not in (int, float) or abs(p) > 256 for p in self.first_marginal):
-                raise ValueError(
-                    "first_marginal must hold 256 probabilities that sum to 1, got "
-                    f"{_short(self.first_marginal)}"
-                )
-            total = sum(self.first_marginal)
-            if (
-                len(self.first_marginal) != 256
-                or min(self.first_marginal) < 0
-                or not abs(total - 1) <= 1e-6
-            ):
-                raise ValueError(
-                    "first_marginal must hold 256 probabilities that sum to 1, got "
-                    f"{len(self.first_marginal)}, least {min(self.first_marginal)}, that sum to "
-                    f"{total:.6f}"
-                )
-            if self.classes:
-                raise ValueError(
-                    "a model without a start token (first_marginal) cannot have classes, "
-                    f"got classes={self.classes}"
-                )
-
-    def _check_pixels(self) -> None:
-        """Raise ValueError if a field does not go with tokens of a whole pixel."""
-        if (
-            self.channels != 3
-            or self.background is not None
-            or self.first_marginal
-            or "channel" in self.look_ups
-        ):
-            raise ValueError(
-                "tokens 'pixel' need 3 channels, background null, a start token and no look-up"
-                f" 'channel'; got channels={self.channels}, background={self.background},"
-                f" {'no' if self.first_marginal else 'a'} start token, look_ups"
-                f" {list(self.look_ups)}"
-            )
-        for neighbour in self.neighbours + self.following:
-            if neighbour[:2] == (0, 0) or neighbour[2] not in range(self.channels):
-                raise ValueError(
-                    "with tokens 'pixel', a neighbour must be a channel (dc 0..2) of another"
-                    f" pixel; got {neighbour}"
-                )
-
-    def _check_palette(self) -> None:
-        if self.channels != 1 or self.head != "categorical" or len(self.palette) > 256:
-            raise ValueError(
-                "a palette needs 1 channel, a categorical head and at most 256 colours; got"
-                f" channels={self.channels}, head={self.head} and {len(self.palette)} colours"
-            )
-        if self.ground:
-            raise ValueError(
-                "with a palette, background must be 0, its first colour, or null; got"
-                f" {self.background}"
-            )
-        for index, colour in enumerate(self.palette):
-            alphas = (255,) if index else (0, 255)
-            if (
-                not isinstance(colour, tuple)
-                or len(colour) != 4
-                or any(type(part) is not int or not 0 <= part <= 255 for part in colour)
-                or colour[3] not in alphas
-            ):
-                raise ValueError(
-                    "a colour of the palette must be four integers 0..255, red, green, blue and an"
-                    " alpha of 255, or for the first colour of 0, which makes the background"
-                    f" transparent; colour {index} is {_short(colour)}"
-                )
-
-    def _check_condition(self) -> None:
-        """Check the fields of models that read every known pixel first, or skip the layers amid
-        background.
-        """
-        if (
-            type(self.patch) is not int
-            or self.patch < 0
-            or (self.patch and (self.height % self.patch or self.width % self.patch))
-        ):
-            raise ValueError(
-                f"patch must divide height {self.height} and width {self.width}, or be 0; "
-                f"got {_short(self.patch)}"
-            )
-        if self.following and not self.patch:
-            raise ValueError(
-                "following neighbours are known only in conditional models: give a patch, or leave "
-                "following out"
-            )
-        if self.background is not None and (
-            type(self.background) is not int or not 0 <= self.background <= 255
-        ):
-            raise ValueError(
-                f"background must be a value 0..255, or null, got {_short(self.background)}"
-            )
-        if (
-            type(self.background_dim) is not int
-            or not 1 <= self.background_dim <= MAX_BACKGROUND_DIM
-        ):
-            raise ValueError(
-                f"background_dim must be an integer of 1..{MAX_BACKGROUND_DIM}, "
-                f"got {_short(self.background_dim)}"
-            )
-        if not self.packed:
-            return
-        if self.attention != "linear" or self.residual != "plain" or self.first_marginal:
-            raise ValueError(
-                "patch and background need linear attention, plain residuals and a start token;"
-                f" got {self.attention}, {self.residual} and {'no' if self.first_marginal else 'a'}"
-                " start token"
-            )
+        for check in _CHECKS:
+            check(self)
 
     @property
     def packed(self) -> bool:
         """Whether only some sub-pixels of an image go through the layers, or patches do too."""
         return bool(self.patch) or self.background is not None
+
+    @property
+    def skipped_dim(self) -> int:
+        """Features of the head for sub-pixels that skip the layers; 0 without such a head."""
+        return 0 if self.background is None else self.background_dim
 
     @property
     def patches(self) -> int:
@@ -323,6 +103,11 @@ class ModelConfig:
     def first(self) -> int:
         """The first token that is predicted: 1 in a model without a start token, else 0."""
         return 1 if self.first_marginal else 0
+
+    @property
+    def start(self) -> str:
+        """Whether there is a start token, in words before one."""
+        return "no" if self.first_marginal else "a"
 
     @property
     def subpixels(self) -> int:
@@ -406,12 +191,251 @@ class ModelConfig:
             )
         for name in ("look_ups", "first_marginal", "neighbours", "following", "palette"):
             if name in fields:
-                if not isinstance(fields[name], list):
-                    raise ValueError(f"{name} must be a list, got {_short(fields[name])}")
-                fields[name] = tuple(
-                    tuple(each) if isinstance(each, list) else each for each in fields[name]
-                )
+                _require(isinstance(fields[name], list), f"{name} must be a list", fields[name])
+                fields[name] = _tuple(fields[name])
         return cls(**fields)
+
+
+def _tuple(value: Any) -> Any:
+    """Lists as tuples, those in them too."""
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    _require(
+        config.lsh_buckets == 1 or config.lsh_buckets % 2 == 0,
+        "lsh_buckets must be 1 or an even number",
+        config.lsh_buckets,
+    )
+    _require(
+        config.channels in (1, 3),
+        "channels must be 1 (grey) or 3 (red, green, blue)",
+        config.channels,
+    )
+
+
+def _check_types(config: ModelConfig) -> None:
+    for name, kind in get_type_hints(ModelConfig).items():
+        value, known = getattr(config, name), get_args(kind)
+        least = 0 if name == "classes" else 1
+        if kind is int and name not in ("patch", "background_dim"):
+            _require(
+                type(value) is int and value >= least,
+                f"{name} must be an integer of at least {least}",
+                value,
+            )
+            _require(value <= MAX_SIZE, f"{name} must be at most {MAX_SIZE}", value)
+        elif get_origin(kind) is Literal:
+            _require(value in known, f"{name} must be one of {', '.join(known)}", value)
+    _require(
+        isinstance(config.eps, float) and 0 < config.eps < 1,
+        "eps must be a number between 0 and 1",
+        config.eps,
+    )
+    _require(type(config.twin_of) is str, "twin_of must be a name", config.twin_of)
+
+
+def _check_layers(config: ModelConfig) -> None:
+    if config.residual == "reversible" and config.norm != "pre":
+        raise ValueError(
+            "reversible residuals need norm 'pre', because a LayerNorm after the sum cannot be "
+            f"reversed; got norm {config.norm!r}"
+        )
+    count, dim = config.random_features, config.key_dim
+    if config.feature_map == "random" and (count > MAX_RANDOM_FEATURES or dim > MAX_RANDOM_DIM):
+        raise ValueError(
+            f"feature_map random needs random_features of at most {MAX_RANDOM_FEATURES} and"
+            f" key_dim of at most {MAX_RANDOM_DIM}, got {count} and {dim}"
+        )
+
+
+def _check_look_ups(config: ModelConfig) -> None:
+    known, look_ups = get_args(LookUp), config.look_ups
+    unknown = [name for name in look_ups if name not in known]
+    if unknown or "previous" not in look_ups or len(set(look_ups)) != len(look_ups):
+        raise ValueError(
+            "look_ups must contain 'previous', and may also contain, once each, "
+            f"{', '.join(known[1:])}; got {_short(list(look_ups))}"
+        )
+    if "class" in look_ups and not config.classes:
+        raise ValueError("the look-up 'class' needs classes, got classes=0")
+
+
+def _check_neighbours(config: ModelConfig) -> None:
+    both = config.neighbours + config.following
+    _require(
+        len(both) <= MAX_NEIGHBOURS,
+        f"neighbours and following may have up to {MAX_NEIGHBOURS} entries together",
+        len(both),
+    )
+    for neighbour in both:
+        _require(
+            _are_integers(neighbour, 3),
+            "a neighbour must be three integers (dy, dx, dc)",
+            neighbour,
+        )
+        _require(
+            max(map(abs, neighbour)) <= MAX_SIZE,
+            f"a neighbour must be at most {MAX_SIZE} away",
+            neighbour,
+        )
+    for neighbour in config.neighbours:
+        if config.offset(neighbour) >= 0 or neighbour >= (0, 0, 0):
+            raise ValueError(f"neighbour {neighbour} is not strictly earlier in raster order")
+    for neighbour in config.following:
+        if config.offset(neighbour) <= 0 or neighbour <= (0, 0, 0):
+            raise ValueError(
+                f"following neighbour {neighbour} is not strictly later in raster order"
+            )
+    places = config.subpixels * (1 + len(both))
+    _require(
+        places <= MAX_LOOKED_UP,
+        f"height * width * channels * (1 + {len(both)} neighbours) must be at most {MAX_LOOKED_UP}",
+        places,
+    )
+
+
+def _are_integers(value: Any, count: int) -> bool:
+    """Whether value is a tuple of so many integers; True and False are not integers."""
+    if not isinstance(value, tuple) or len(value) != count:
+        return False
+    return all(type(part) is int for part in value)
+
+
+def _check_pixels(config: ModelConfig) -> None:
+    """Check that the fields go with tokens of a whole pixel."""
+    if config.tokens != "pixel":
+        return
+    if (
+        config.channels != 3
+        or config.background is not None
+        or config.first_marginal
+        or "channel" in config.look_ups
+    ):
+        raise ValueError(
+            "tokens 'pixel' need 3 channels, background null, a start token and no look-up"
+            f" 'channel'; got channels={config.channels}, background={config.background},"
+            f" {config.start} start token, look_ups {list(config.look_ups)}"
+        )
+    for neighbour in config.neighbours + config.following:
+        if neighbour[:2] == (0, 0) or neighbour[2] not in range(config.channels):
+            raise ValueError(
+                "with tokens 'pixel', a neighbour must be a channel (dc 0..2) of another"
+                f" pixel; got {neighbour}"
+            )
+
+
+def _check_head(config: ModelConfig) -> None:
+    if config.palette:
+        _check_palette(config)
+    if config.head == "categorical" and (config.channels != 1 or config.first_marginal):
+        raise ValueError(
+            "a categorical head needs 1 channel and a start token; got "
+            f"channels={config.channels} and {config.start} start token"
+        )
+
+
+def _check_palette(config: ModelConfig) -> None:
+    colours = config.palette
+    if config.channels != 1 or config.head != "categorical" or len(colours) > 256:
+        raise ValueError(
+            "a palette needs 1 channel, a categorical head and at most 256 colours; got"
+            f" channels={config.channels}, head={config.head} and {len(colours)} colours"
+        )
+    if config.ground:
+        raise ValueError(
+            "with a palette, background must be 0, its first colour, or null; got"
+            f" {config.background}"
+        )
+    for index, colour in enumerate(colours):
+        alphas = (255,) if index else (0, 255)
+        in_range = _are_integers(colour, 4) and 0 <= min(colour) <= max(colour) <= 255
+        if not in_range or colour[3] not in alphas:
+            raise ValueError(
+                "a colour of the palette must be four integers 0..255, red, green, blue and an"
+                " alpha of 255, or for the first colour of 0, which makes the background"
+                f" transparent; colour {index} is {_short(colour)}"
+            )
+
+
+def _check_patch(config: ModelConfig) -> None:
+    side = config.patch
+    if (
+        type(side) is not int
+        or side < 0
+        or (side and (config.height % side or config.width % side))
+    ):
+        raise ValueError(
+            f"patch must divide height {config.height} and width {config.width}, or be 0; "
+            f"got {_short(side)}"
+        )
+    if config.following and not side:
+        raise ValueError(
+            "following neighbours are known only in conditional models: give a patch, or leave "
+            "following out"
+        )
+
+
+def _check_background(config: ModelConfig) -> None:
+    value, dim = config.background, config.background_dim
+    _require(
+        value is None or (type(value) is int and 0 <= value <= 255),
+        "background must be a value 0..255, or null",
+        value,
+    )
+    _require(
+        type(dim) is int and 1 <= dim <= MAX_BACKGROUND_DIM,
+        f"background_dim must be an integer of 1..{MAX_BACKGROUND_DIM}",
+        dim,
+    )
+
+
+def _check_packed(config: ModelConfig) -> None:
+    if not config.packed:
+        return
+    if config.attention != "linear" or config.residual != "plain" or config.first_marginal:
+        raise ValueError(
+            "patch and background need linear attention, plain residuals and a start token;"
+            f" got {config.attention}, {config.residual} and {config.start} start token"
+        )
+
+
+def _check_marginal(config: ModelConfig) -> None:
+    shares = config.first_marginal
+    if not shares:
+        return
+    expected = "first_marginal must hold 256 probabilities that sum to 1"
+    for share in shares:
+        _require(type(share) in (int, float) and not abs(share) > 256, expected, shares)
+    least, total = min(shares), sum(shares)
+    if len(shares) != 256 or least < 0 or not abs(total - 1) <= 1e-6:
+        raise ValueError(f"{expected}, got {len(shares)}, least {least}, that sum to {total:.6f}")
+    if config.classes:
+        raise ValueError(
+            "a model without a start token (first_marginal) cannot have classes, "
+            f"got classes={config.classes}"
+        )
+
+
+# in this order: later ones rely on earlier ones
+_CHECKS = (
+    _check_types,
+    _check_sizes,
+    _check_layers,
+    _check_look_ups,
+    _check_neighbours,
+    _check_pixels,
+    _check_head,
+    _check_patch,
+    _check_background,
+    _check_packed,
+    _check_marginal,
+)
+
+
+def _require(right: bool, expected: str, got: object) -> None:
+    if not right:
+        raise ValueError(f"{expected}, got {_short(got)}")
 
 
 def _short(value: object) -> str:
@@ -433,14 +457,23 @@ _LOCAL_CONTEXT: tuple[Neighbour, ...] = (
     (-3, 0, 0),
 )
 
+
+def _each_channel(
+    *places: tuple[int, int], channels: tuple[int, ...] = (0, 1, 2)
+) -> tuple[Neighbour, ...]:
+    """The neighbours at these places (dy, dx), in each of these channels."""
+    neighbours = []
+    for dy, dx in places:
+        neighbours += [(dy, dx, dc) for dc in channels]
+    return tuple(neighbours)
+
+
 # For colour: the left and upper pixels, in the predicted channel and in the channel before it. They
 # help a linear predictor most.
 _COLOUR_CONTEXT: tuple[Neighbour, ...] = (
     (0, 0, -1),
-    *(
-        (dy, dx, dc)
-        for dy, dx in ((0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (-2, 0), (-2, -1))
-        for dc in (0, -1)
+    *_each_channel(
+        (0, -1), (-1, 0), (-1, -1), (-1, 1), (0, -2), (-2, 0), (-2, -1), channels=(0, -1)
     ),
 )
 
@@ -449,21 +482,8 @@ _COLOUR_CONTEXT: tuple[Neighbour, ...] = (
 _PIXEL_CONTEXT: tuple[Neighbour, ...] = (
     (0, -1, 0),
     (0, -1, 1),
-    *(
-        (dy, dx, dc)
-        for dy, dx in (
-            (0, -2),
-            (0, -3),
-            (-1, 0),
-            (-1, 1),
-            (-1, -1),
-            (-1, -2),
-            (-2, 0),
-            (-2, 1),
-            (-2, -1),
-            (-3, 1),
-        )
-        for dc in range(3)
+    *_each_channel(
+        (0, -2), (0, -3), (-1, 0), (-1, 1), (-1, -1), (-1, -2), (-2, 0), (-2, 1), (-2, -1), (-3, 1)
     ),
 )
 
@@ -485,122 +505,57 @@ _SEAM: tuple[Neighbour, ...] = (
 
 # The same for pixels: those that improve a linear predictor by at least 0.02 bits/dim beyond the
 # earlier ones.
-_PIXEL_SEAM: tuple[Neighbour, ...] = tuple(
-    (dy, dx, dc)
-    for dy, dx in ((0, 1), (0, 2), (1, 0), (1, -1), (1, 1), (1, -2), (2, 0), (2, -1), (2, 1))
-    for dc in range(3)
+_PIXEL_SEAM = _each_channel(
+    (0, 1), (0, 2), (1, 0), (1, -1), (1, 1), (1, -2), (2, 0), (2, -1), (2, 1)
 )
 
+_SMALL = ModelConfig(
+    layers=4,
+    heads=4,
+    d_model=128,
+    d_ff=512,
+    classes=10,
+    look_ups=("previous", "row", "column"),
+    neighbours=_LOCAL_CONTEXT,
+)
+_CONDITIONAL = replace(
+    _SMALL,
+    look_ups=("previous", "row", "column", "class"),
+    following=_SEAM,
+    patch=4,
+    background=0,
+)
+_COLOUR = replace(
+    _SMALL,
+    height=32,
+    width=32,
+    channels=3,
+    look_ups=("previous", "row", "column", "channel"),
+    neighbours=_COLOUR_CONTEXT,
+)
+_PIXELS = replace(
+    _COLOUR,
+    tokens="pixel",
+    look_ups=_CONDITIONAL.look_ups,
+    neighbours=_PIXEL_CONTEXT,
+    following=_PIXEL_SEAM,
+    patch=4,
+)
 PRESETS: dict[str, ModelConfig] = {
     "mnist": ModelConfig(classes=10, norm="pre", neighbours=_LOCAL_CONTEXT),
-    "cifar10": ModelConfig(
-        height=32,
-        width=32,
-        channels=3,
-        layers=16,
-        classes=10,
-        norm="pre",
-        look_ups=("previous", "row", "column", "channel"),
+    "cifar10": replace(
+        _COLOUR, layers=16, heads=8, d_model=256, d_ff=1024, norm="pre", neighbours=()
     ),
-    "mnist-small": ModelConfig(
-        layers=4,
-        heads=4,
-        d_model=128,
-        d_ff=512,
-        classes=10,
-        norm="post",
-        look_ups=("previous", "row", "column"),
-        neighbours=_LOCAL_CONTEXT,
-    ),
-    "mnist-conditional": ModelConfig(
-        layers=4,
-        heads=4,
-        d_model=128,
-        d_ff=512,
-        classes=10,
-        norm="post",
-        look_ups=("previous", "row", "column", "class"),
-        neighbours=_LOCAL_CONTEXT,
-        following=_SEAM,
-        patch=4,
-        background=0,
-    ),
-    "mnist-large": ModelConfig(
-        layers=8,
-        heads=8,
-        d_model=256,
-        d_ff=1024,
-        classes=10,
-        norm="post",
-        look_ups=("previous", "row", "column", "class"),
-        neighbours=_LOCAL_CONTEXT,
-        following=_SEAM,
-        patch=4,
-        background=0,
-    ),
+    "mnist-small": _SMALL,
+    "mnist-conditional": _CONDITIONAL,
+    "mnist-large": replace(_CONDITIONAL, layers=8, heads=8, d_model=256, d_ff=1024),
     # height, width and palette are those of the pictures that it is trained on
-    "palette": ModelConfig(
-        height=16,
-        width=16,
-        layers=4,
-        heads=4,
-        d_model=128,
-        d_ff=512,
-        head="categorical",
-        classes=10,
-        norm="post",
-        look_ups=("previous", "row", "column", "class"),
-        neighbours=_LOCAL_CONTEXT,
-        following=_SEAM,
-        patch=4,
-        background=0,
-        palette=((0, 0, 0, 0),),
+    "palette": replace(
+        _CONDITIONAL, height=16, width=16, head="categorical", palette=((0, 0, 0, 0),)
     ),
-    "cifar10-small": ModelConfig(
-        height=32,
-        width=32,
-        channels=3,
-        layers=4,
-        heads=4,
-        d_model=128,
-        d_ff=512,
-        classes=10,
-        norm="post",
-        look_ups=("previous", "row", "column", "channel"),
-        neighbours=_COLOUR_CONTEXT,
-    ),
-    "cifar10-conditional": ModelConfig(
-        height=32,
-        width=32,
-        channels=3,
-        tokens="pixel",
-        layers=4,
-        heads=4,
-        d_model=128,
-        d_ff=512,
-        classes=10,
-        norm="post",
-        look_ups=("previous", "row", "column", "class"),
-        neighbours=_PIXEL_CONTEXT,
-        following=_PIXEL_SEAM,
-        patch=4,
-    ),
-    "cifar10-large": ModelConfig(
-        height=32,
-        width=32,
-        channels=3,
-        tokens="pixel",
-        layers=8,
-        heads=12,
-        d_model=384,
-        d_ff=1536,
-        classes=10,
-        norm="post",
-        look_ups=("previous", "row", "column", "class"),
-        neighbours=_PIXEL_CONTEXT,
-        following=_PIXEL_SEAM,
-        patch=4,
-    ),
+    "cifar10-small": _COLOUR,
+    "cifar10-conditional": _PIXELS,
+    "cifar10-large": replace(_PIXELS, layers=8, heads=12, d_model=384, d_ff=1536),
     "tiny": ModelConfig(
         height=8,
         width=8,
