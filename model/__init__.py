@@ -15,6 +15,10 @@ time.
 | bits/dim        | loss in nats / ln 2 / T                                            |          |
 
 Layers, heads, key dim, value dim and mixtures are L, H, D, M and K.
+
+Begin with transformer.py, the plain model; conditional.py adds known pixels, classes and
+background, and net_for in nets.py says which of them a configuration asks for. What no shipped
+model uses is in experimental/.
 """
 
 from .checkpoint import load

@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .config import ModelConfig
-from .folders import name_of, replacing, unfinished
+from .folders import find, name_of, replacing, unfinished
 from .heads import log_likelihood
+from .nets import net_for
 from .pieces import torn, visible, whole
 from .provenance import (
     FORMAT_VERSION,
@@ -150,6 +151,11 @@ def load(folder: Path | str) -> Transformer:
     return read(Path(folder)).net
 
 
+def named(name: str | Path | None, checkpoints: str | Path | None = None) -> Checkpoint:
+    """Read the checkpoint of MODEL, as find in folders.py finds it. Raises CheckpointError."""
+    return read(find(name, checkpoints))
+
+
 def read(folder: Path) -> Checkpoint:
     """Read and verify a checkpoint folder. Raises CheckpointError with the problem and the
     remedy.
@@ -158,7 +164,7 @@ def read(folder: Path) -> Checkpoint:
     config, provenance, class_names = description_of(folder, files["config.json"])
     tensors = _tensors_of(folder, files)
     _check_tensors(folder, _shapes(folder, config, tensors), tensors)
-    net = Transformer(config)
+    net = net_for(config)
     net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     net = net.eval().requires_grad_(False)
     board = provenance.get("board") or board_of(net, provenance.get("data"))
@@ -264,12 +270,17 @@ def _verified(folder: Path) -> tuple[str, dict[str, bytes]]:
                 f"{folder / listed([name])} is listed in SHA256SUMS but cannot be read ({error}); "
                 "restore it from where the checkpoint came from"
             ) from error
-        if (got := hashlib.sha256(files[name]).hexdigest()) != expected:
+        got = _sha256(files[name])
+        if got != expected:
             raise CheckpointError(
                 f"{folder / name} has SHA-256 {got[:16]}..., but SHA256SUMS says "
                 f"{expected[:16]}...; restore it from where the checkpoint came from"
             )
-    return hashlib.sha256(listing).hexdigest(), files
+    return _sha256(listing), files
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -294,7 +305,7 @@ def _shapes(folder: Path, config: ModelConfig, got: Mapping[str, Tensor]) -> dic
         )
     try:
         with torch.device("meta"), _WithoutValues():
-            return {name: tensor.shape for name, tensor in Transformer(config).state_dict().items()}
+            return {name: tensor.shape for name, tensor in net_for(config).state_dict().items()}
     except (RuntimeError, OverflowError) as error:
         raise CheckpointError(
             f"{folder / 'config.json'} describes tensors too large for any memory; restore it from "
@@ -315,17 +326,18 @@ def _check_tensors(
                 "config.json and the tensors belong to different models"
             )
     for name, shape in expected.items():
-        if got[name].shape != shape:
+        tensor = got[name]
+        if tensor.shape != shape:
             raise CheckpointError(
-                f"{folder}: tensor {name} has shape {tuple(got[name].shape)}, but config.json needs"
+                f"{folder}: tensor {name} has shape {tuple(tensor.shape)}, but config.json needs"
                 f" {tuple(shape)}"
             )
-        if got[name].dtype not in _DTYPES:
+        if tensor.dtype not in _DTYPES:
             raise CheckpointError(
-                f"{folder}: tensor {name} holds values of {got[name].dtype}; expected one of "
+                f"{folder}: tensor {name} holds values of {tensor.dtype}; expected one of "
                 f"{', '.join(map(str, _DTYPES))}"
             )
-        if not bool(got[name].float().isfinite().all()):
+        if not bool(tensor.float().isfinite().all()):
             raise CheckpointError(
                 f"{folder}: tensor {name} holds values that are not finite numbers in float32"
             )
@@ -373,8 +385,7 @@ def _list_digests(folder: Path, names: Iterable[str]) -> None:
     """Write SHA256SUMS for these files of a folder."""
     lines = []
     for name in names:
-        digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        lines.append(f"{digest}  {name}\n")
+        lines.append(f"{_sha256((folder / name).read_bytes())}  {name}\n")
     (folder / "SHA256SUMS").write_text("".join(lines))
 
 
@@ -387,7 +398,7 @@ def _with_metadata(file: bytes, config: ModelConfig) -> bytes:
     metadata = {
         "format": "pt",
         "model": f"LinPix {FORMAT_VERSION}, {size}, {config.attention} attention",
-        "digest": f"sha256:{hashlib.sha256(file[end:]).hexdigest()}",  # of the tensors' bytes
+        "digest": f"sha256:{_sha256(file[end:])}",  # of the tensors' bytes
     }
     header = json.dumps({"__metadata__": metadata} | json.loads(file[8:end])).encode()
     header += b" " * (-len(header) % 8)  # the tensors stay aligned

@@ -159,28 +159,22 @@ class GpuPool:
         # of each number of rows, as they were timed
         self.seconds: dict[int, dict[Variant, float]] = {}
         self._packed = pack(net, PRECISIONS[precision], gpu=True).to(device)
+        zeros = partial(torch.zeros, device=device)
         shape = slots + 1, config.layers, config.heads
-        self.S = torch.zeros(
-            *shape,
-            config.key_dim,
-            config.value_dim,
-            device=device,
-            dtype=torch.float16 if half else torch.float32,
-        )
-        self.z = torch.zeros(*shape, config.key_dim, device=device)
+        dtype = torch.float16 if half else torch.float32
+        self.S = zeros(*shape, config.key_dim, config.value_dim, dtype=dtype)
+        self.z = zeros(*shape, config.key_dim)
         self.pairs = self.scale = self._saturated = self.last = self.tokens = None
         if config.packed:
-            self.tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+            self.tokens = zeros(slots + 1, dtype=torch.int64)
         if config.background is not None:
-            self.last = torch.zeros(slots + 1, config.background_dim, device=device)
+            self.last = zeros(slots + 1, config.background_dim)
         if half:
-            self.pairs = torch.zeros(
-                *shape, GROUP, 2 * HALF_HEAD, device=device, dtype=torch.bfloat16
-            )
+            self.pairs = zeros(*shape, GROUP, 2 * HALF_HEAD, dtype=torch.bfloat16)
             self.scale = state_scale(net).to(device)
-            self._saturated = torch.zeros(1, dtype=torch.int64, device=device)
-        self.canvas = torch.zeros(slots + 1, config.subpixels, dtype=torch.uint8, device=device)
-        self.known = torch.zeros(slots + 1, config.subpixels, dtype=torch.bool, device=device)
+            self._saturated = zeros(1, dtype=torch.int64)
+        self.canvas = zeros(slots + 1, config.subpixels, dtype=torch.uint8)
+        self.known = zeros(slots + 1, config.subpixels, dtype=torch.bool)
 
     @property
     def pools(self) -> list[Tensor]:
@@ -247,22 +241,17 @@ class GpuPool:
         count, config, device = len(inputs), self.config, self.device
         assert state is not self or (slots.min() > PADDING_SLOT and slots.max() < len(self.canvas))
         shape = count, config.layers, config.heads, config.key_dim
-        S, z = (
-            torch.empty(*shape, config.value_dim, device=device),
-            torch.empty(shape, device=device),
-        )
-        last = (
-            None if self.last is None else torch.empty(count, config.background_dim, device=device)
-        )
+        S = torch.empty(*shape, config.value_dim, device=device)
+        z, last = torch.empty(shape, device=device), None
+        if self.last is not None:
+            last = torch.empty(count, config.background_dim, device=device)
         offsets = torch.tensor([0, *accumulate(map(len, inputs))])
         features: Tensor = self._operators.read(
             pools_of(S=S, z=z, last=last),
             torch.arange(count, device=device),
             torch.cat([*inputs]).to(device),
             offsets.to(device),
-            self._packed.weights,
-            self._packed.sizes,
-            self._packed.eps,
+            *self._packed.model,
             max(map(len, inputs)),
             1,
         )
@@ -296,9 +285,7 @@ class GpuPool:
             self._operators.prefill(
                 self.pools,
                 torch.from_numpy(np.ascontiguousarray(part)).to(self.device),
-                self._packed.weights,
-                self._packed.sizes,
-                self._packed.eps,
+                *self._packed.model,
                 int(part[STEPS].max()),
                 1,
             )
@@ -403,13 +390,10 @@ class GpuPool:
         return ", ".join(f"{variant} up to {bucket} rows" for bucket, variant in found.items())
 
     def _fastest(self, recorder: Callable[[Work], Work], bucket: int) -> _Rows:
-        rows, bf16 = (
-            _Rows(torch.zeros(FINITE + 1, bucket, dtype=torch.int64, device=self.device)),
-            self.precision == "bf16",
-        )
-        tiles = (
-            ("few", "medium", "large") if bf16 and not os.environ[TILES] else (os.environ[TILES],)
-        )
+        rows = self._new_rows(bucket)
+        tiles: tuple[str, ...] = (os.environ[TILES],)
+        if self.precision == "bf16" and tiles == ("",):
+            tiles = "few", "medium", "large"
         overlaps = ("1", "0") if os.environ[OVERLAP] != "0" else ("0",)
         seconds = _timed.setdefault(
             (self.config, self.precision, self.state, self.device, bucket), {}
@@ -424,6 +408,9 @@ class GpuPool:
                 rows.graph = graph
         self.seconds[bucket] = seconds
         return rows
+
+    def _new_rows(self, bucket: int) -> _Rows:
+        return _Rows(torch.zeros(FINITE + 1, bucket, dtype=torch.int64, device=self.device))
 
     def _time(self, rows: _Rows, graph: Work) -> float:
         """Seconds of TIMED strides in which all rows draw, from their first tokens on."""
@@ -450,9 +437,7 @@ class GpuPool:
             self.pools,
             numbers[: len(ROWS)],
             temperatures,
-            self._packed.weights,
-            self._packed.sizes,
-            self._packed.eps,
+            *self._packed.model,
             [most, self.stride, 1],
             math.inf,
             False,
@@ -466,7 +451,7 @@ class GpuPool:
         """The smallest bucket that holds this many rows. Its graph is recorded at first use."""
         bucket = next(size for size in BUCKETS if size >= count)
         if bucket not in self._rows:
-            rows = _Rows(torch.zeros(FINITE + 1, bucket, dtype=torch.int64, device=self.device))
+            rows = self._new_rows(bucket)
             if self._recorder:  # no row has a step left yet
                 rows.graph = _record(self._recorder, partial(self._advance, rows))
             self._rows[bucket] = rows

@@ -18,11 +18,11 @@ def find(name: str | Path | None, checkpoints: str | Path | None = None) -> Path
     Raises CheckpointError, listing the names.
     """
     if name is None:
-        found = under(root(checkpoints))
-        drawing = (path for path in found if attention_for(config_of(path)).steps_as)
+        at = root(checkpoints)
+        drawing = (path for path in under(at) if attention_for(config_of(path)).steps_as)
         if (first := next(drawing, None)) is None:
             raise CheckpointError(
-                f"{root(checkpoints)} holds no checkpoint that draws images; give another folder"
+                f"{at} holds no checkpoint that draws images; give another folder"
                 " with --checkpoints, or train a model with linpix train"
             )
         return first

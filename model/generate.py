@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .attention import attention_for
+from .conditional import Conditional
 from .config import ModelConfig
 from .heads import draw
 from .inputs import START, check_known
@@ -51,16 +52,15 @@ def generate(
     start = torch.tensor([net.start_index(label) for label in labels or [None] * count])
     slots = torch.arange(1, count + 1)
     state = attention_for(config).new_state(count)
-    canvas, scores = (
-        torch.zeros(count, config.subpixels, dtype=torch.uint8),
-        torch.zeros(count, config.classes),
-    )
+    canvas = torch.zeros(count, config.subpixels, dtype=torch.uint8)
+    scores = torch.zeros(count, config.classes)
     if given is not None:
         assert known is not None
         check_known(config, given)
         canvas = torch.where(given, known, canvas)
         [conditioned] = given.any(1).nonzero(as_tuple=True)
         if len(conditioned):
+            assert isinstance(net, Conditional)
             scores[conditioned] = net.read(
                 canvas[conditioned], given[conditioned], state, slots[conditioned]
             )
@@ -72,24 +72,16 @@ def generate(
     noise = noise_of(config, np.array(seeds), np.arange(prefix, config.length))
     temperatures = torch.full((count,), temperature)
     for position in range(prefix, config.length):
-        drawn, at = (
-            torch.arange(count),
-            slice(position * config.token_size, (position + 1) * config.token_size),
-        )
+        drawn = torch.arange(count)
+        at = slice(position * config.token_size, (position + 1) * config.token_size)
         if given is not None:
             [drawn] = (~given[:, at]).any(1).nonzero(as_tuple=True)
         if not len(drawn):
             continue
         t, u = torch.full((len(drawn),), position), noise[drawn, position - prefix]
         with decode_threads(net, len(drawn), position):
-            parameters = net.step(
-                canvas[drawn],
-                t,
-                start[drawn],
-                state,
-                slots[drawn],
-                None if given is None else given[drawn],
-            )
+            read = None if given is None else given[drawn]
+            parameters = net.step(canvas[drawn], t, start[drawn], state, slots[drawn], read)
             canvas[drawn, at] = draw_token(net, parameters, t, u, temperatures[drawn])
     return canvas.cpu()
 

@@ -24,6 +24,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from .config import AttentionKind, ModelConfig
+from .nets import net_for
 from .transformer import Transformer
 
 _SHAPES = {28 * 28: (28, 28, 1), 32 * 32 * 3: (32, 32, 3)}  # by T: height, width, channels
@@ -83,7 +84,7 @@ def import_reference(
         ) from error
     where, state, provenance = _weights(path, _unpack(path, raw))
     config = _config(where, state, heads, attention, first_marginal)
-    net = Transformer(config)
+    net = net_for(config)
     net.load_state_dict(_translate(state, config))
     provenance |= {"imported_from": path.name, "sha256": hashlib.sha256(raw).hexdigest()}
     return net.eval().requires_grad_(False), provenance
@@ -121,70 +122,76 @@ def _weights(path: Path, data: object) -> tuple[str, dict[str, Tensor], dict[str
     there: dict[str, dict[str, object]] = {}  # by where they are
     others: list[str] = []
     for place, names in _dicts(data):
-        plain = {
-            ".".join(part for part in name.split(".") if part not in _WRAPPERS): value
-            for name, value in names.items()
-        }
-        anchor = next(
-            (anchor for anchor in _ANCHORS if any(_ends(name, anchor) for name in plain)), None
-        )
-        prefixes = {name.removesuffix(anchor) for name in plain if anchor and _ends(name, anchor)}
-        for prefix in sorted(prefixes, key=len):
-            # "" begins all names
-            inner = tuple(other for other in prefixes if len(other) > len(prefix))
-            there[", ".join([*place, *([f"{prefix}*"] if prefix else [])])] = {
-                name.removeprefix(prefix): value
-                for name, value in plain.items()
-                if name.startswith(prefix)
-                and not (inner and name.startswith(inner))
-                and name != "n_averaged"
-            }
-        others += [] if prefixes else [", ".join([*place, name]) for name in names]
+        found = _models_among(names)
+        for prefix, tensors in found.items():
+            where = [*place, f"{prefix}*"] if prefix else place
+            there[", ".join(where)] = tensors
+        if not found:
+            others += [", ".join([*place, name]) for name in names]
     if not there:
         got = f"it has {', '.join(others)[:300]}" if others else f"it is {type(data).__name__}"
         raise ImporterError(
             f"{path} lacks tensor {_ANCHORS[0]}, at any depth and after any prefix; {got}; give the"
             " published image model's state_dict, saved with torch.save"
         )
-    chosen = next((place for place in there if _AVERAGED.search(place)), next(iter(there)))
+    chosen = next(filter(_AVERAGED.search, there), next(iter(there)))
     where = f"{path} ({chosen})" if chosen else str(path)
-    for name, tensor in there[chosen].items():
-        if (
-            not isinstance(tensor, Tensor)
-            or tensor.layout != torch.strided
-            or tensor.device.type != "cpu"
-            or tensor.dtype not in _DTYPES
-        ):
-            raise ImporterError(
-                f"{where}: {name} must be a dense tensor of floating-point numbers, "
-                f"got {getattr(tensor, 'dtype', type(tensor).__name__)}; {_CURE}"
-            )
-        # a view may claim terabytes
-        if tensor.numel() > tensor.untyped_storage().nbytes() // tensor.element_size():
-            raise ImporterError(
-                f"{where}: {name} has shape {tuple(tensor.shape)}, but the file has less data than "
-                "that; save it again as model.state_dict()"
-            )
-    outer = data if isinstance(data, Mapping) else {}
-    steps = [
-        outer[name] for name in _STEPS if type(outer.get(name)) is int and 0 <= outer[name] < 2**63
-    ]
-    facts: dict[str, Any] = {"steps": steps[0]} if steps else {}
+    tensors = {name: _usable(f"{where}: {name}", value) for name, value in there[chosen].items()}
+    facts: dict[str, Any] = {}
+    for name in _STEPS:
+        steps = data.get(name) if isinstance(data, Mapping) else None
+        if type(steps) is int and 0 <= steps < 2**63:
+            facts.setdefault("steps", steps)
     if len(there) > 1:
+        rest = [place or "without a prefix" for place in there if place != chosen]
         facts["history"] = (
-            f"Of the models in {path.name}, it is {chosen}; others: "
-            + "; ".join(place or "without a prefix" for place in there if place != chosen)[:400]
-            + "."
+            f"Of the models in {path.name}, it is {chosen}; others: {'; '.join(rest)[:400]}."
         )
-    return (
-        where,
-        {
-            name: tensor.detach().float()
-            for name, tensor in there[chosen].items()
-            if isinstance(tensor, Tensor)
-        },
-        facts,
-    )
+    return where, tensors, facts
+
+
+def _models_among(names: dict[str, object]) -> dict[str, dict[str, object]]:
+    """The values of each model in a dict, by what stands before their names, the shortest first."""
+    plain = {}
+    for name, value in names.items():
+        parts = [part for part in name.split(".") if part not in _WRAPPERS]
+        plain[".".join(parts)] = value
+    prefixes: set[str] = set()
+    for anchor in _ANCHORS:
+        prefixes = prefixes or {
+            name.removesuffix(anchor) for name in plain if f".{name}".endswith(f".{anchor}")
+        }
+    models = {}
+    for prefix in sorted(prefixes, key=len):
+        # "" begins all names
+        inner = tuple(other for other in prefixes if len(other) > len(prefix))
+        models[prefix] = {
+            name.removeprefix(prefix): value
+            for name, value in plain.items()
+            if name.startswith(prefix) and not name.startswith(inner) and name != "n_averaged"
+        }
+    return models
+
+
+def _usable(what: str, value: object) -> Tensor:
+    """A tensor in float32. Raises ImporterError, which begins with what it is."""
+    if (
+        not isinstance(value, Tensor)
+        or value.layout != torch.strided
+        or value.device.type != "cpu"
+        or value.dtype not in _DTYPES
+    ):
+        raise ImporterError(
+            f"{what} must be a dense tensor of floating-point numbers, "
+            f"got {getattr(value, 'dtype', type(value).__name__)}; {_CURE}"
+        )
+    # a view may claim terabytes
+    if value.numel() > value.untyped_storage().nbytes() // value.element_size():
+        raise ImporterError(
+            f"{what} has shape {tuple(value.shape)}, but the file has less data than that; save it"
+            " again as model.state_dict()"
+        )
+    return value.detach().float()
 
 
 def _dicts(
@@ -201,10 +208,6 @@ def _dicts(
     yield place, named
     for name, value in named.items():
         yield from _dicts(value, (*place, name), seen)
-
-
-def _ends(name: str, end: str) -> bool:
-    return name == end or name.endswith("." + end)
 
 
 def _config(
@@ -231,14 +234,10 @@ def _config(
     _, value_width = shape("value_embedding.weight", 2)
     _, positions, position_width = shape("pos_embedding.pe", 3)
     projections = "transformer.layers.0.attention.{}_projection.weight"
-    keys, values = (
-        shape(projections.format("query"), 2)[0],
-        shape(projections.format("value"), 2)[0],
-    )
-    d_ff, outputs = (
-        shape("transformer.layers.0.linear1.weight", 2)[0],
-        shape("predictor.weight", 2)[0],
-    )
+    keys, _ = shape(projections.format("query"), 2)
+    values, _ = shape(projections.format("value"), 2)
+    d_ff, _ = shape("transformer.layers.0.linear1.weight", 2)
+    outputs, _ = shape("predictor.weight", 2)
     for name, rows in (("query", keys), ("value", values)):
         if type(heads) is not int or heads < 1 or rows % heads:
             raise ImporterError(
@@ -312,11 +311,8 @@ def _shapes(
     config: ModelConfig, value_width: int, position_width: int
 ) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that the reference has for this configuration."""
-    width, keys, values = (
-        config.d_model,
-        config.heads * config.key_dim,
-        config.heads * config.value_dim,
-    )
+    width = config.d_model
+    keys, values = config.heads * config.key_dim, config.heads * config.value_dim
     shapes: dict[str, tuple[int, ...]] = {
         "value_embedding.weight": (256, value_width),
         "pos_embedding.pe": (1, config.subpixels - 1, position_width),
@@ -330,8 +326,9 @@ def _shapes(
 
     for index in range(config.layers):
         layer = f"transformer.layers.{index}"
-        for name, size in (("query", keys), ("key", keys), ("value", values)):
-            linear(f"{layer}.attention.{name}_projection", size, width)
+        linear(f"{layer}.attention.query_projection", keys, width)
+        linear(f"{layer}.attention.key_projection", keys, width)
+        linear(f"{layer}.attention.value_projection", values, width)
         linear(f"{layer}.attention.out_projection", width, values)
         linear(f"{layer}.linear1", config.d_ff, width)
         linear(f"{layer}.linear2", width, config.d_ff)

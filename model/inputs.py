@@ -143,6 +143,8 @@ class InputEmbedding(nn.Module):
         """Whether all looked-up values are background, outside or unknown. values: (..., as above);
         returns (...).
         """
+        if self.config.background is None:
+            return torch.zeros_like(values[..., 0], dtype=torch.bool)
         return ((values == self.config.background) | (values >= 256)).all(-1)
 
     def known_background(self, values: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .attention import State
+from .conditional import Conditional
 from .heads import log_likelihood
 from .inputs import check_known
 from .transformer import PREFILL_TOKENS, Transformer
@@ -68,7 +69,7 @@ class Scoring:
             )
         self.hidden = torch.from_numpy(~known).to(net.device)
         self._canvas = torch.from_numpy(canvas.copy()).to(net.device)
-        reads = net.patches is not None and known.any()
+        reads = bool(config.patch) and known.any()
         self._known = ~self.hidden if reads else None
         self._start = torch.tensor([net.start_index(label) for label in labels], device=net.device)
         self.priors = np.full(len(labels), uniform_prior(len(labels)))
@@ -109,9 +110,7 @@ class Scoring:
             self.log_probs[:, self.hidden] = -torch.inf
         attention, most, tokens = self.net.attention, 1, length
         if self._prior_labels and self._known is not None:
-            scores = self.net.read(
-                self._canvas[None], self._known[None], attention.new_state(1), torch.tensor([1])
-            )
+            scores = _read(self.net, self._canvas, self._known)
             self.priors = scores.double().log_softmax(-1)[0, self._prior_labels].cpu().numpy()
         if attention.steps_as:  # else a piece is the whole image under one class
             a_token = self.net.multiplications + attention.memory_multiplications(length - 1)
@@ -142,10 +141,8 @@ class Scoring:
         finite = log_probs.isfinite() | ~hidden
         # no start token: sub-pixel 0 has the training set's marginal
         if net.config.first_marginal and begin == 0:
-            log_probs[:, 0], finite[:, 0] = (
-                torch.tensor(net.config.first_marginal).log()[values[:, 0].long()],
-                True,
-            )
+            marginal = torch.tensor(net.config.first_marginal).log()
+            log_probs[:, 0], finite[:, 0] = marginal[values[:, 0].long()], True
         if not bool(finite.all()):
             raise FloatingPointError(NOT_FINITE)
         self.log_probs[rows, at] = log_probs.where(hidden, torch.nan)
@@ -178,15 +175,16 @@ def class_log_probs_of(net: Transformer, canvas: NDArray[np.uint8]) -> NDArray[n
     them.
     canvas: (T,). Raises FloatingPointError if the model gives NaN.
     """
-    image = torch.from_numpy(canvas.copy()).to(net.device)[None]
-    scores = net.read(
-        image,
-        torch.ones_like(image, dtype=torch.bool),
-        net.attention.new_state(1),
-        torch.tensor([1]),
-    )
+    image = torch.from_numpy(canvas.copy()).to(net.device)
+    scores = _read(net, image, torch.ones_like(image, dtype=torch.bool))
     found: NDArray[np.float64] = class_log_probs(scores)[0]
     return found
+
+
+def _read(net: Transformer, canvas: Tensor, known: Tensor) -> Tensor:
+    """Class scores (1, classes), as Conditional.read gives them. canvas, known: (T,)"""
+    assert isinstance(net, Conditional)
+    return net.read(canvas[None], known[None], net.attention.new_state(1), torch.tensor([1]))
 
 
 def mixture_of(log_probs: NDArray[np.float64], priors: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .features import phi
-
 # these multiply bytes in hardware; the others emulate it
 VNNI_KERNELS = ("avx512vnni", "avx512bf16")
 GPU_HEADS = (8, 16, 32)  # sizes that the CUDA kernels support, with equal key and value dims
@@ -65,6 +63,15 @@ CAUSAL_ATTENTION_BACKWARD = (
 )
 
 
+# (..., D) -> (..., feature_dim)
+FeatureMap = Callable[[Tensor], Tensor]
+
+
+def phi(x: Tensor) -> Tensor:
+    """The feature map elu(x) + 1 ("Transformers are RNNs", equation 7)."""
+    return F.elu(x) + 1
+
+
 def recurrent_step_reference(
     q: Tensor,
     k: Tensor,
@@ -73,7 +80,7 @@ def recurrent_step_reference(
     z: Tensor,
     slots: Tensor,
     eps: float,
-    phi: Callable[[Tensor], Tensor] = phi,
+    phi: FeatureMap = phi,
 ) -> Tensor:
     """Fold T tokens per row, one after the other, into its slot's state and read it out (equations
     18-20).
@@ -102,7 +109,7 @@ def causal_attention_reference(
     v: Tensor,
     offsets: Tensor,
     eps: float,
-    phi: Callable[[Tensor], Tensor] = phi,
+    phi: FeatureMap = phi,
 ) -> tuple[Tensor, Tensor]:
     """Causal linear attention over whole sequences (equations 8-12): the result, (N, H, M), and its
     normaliser, (N, H).
@@ -121,7 +128,7 @@ def causal_attention_reference(
 
 
 def attention_of_one_length(
-    q: Tensor, k: Tensor, v: Tensor, eps: float, phi: Callable[[Tensor], Tensor] = phi
+    q: Tensor, k: Tensor, v: Tensor, eps: float, phi: FeatureMap = phi
 ) -> tuple[Tensor, Tensor]:
     """causal_attention_reference for B sequences of T tokens, without offsets, which torch.compile
     handles badly.
@@ -208,22 +215,20 @@ def _of_chunks_before(x: Tensor) -> Tensor:
     return F.pad(x.cumsum(2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
 
 
-def _recurrent_step_shape(
-    q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor, slots: Tensor, eps: float
-) -> Tensor:
+# the shapes of results, from those arguments that say something about them
+
+
+def _recurrent_step_shape(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     return v.new_empty(v.shape)
 
 
-def _causal_attention_shape(
-    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    return v.new_empty(v.shape), v.new_empty(
-        v.shape[:2], dtype=torch.promote_types(v.dtype, torch.float32)
-    )
+def _causal_attention_shape(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    return v.new_empty(v.shape), v.new_empty(v.shape[:2], dtype=dtype)
 
 
 def _causal_attention_backward_shape(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, y: Tensor, normaliser: Tensor
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
@@ -249,48 +254,23 @@ def _refuse_second_gradient(ctx: Any, *_: Tensor) -> None:
 
 
 def _decode_quantum_shape(
-    pools: list[Tensor],
-    rows: Tensor,
-    temperatures: Tensor,
-    weights: list[Tensor],
-    sizes: list[int],
-    eps: float,
-    limits: list[int],
-    patience: float,
-    log_probs: bool,
+    pools: list[Tensor], rows: Tensor, temperatures: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *_, limits, _, log_probs = others
     count = rows.shape[1]
     return (
-        temperatures.new_empty(count, limits[0] if log_probs else 0),
+        temperatures.new_empty(count, limits[0] * log_probs),
         rows.new_empty(count, dtype=torch.bool),
         rows.new_empty(count),
         rows.new_empty(count),
     )
 
 
-def _prefill_shape(
-    pools: list[Tensor],
-    rows: Tensor,
-    weights: list[Tensor],
-    sizes: list[int],
-    eps: float,
-    most: int,
-    threads: int,
-) -> None:
+def _prefill_shape(*_: Any) -> None:
     return None
 
 
-def _read_shape(
-    pools: list[Tensor],
-    slots: Tensor,
-    inputs: Tensor,
-    offsets: Tensor,
-    weights: list[Tensor],
-    sizes: list[int],
-    eps: float,
-    most: int,
-    threads: int,
-) -> Tensor:
+def _read_shape(pools: list[Tensor], slots: Tensor, inputs: Tensor, *_: Any) -> Tensor:
     return inputs.new_empty(slots.shape[0], inputs.shape[1])
 
 
@@ -405,11 +385,9 @@ def why() -> str:
     """Why `kernel()` is in use or, if none is, why and what to do about it, in a sentence."""
     asked = os.environ.get("LINPIX_KERNEL")
     if compiled:
-        return (
-            "LINPIX_KERNEL asks for it"
-            if asked
-            else f"the best compiled variant that this {platform.machine()} CPU can run"
-        )
+        if asked:
+            return "LINPIX_KERNEL asks for it"
+        return f"the best compiled variant that this {platform.machine()} CPU can run"
     if asked == "none":
         return "LINPIX_KERNEL=none hides the compiled kernels"
     return (

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import categorical
+from .conditional import Conditional
 from .config import ModelConfig
 from .heads import parameters_per_token
 from .team import Team
@@ -43,7 +44,9 @@ def pools_of(**tensors: Tensor | None) -> list[Tensor]:
     found = []
     for name in POOLS:
         tensor = tensors.get(name)
-        found.append(torch.empty(0) if tensor is None else tensor)
+        if tensor is None:
+            tensor = torch.empty(0)
+        found.append(tensor)
     return found
 
 
@@ -77,13 +80,11 @@ def pack_matrix(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     # (groups, blocks, 16, k, pair)
     blocks = padded.unflatten(1, (-1, TILE)).unflatten(3, (-1, pair))
     panels = -(-blocks.shape[1] // PANEL)
-    return torch.cat(
-        [
-            panel.permute(2, 0, 1, 3).flatten()
-            for group in blocks
-            for panel in torch.tensor_split(group, panels)
-        ]
-    ).to(dtype)
+    packed = []
+    for group in blocks:
+        for panel in torch.tensor_split(group, panels):
+            packed.append(panel.permute(2, 0, 1, 3).flatten())
+    return torch.cat(packed).to(dtype)
 
 
 def pack_bias(bias: Tensor, groups: int, unit: int = TILE) -> Tensor:
@@ -153,6 +154,11 @@ class Packed:
         return Packed([weight.to(device) for weight in self.weights], self.sizes, self.eps)
 
     @property
+    def model(self) -> tuple[list[Tensor], list[int], float]:
+        """As the operators take it."""
+        return self.weights, self.sizes, self.eps
+
+    @property
     def step_bytes(self) -> int:
         """Bytes of the layers' packed matrices, which every step reads."""
         layers = self.weights[_BEFORE_LAYERS:]
@@ -181,16 +187,16 @@ class Packed:
         """
         slots, _, steps, *_ = rows.numpy()  # not torch's: see server/engine/decode/decoder.py
         most = int(steps[slots != 0].max(initial=0))
+        if passes is None:
+            passes = most
         threads, patience = self.team.choose(len(slots))
         began = time.perf_counter()
         found, finite, taken, passed = torch.ops.linpix.decode_quantum(
             pools,
             rows,
             temperatures,
-            self.weights,
-            self.sizes,
-            self.eps,
-            [most, most if passes is None else passes, threads],
+            *self.model,
+            [most, passes, threads],
             patience,
             log_probs,
         )
@@ -207,9 +213,7 @@ class Packed:
         several calls. Pools and rows as in decode; seeds do not count.
         """
         most = int(rows[ROWS.index("steps")].max())
-        torch.ops.linpix.prefill(
-            pools, rows, self.weights, self.sizes, self.eps, most, torch.get_num_threads()
-        )
+        torch.ops.linpix.prefill(pools, rows, *self.model, most, torch.get_num_threads())
 
     def read(self, inputs: Sequence[Tensor], state: Any, slots: Tensor) -> Tensor:
         """Fold each row's inputs of the first layer into its slot.
@@ -224,9 +228,7 @@ class Packed:
             slots,
             torch.cat([*inputs]),
             offsets,
-            self.weights,
-            self.sizes,
-            self.eps,
+            *self.model,
             max(map(len, inputs)),
             torch.get_num_threads(),
         )
@@ -264,11 +266,15 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
                 pack_matrix(weight, groups, dtype),
                 torch.cat([pack_bias(factor, groups) for factor in factors]),
             ]
-        arranged = (pack_tiles if gpu else pack_matrix)(weight, groups, dtype)
-        return [arranged, pack_bias(bias, groups, GPU_TILE if gpu else TILE)]
+        if gpu:
+            return [pack_tiles(weight, groups, dtype), pack_bias(bias, groups, GPU_TILE)]
+        return [pack_matrix(weight, groups, dtype), pack_bias(bias, groups)]
+
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.detach().float().clone()
 
     def norm(module: nn.LayerNorm) -> list[Tensor]:
-        return [module.weight.detach().float().clone(), module.bias.detach().float().clone()]
+        return [copied(module.weight), copied(module.bias)]
 
     inputs = net.inputs
     source = torch.where(inputs.outside, -1, inputs.source).to(torch.int32).contiguous()
@@ -285,14 +291,15 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
 
     mixtures = categorical.VALUES if config.head == "categorical" else config.mixtures
     skipped = [torch.empty(0)] * 4
-    if (background := net.background) is not None:
+    background = net.background if isinstance(net, Conditional) else None
+    if background is not None:
         skipped = [
             exact(background.project.weight, 1),
-            background.table.detach().float().clone(),
+            copied(background.table),
             *head(background.head),
         ]
     weights = [
-        inputs.table.detach().float().clone(),
+        copied(inputs.table),
         source,
         inputs.base[0].to(torch.int32).contiguous(),
         inputs.positional.to(torch.int32).contiguous(),
@@ -326,6 +333,7 @@ def sizes_of(config: ModelConfig, mixtures: int, class_rows: int) -> dict[str, i
 
     mixtures: K, or the logits of a categorical head · class_rows: first row of the classes' table
     """
+    background = -1 if config.background is None else config.background
     return {
         "heads": config.heads,
         "key_dim": config.key_dim,
@@ -339,7 +347,7 @@ def sizes_of(config: ModelConfig, mixtures: int, class_rows: int) -> dict[str, i
         "elu_scale": config.scale_transform == "elu",  # draws with the published sampler's scale
         "following": len(config.following),
         "class_rows": class_rows,
-        "background": -1 if config.background is None else config.background,
+        "background": background,
         "token_size": config.token_size,
         "categorical": config.head == "categorical",
     }
@@ -365,37 +373,33 @@ def state_scale(net: Transformer) -> Tensor:
     covers float32's own rounding, thousands of additions with 2^-24 each. The bound is loose, which
     costs nothing: float16 keeps its 11 bits down to 2^-14 of a scale.
     """
-    config, largest = net.config, []
-    tokens = config.length + (config.patches + 1 if net.patches is not None else 0)
-    for index, layer in enumerate(net.layers):
+    config, largest, before = net.config, [], None
+    tokens = config.length + (config.patches + 1 if config.patch else 0)
+    for layer in net.layers:
         assert isinstance(layer, Layer)
-        before = (
-            layer.norm1
-            if config.norm == "pre"
-            else None
-            if index == 0
-            else net.layers[index - 1].norm2
-        )
+        norm = layer.norm1 if config.norm == "pre" else before
         weight, bias = layer.qkv.weight.double().abs(), layer.qkv.bias.double().abs()
-        if before is None:
-            look_ups = (
-                net.inputs.base.shape[-1]
-                + net.inputs.positional.shape[-1]
-                + (net.inputs.class_rows > 0)
-            )
-            sums = (net.inputs.table.double().abs() @ weight.T).amax(0) * look_ups
-            if (patches := net.patches) is not None:  # its inputs are values and flags of at most 1
-                patch = (
-                    patches.linear.weight.double().abs().sum(1) + patches.linear.bias.double().abs()
-                )
-                patch = patch + patches.place.double().abs().amax(0)
-                sums = sums.maximum(weight @ patch).maximum(weight @ patches.query.double().abs())
+        if norm is None:
+            sums = _largest_sums(net, weight)
         else:
-            assert isinstance(before, nn.LayerNorm)
-            sums = (weight * before.weight).norm(
-                dim=1
-            ) * config.d_model**0.5 + weight @ before.bias.double().abs()
+            lengths = (weight * norm.weight).norm(dim=1)
+            sums = lengths * config.d_model**0.5 + weight @ norm.bias.double().abs()
         _, k, v = _heads(sums * (1 + 2**-8) ** 2 + bias, config)
         products = (1 + k.amax(1)) * v.amax(1) * (1 + 2**-8) ** 2
         largest.append(products * tokens * (1 + 2**-11) ** (tokens / 8 + 1) * 1.01)
+        before = layer.norm2
     return torch.exp2(torch.ceil(torch.log2(torch.stack(largest) / 65504)).clamp(-20, 60)).float()
+
+
+def _largest_sums(net: Transformer, weight: Tensor) -> Tensor:
+    """Bounds on the first layer's inputs times the magnitudes of a weight, (columns,)."""
+    inputs = net.inputs
+    look_ups = inputs.base.shape[-1] + inputs.positional.shape[-1] + (inputs.class_rows > 0)
+    sums = (inputs.table.double().abs() @ weight.T).amax(0) * look_ups
+    if isinstance(net, Conditional) and net.patches is not None:
+        linear, place, query = net.patches.linear, net.patches.place, net.patches.query
+        # its inputs are values and flags of at most 1
+        patch = linear.weight.double().abs().sum(1) + linear.bias.double().abs()
+        patch = patch + place.double().abs().amax(0)
+        sums = sums.maximum(weight @ patch).maximum(weight @ query.double().abs())
+    return sums

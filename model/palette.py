@@ -73,7 +73,7 @@ def choose(pictures: NDArray[np.uint8], most: int) -> tuple[Colour, ...]:
     while len(palette) < most and (counts * far).max(initial=0) > 0:
         palette.append(colours[(counts * far).argmax()])
         far = np.minimum(far, ((colours - palette[-1]) ** 2).sum(1))
-    return tuple(tuple(int(part) for part in colour) for colour in palette)
+    return tuple(tuple(colour.tolist()) for colour in palette)
 
 
 def counted(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -62,10 +62,8 @@ def sequences_of(
         known = torch.zeros_like(canvas, dtype=torch.bool)
     t = torch.arange(length).expand(B, length)
     drawn = ~known[:, :: config.token_size] & (t >= begin) & (t < (length if end is None else end))
-    skips = torch.zeros_like(drawn)
     values = inputs.values(canvas, t, start, known)
-    if config.background is not None:
-        skips = drawn & inputs.amid_background(values)
+    skips = drawn & inputs.amid_background(values)
     runs = drawn & ~skips
     given = patches.given(known) if patches else torch.zeros(B, 0, dtype=torch.bool)
     asked = given.any(1)

@@ -77,11 +77,8 @@ class Team:
         size.together_s = _smoothed(before, pass_s)
         size.together += 1
         if size.together_s > WON * size.alone_s:
-            size.alone_left, size.pause, size.together = (
-                size.pause,
-                min(2 * size.pause, MAX_PAUSE),
-                0,
-            )
+            size.alone_left, size.together = size.pause, 0
+            size.pause = min(2 * size.pause, MAX_PAUSE)
         elif size.together >= SETTLED:
             size.pause = PAUSE
 

@@ -115,6 +115,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint, to be damaged."""
+    return shutil.copytree(tiny, tmp_path / "tiny")
+
+
 @pytest.fixture(scope="session")
 def server(tiny: Path) -> Iterator[Process]:
     """One server for the tests that leave it as they found it."""

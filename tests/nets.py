@@ -9,6 +9,7 @@ from torch import Tensor
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS, ModelConfig
+from linpix.model.nets import net_for
 from linpix.model.transformer import Transformer
 
 # a small model that uses all that is known, draws the class first, and skips the layers amid
@@ -34,7 +35,7 @@ def net_of(config: ModelConfig, *, seed: int = 0, spread: float = 0.0) -> Transf
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        net = Transformer(config).eval().requires_grad_(False)
+        net = net_for(config).eval().requires_grad_(False)
         for parameter in net.parameters():
             parameter += spread * torch.randn_like(parameter)
     return net

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import data as torch_data
 
+from linpix.model.conditional import Conditional
 from linpix.model.config import ModelConfig
 from linpix.model.inputs import START
 from linpix.model.machine import usable_cores
-from linpix.model.sequences import Sequences, sequences_of
+from linpix.model.sequences import Sequences
 from linpix.model.transformer import Transformer
 
 from .datasets import Dataset
@@ -143,15 +144,13 @@ def part_of(
     """Shapes as in Part; known: (B, T) bool · again: (B, n, T) bool, what is known in n further
     readings.
     """
-    if not net.config.packed:
+    if not isinstance(net, Conditional):
         return Part(images, start)
-    part = Part(images, start, sequences_of(net.inputs, net.patches, images, start, known))
+    part = Part(images, start, net.sequences(images, start, known))
     if again is None:
         return part
     images, start = (each.repeat_interleave(again.shape[1], 0) for each in (images, start))
-    return part._replace(
-        readings=sequences_of(net.inputs, net.patches, images, start, again.flatten(0, 1), end=0)
-    )
+    return part._replace(readings=net.sequences(images, start, again.flatten(0, 1), end=0))
 
 
 def moved(given: Any, device: torch.device) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from linpix.model.conditional import Conditional
 from linpix.model.config import bits_per_dim
 from linpix.model.heads import log_likelihood
 from linpix.model.inputs import START
@@ -104,7 +105,7 @@ def _predictions(net: Transformer, data: Dataset, seed: int) -> tuple[Tensor, Te
         labels = torch.from_numpy(data.labels[at : at + BATCH].copy()).to(net.device)
         start = START + 1 + labels if config.classes else torch.full_like(labels, START)
         tokens = images.view(len(images), config.length, -1)
-        if config.packed:
+        if isinstance(net, Conditional):
             known = None
             if config.patch:
                 masks = (
@@ -116,8 +117,7 @@ def _predictions(net: Transformer, data: Dataset, seed: int) -> tuple[Tensor, Te
             place = s.pixel_image, s.pixel_t
             parts.append((net.predict(s).parameters[place], tokens[place]))
         else:
-            found = net(images, start)
-            predicted = slice(config.first, None)
-            parts.append((found[:, predicted].flatten(0, 1), tokens[:, predicted].flatten(0, 1)))
+            found, tokens = net(images, start)[:, config.first :], tokens[:, config.first :]
+            parts.append((found.flatten(0, 1), tokens.flatten(0, 1)))
     parameters, values = (torch.cat(part) for part in zip(*parts, strict=True))
     return parameters[None], values.flatten()[None]

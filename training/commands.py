@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from linpix.model.attention import kind_of
-from linpix.model.checkpoint import Checkpoint, board_of, describe, digest_of, read, save
+from linpix.model.checkpoint import Checkpoint, board_of, describe, digest_of, named, read, save
 from linpix.model.choice import choose
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.folders import find
@@ -226,7 +226,7 @@ def _run(given: argparse.Namespace, workers: Workers | None, out: Path, state: P
     else:
         run = Run(config, TrainConfig(**changes))
         if given.init:
-            other = read(find(given.init, given.checkpoints))
+            other = named(given.init, given.checkpoints)
             examples = Batches(
                 data, TrainConfig(batch=GROWTH_IMAGES, seed=run.config.seed), config
             )[0]
@@ -331,7 +331,7 @@ def evaluate(given: argparse.Namespace) -> None:
         )
     if given.grid and not Path(given.grid).parent.is_dir():
         raise ValueError(f"--grid {given.grid}: its folder does not exist; create it first")
-    found = read(find(given.model, given.checkpoints))
+    found = named(given.model, given.checkpoints)
     data = _data(given.data, "test", found.net.config)
     known = found.net.config.classes
     if given.labels and not (known and len(data.classes) == known):
@@ -347,9 +347,9 @@ def evaluate(given: argparse.Namespace) -> None:
         _class_agreement(given, found, data, packed)
         return
     images, progress = data.images[: given.limit], sys.stderr.isatty()
-    named = None
+    right = None
     if given.labels:
-        measured, named = evaluate_classes(
+        measured, right = evaluate_classes(
             found.net, images, data.labels[: given.limit], packed=packed, progress=progress
         )
     else:
@@ -358,9 +358,9 @@ def evaluate(given: argparse.Namespace) -> None:
         f"{measured.bits_per_dim:.4f} bits/dim +- {measured.interval:.4f} (95 %),"
         f" {measured.images:,} test images in {measured.seconds:.0f} s"
     )
-    if named:
+    if right:
         text += (
-            f"; the most probable class is right for {named.accuracy:.4f} +- {named.interval:.4f}"
+            f"; the most probable class is right for {right.accuracy:.4f} +- {right.interval:.4f}"
             " of them"
         )
     if given.grid:
@@ -372,7 +372,7 @@ def evaluate(given: argparse.Namespace) -> None:
         "engine": chosen.engine,
         "precision": chosen.precision,
         **dataclasses.asdict(measured),
-        **({"labels": dataclasses.asdict(named)} if named else {}),
+        **({"labels": dataclasses.asdict(right)} if right else {}),
     }
     print(json.dumps(result) if given.json else text)
 

@@ -61,10 +61,11 @@ def evaluate_classes(
     label, of (count,).
     """
     began = time.perf_counter()
-    starts = START + np.arange(int(net.config.class_first), net.config.classes + 1)
+    config = net.config
+    starts = START + np.arange(int(config.class_first), config.classes + 1)
     nats = _nats(net, images, np.tile(starts[:, None], len(images)), packed, progress)
-    under = nats[-net.config.classes :]
-    found = _evaluation(_bits(net, under if net.config.class_first else nats[:1]), began)
+    under = nats[-config.classes :]
+    found = _evaluation(_bits(net, under if config.class_first else nats[:1]), began)
     return found, Accuracy(*_mean((under.argmin(0) == torch.from_numpy(labels)).double()))
 
 
@@ -139,10 +140,11 @@ def _nats(
 @torch.inference_mode()
 def _parallel_nats(net: Transformer, images: Tensor, start: Tensor) -> Tensor:
     """Nats of images (B, T) under start (B,), by the parallel form; returns (B,) float64."""
-    nats = -log_likelihood(net.config, net(images, start.to(net.device)), images)
+    config = net.config
+    nats = -log_likelihood(config, net(images, start.to(net.device)), images)
     # no start token: sub-pixel 0 is coded by the training set's marginal
-    if net.config.first_marginal:
-        marginal = torch.tensor(net.config.first_marginal)
+    if config.first_marginal:
+        marginal = torch.tensor(config.first_marginal)
         nats[:, 0] = -torch.log(marginal[images[:, 0].long()])
     return nats.double().sum(1)
 

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from linpix.model import checkpoint
 from linpix.model.attention import attention_for
 from linpix.model.attention.linear import RecurrentState
+from linpix.model.checkpoint import read, rounded, save
 from linpix.model.choice import choose
 from linpix.model.config import ModelConfig
 from linpix.model.generate import generate, starts_of, tile
@@ -330,12 +330,12 @@ def export(
     trained on, to calibrate the head with; not calibrated without · twin_of: see ModelConfig; None
     keeps the one of the run. Returns the provenance that was written.
     """
-    found = checkpoint.read(run)
+    found = read(run)
     if twin_of is not None:
         found.net.config = replace(found.net.config, twin_of=twin_of)
     dtype = torch.float32 if fp32 else torch.bfloat16
     # which copies them into float32
-    found.net.load_state_dict(checkpoint.rounded(found.net, dtype))
+    found.net.load_state_dict(rounded(found.net, dtype))
     config, told = found.net.config, found.provenance
     if unseen is not None:
         calibration = calibrate(found.net, unseen)
@@ -369,7 +369,7 @@ def export(
     }
     if found.net.attention.steps_as:
         print("drawing 100 samples", file=sys.stderr, flush=True)
-    checkpoint.save(
+    save(
         out,
         found.net,
         source,

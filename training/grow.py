@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linpix.model.nets import net_for
 from linpix.model.transformer import Layer, Transformer
 
 # largest relative error of a new post-norm layer's output: norm of the error / norm of the input
@@ -41,7 +42,7 @@ def grown(net: Transformer, layers: int, run: Callable[[Transformer], object]) -
             f"weights of {config.layers} {config.residual} layers cannot start a network of"
             f" {layers} plain layers"
         )
-    deeper = Transformer(dataclasses.replace(config, layers=layers))
+    deeper = net_for(dataclasses.replace(config, layers=layers))
     hosts = max(1, config.layers // 2)  # new layers follow these
     copies = [
         1 + (layers - config.layers + hosts - 1 - i) // hosts if i < hosts else 1
@@ -72,7 +73,7 @@ def widened(net: Transformer, times: int) -> Transformer:
     predictions.
     """
     config = net.config
-    wider = Transformer(
+    wider = net_for(
         dataclasses.replace(
             config,
             heads=times * config.heads,

@@ -31,7 +31,6 @@ from linpix.model.heads import log_likelihood
 from linpix.model.inputs import START
 from linpix.model.machine import usable_cores
 from linpix.model.sequences import Sequences
-from linpix.model.transformer import Transformer
 
 from .batches import Batches, Part, Parts, makers, moved
 from .datasets import Dataset
@@ -69,8 +68,10 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return torch.compile(function, **options)
 
 
-def loss_function(net: Transformer, config: TrainConfig) -> Callable[[Part], Tensor]:
+def loss_function(net: Any, config: TrainConfig) -> Callable[[Part], Tensor]:
     """The loss of a part: mean bits/dim of hidden sub-pixels, and class losses.
+
+    net: a Transformer, and a Conditional if parts have sequences.
 
     It is compiled if the settings ask for it and a C++ compiler is there.
     """

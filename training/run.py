@@ -18,6 +18,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS, Head, ModelConfig
 from linpix.model.inputs import START
+from linpix.model.nets import net_for
 from linpix.model.transformer import Transformer
 
 from .files import load_state, save_state, undamaged
@@ -219,13 +220,8 @@ def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimi
     hundred times larger than all others.
     """
     matrices = [p for layer in net.layers for p in layer.parameters() if p.dim() == 2]
-    heads = (
-        net.norm,
-        net.head,
-        net.class_head,
-        net.background.head if net.background is not None else None,
-    )
-    head = [p for module in heads if module is not None for p in module.parameters()]
+    names = ("norm.", "head.", "class_head.", "background.head.")
+    head = [p for name, p in net.named_parameters() if name.startswith(names)]
     chosen = {id(p) for p in matrices + head}
     rest = [p for p in net.parameters() if id(p) not in chosen]
     lr, betas = config.learning_rate, config.betas
@@ -248,11 +244,7 @@ def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimi
 
 def run_layers(net: Transformer, images: Tensor, start: Tensor, known: Tensor | None) -> object:
     """Pass all tokens of a batch through the layers."""
-    return (
-        net.predict(net.sequences(images, start, known))
-        if net.config.packed
-        else net(images, start)
-    )
+    return net(images, start, known) if net.config.packed else net(images, start)
 
 
 class Run:
@@ -268,7 +260,7 @@ class Run:
             )
         torch.manual_seed(config.seed)
         self.model, self.config = model, config
-        self.net = Transformer(
+        self.net = net_for(
             model, feed_forward_chunks=config.feed_forward_chunks, dropout=config.dropout
         )
         # with averaged weights: it is evaluated, drawn from and shipped

@@ -20,8 +20,8 @@ from linpix.model.choice import choose
 from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool
 from linpix.model.folders import find, root, under
+from linpix.model.nets import net_for
 from linpix.model.provenance import config_of
-from linpix.model.transformer import Transformer
 from linpix.server import serve as service
 from linpix.server.compare import chart
 from linpix.server.compare.backends import BACKENDS
@@ -151,7 +151,7 @@ def _opened(given: argparse.Namespace) -> tuple[Engine, Job, Output]:
     """
     kind, quiet = check_output(given.out), given.json and given.preview == "auto"
     given.colours = preview.colours_of(sys.stderr, "never" if quiet else given.preview, os.environ)
-    checkpoint = checkpoints.read(find(given.model, given.checkpoints))
+    checkpoint = checkpoints.named(given.model, given.checkpoints)
     config = checkpoint.net.config
     scale = scale_of(kind, given.count, config, given.scale, screen=sys.stdout.isatty())
     job = new_job(
@@ -295,7 +295,7 @@ def _facts_of(folder: Path) -> dict[str, Any]:
 
 
 def doctor(given: argparse.Namespace) -> None:
-    pool = GpuPool(Transformer(PRESETS["mnist"]), ON_GPU["slots"]) if ops.gpu else None
+    pool = GpuPool(net_for(PRESETS["mnist"]), ON_GPU["slots"]) if ops.gpu else None
     if pool:
         pool.record(ON_GPU["slots"])
     facts = {

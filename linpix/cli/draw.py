@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from linpix.model.attempts import unsure
-from linpix.model.checkpoint import read
-from linpix.model.folders import find
+from linpix.model.checkpoint import named
 from linpix.model.team import limit_threads
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
@@ -156,7 +155,7 @@ def draw(
     count, batch = options.pop("count"), options.pop("batch")
     if prepare not in get_args(Preparation):
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
-    checkpoint = read(find(model, checkpoints))
+    checkpoint = named(model, checkpoints)
     config = checkpoint.net.config
     labels: list[int | None] = []
     if np.ndim(label) == 1:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from linpix.model.checkpoint import Checkpoint, read
+from linpix.model.checkpoint import Checkpoint, named
 from linpix.model.config import ModelConfig
-from linpix.model.folders import find
 from linpix.model.likelihood import Scoring
 from linpix.server.engine.job import class_of
 from linpix.server.pictures import uploads
@@ -69,7 +68,7 @@ def score(
     for name, value in {"posterior": posterior, "plausible": plausible}.items():
         if not isinstance(value, (bool, np.bool_)):
             raise ValueError(f"{name} must be True or False, got {value!r}")
-    checkpoint = read(find(model, None if folder is None else Path(folder)))
+    checkpoint = named(model, folder)
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     found = read_given(image, known, config, scored=True)
     for warning in uploads.warnings_of(found):
@@ -124,7 +123,7 @@ def run(given: argparse.Namespace) -> None:
         )
     picture = Path(given.image).read_bytes()  # before the model: a wrong path is reported at once
     mask = Path(given.mask).read_bytes() if given.mask else None
-    checkpoint = read(find(given.model, given.checkpoints))
+    checkpoint = named(given.model, given.checkpoints)
     label, config = class_of(given.label, checkpoint), checkpoint.net.config
     every = "--labels all" if given.labels else ""
     upload = uploads.read(picture, config, mask=mask, keep_rows=given.keep_rows, scored=True)

@@ -70,12 +70,9 @@ def side_by_side(slots: Tensor) -> slice | None:
     """Consecutive slots as a slice of their pool, which is a view, where an index would copy; else
     None.
     """
-    first, *others = slots.tolist()
-    return (
-        slice(first, first + len(slots))
-        if others == [*range(first + 1, first + len(slots))]
-        else None
-    )
+    listed = slots.tolist()
+    first, after = listed[0], listed[0] + len(listed)
+    return slice(first, after) if listed == [*range(first, after)] else None
 
 
 def present(lengths: Tensor, longest: int) -> Tensor:
@@ -97,28 +94,21 @@ class Attention(ABC):
 
     @abstractmethod
     def parallel(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False
-    ) -> Tensor:
-        """Attend causally over a whole sequence. q, k: (B, H, T, D) · v: (B, H, T, M) · returns (B,
-        H, T, M).
-        """
-
-    @abstractmethod
-    def whole(
         self,
         layer: int,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        lengths: Tensor,
         *,
+        lengths: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
-        """Attend over whole sequences, to later tokens too (equations 2 to 6). Shapes as in
-        parallel.
+        """Attend causally over a whole sequence. q, k: (B, H, T, D) · v: (B, H, T, M) · returns (B,
+        H, T, M).
 
-        lengths: (B,) int64, tokens of each sequence, at least 1. The tokens after them are padding:
-        they must be finite, no token attends to them, and their results mean nothing.
+        lengths: (B,) int64, tokens of each sequence, at least 1; with them, tokens attend to later
+        ones too (equations 2 to 6). The tokens after them are padding: they must be finite, no
+        token attends to them, and their results mean nothing.
         """
 
     def packed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:

@@ -2,14 +2,13 @@
 one vector z.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from .. import ops
 from ..config import ModelConfig
-from ..features import feature_map, phi
+from ..experimental.features import feature_map
+from ..ops import FeatureMap, phi
 from . import Attention, State, present, side_by_side
 
 
@@ -19,7 +18,7 @@ def linear_attention(
     v: Tensor,
     offsets: Tensor,
     eps: float,
-    mapped: Callable[[Tensor], Tensor] = phi,
+    mapped: FeatureMap = phi,
 ) -> Tensor:
     """Causal linear attention (equations 8-12), q and k before the feature map. Shapes as in
     Attention.packed.
@@ -29,14 +28,16 @@ def linear_attention(
     """
     if not _has_kernel(q, v, mapped):
         return ops.causal_attention_reference(q, k, v, offsets, eps, mapped)[0]
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = (_read_in_order(x) for x in (q, k, v))
     y, _ = torch.ops.linpix.causal_attention(q, k, v, offsets, eps)
     return y
 
 
-def of_one_length(
-    q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: Callable[[Tensor], Tensor] = phi
-) -> Tensor:
+def _read_in_order(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def of_one_length(q: Tensor, k: Tensor, v: Tensor, eps: float, mapped: FeatureMap = phi) -> Tensor:
     """linear_attention over sequences of equal length. Shapes as in Attention.parallel."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if not _has_kernel(q, v, mapped):
@@ -47,7 +48,7 @@ def of_one_length(
     return linear_attention(q, k, v, offsets, eps, mapped).unflatten(0, (B, T)).transpose(1, 2)
 
 
-def _has_kernel(q: Tensor, v: Tensor, mapped: Callable[[Tensor], Tensor]) -> bool:
+def _has_kernel(q: Tensor, v: Tensor, mapped: FeatureMap) -> bool:
     fits = (
         ops.compiled
         if q.device.type == "cpu"
@@ -67,13 +68,13 @@ def whole_attention(
     v: Tensor,
     lengths: Tensor,
     eps: float,
-    mapped: Callable[[Tensor], Tensor] = phi,
+    mapped: FeatureMap = phi,
 ) -> Tensor:
     """Linear attention over whole sequences, without a causal mask (equations 5 and 6): φ(Q) (φ(K)ᵀ
     V), normalised.
 
-    q and k before the feature map. Shapes as in Attention.whole. Time and memory are linear in the
-    length.
+    q and k before the feature map. Shapes as in Attention.parallel. Time and memory are linear in
+    the length.
     """
     S, z = recurrent_state(mapped(k) * present(lengths, k.shape[2])[:, None, :, None], v)
     q = mapped(q)
@@ -100,9 +101,7 @@ class RecurrentState:
         shape = (slots + 1, config.layers, config.heads, config.feature_dim)
         self.S = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.z = torch.zeros(shape, dtype=dtype)
-        self.last = torch.zeros(
-            slots + 1, 0 if config.background is None else config.background_dim, dtype=dtype
-        )
+        self.last = torch.zeros(slots + 1, config.skipped_dim, dtype=dtype)
         self._pools = self.S, self.z, self.last
         self.eps, self.phi = config.eps, feature_map(config)
         self._kept: list[Tensor] = []
@@ -193,20 +192,17 @@ class LinearAttention(Attention):
         self.phi = feature_map(config)
 
     def parallel(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False
-    ) -> Tensor:
-        return of_one_length(q, k, v, self.config.eps, self.phi)
-
-    def whole(
         self,
         layer: int,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        lengths: Tensor,
         *,
+        lengths: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
+        if lengths is None:
+            return of_one_length(q, k, v, self.config.eps, self.phi)
         return whole_attention(q, k, v, lengths, self.config.eps, self.phi)
 
     def packed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def lsh_attention(
     tokens seen in any round (equations 12 to 16): a pair that is seen in N rounds has 1 / N of its
     weight in each. N counts rounds in which one token of the pair sees the other; the same hash
     alone is not enough.
-    lengths: as in Attention.whole; with them it is not causal, and a token also attends to the
+    lengths: as in Attention.parallel; with them it is not causal, and a token also attends to the
              later ones of its chunk.
     """
     rounds, length = len(rotation), qk.shape[2]
@@ -124,30 +124,19 @@ class LSHAttention(Attention):
     exception = "Sorting by hash looks at later sub-pixels too"
 
     def parallel(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False
-    ) -> Tensor:
-        return lsh_attention(q, v, self._rotations(layer, training), self.config.lsh_chunk)
-
-    def whole(
         self,
         layer: int,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        lengths: Tensor,
         *,
+        lengths: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
-        return lsh_attention(q, v, self._rotations(layer, training), self.config.lsh_chunk, lengths)
-
-    def _rotations(self, layer: int, training: bool) -> Tensor:
+        generator = None if training else torch.Generator().manual_seed(layer)
         c = self.config
-        return rotations(
-            c.lsh_rounds,
-            c.key_dim,
-            c.lsh_buckets,
-            None if training else torch.Generator().manual_seed(layer),
-        )
+        rotation = rotations(c.lsh_rounds, c.key_dim, c.lsh_buckets, generator)
+        return lsh_attention(q, v, rotation, c.lsh_chunk, lengths)
 
     @property
     def facts(self) -> dict[str, str]:

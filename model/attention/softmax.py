@@ -101,23 +101,19 @@ class SoftmaxAttention(Attention):
     steps_as = "stateful-softmax"
 
     def parallel(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, training: bool = False
-    ) -> Tensor:
-        return softmax_attention(q, k, v)
-
-    def whole(
         self,
         layer: int,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        lengths: Tensor,
         *,
+        lengths: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=present(lengths, k.shape[2])[:, None, None]
-        )
+        if lengths is None:
+            return softmax_attention(q, k, v)
+        mask = present(lengths, k.shape[2])[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     @property
     def state_bytes(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from linpix.model import checkpoint, folders
+from linpix.model import checkpoint
 from linpix.model.provenance import CheckpointError
 
 from .. import app
@@ -70,7 +70,7 @@ def models_of(described: Described, settings: Settings) -> dict[str, ServedModel
     """
     models: dict[str, ServedModel] = {}
     for name, (facts, slots) in described.items():
-        source = checkpoint.read(folders.find(name, settings.checkpoints))
+        source = checkpoint.named(name, settings.checkpoints)
         if source.digest != facts["checkpoint"]:
             raise CheckpointError(
                 f"{name}: this front has read another checkpoint than its replicas; give "

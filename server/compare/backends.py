@@ -21,6 +21,7 @@ from linpix.model.choice import choose
 from linpix.model.config import ModelConfig
 from linpix.model.generate import decode_threads, draw_token
 from linpix.model.inputs import START
+from linpix.model.nets import net_for
 from linpix.model.packing import PRECISIONS, pack, pools_of, rows_of
 from linpix.model.transformer import Attend, Transformer
 
@@ -166,7 +167,7 @@ class Backend:
         if t < self.first:
             return torch.full((rows, net.head.out_features), torch.nan)
         positions = torch.arange(self.first, t + 1).expand(rows, -1)
-        x = net.layer_input(net.inputs(canvas, positions, self._start[:rows]))
+        x = net.embed(canvas, positions, self._start[:rows])
         for index, layer in enumerate(net.layers):
             x = layer(x, index, attend)
             yield
@@ -223,4 +224,4 @@ def config_of(backend: str, config: ModelConfig) -> ModelConfig:
 def random_net(config: ModelConfig) -> Transformer:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Transformer(config).eval().requires_grad_(False)
+        return net_for(config).eval().requires_grad_(False)

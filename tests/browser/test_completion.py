@@ -11,7 +11,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from linpix.model import checkpoint
-from linpix.model.transformer import Transformer
+from linpix.model.nets import net_for
 from linpix.training.own.inherit import inverted, negative
 from tests.browser.conftest import Visit, chosen, says, take, written
 from tests.browser.test_samples import asked, rgb
@@ -141,7 +141,7 @@ def test_a_model_of_dark_ink_on_paper_has_paper_and_a_dark_pen_and_takes_picture
     visit, tmp_path
 ):
     found = checkpoint.read(ROOT / "checkpoints/mnist-conditional")
-    net = Transformer(negative(found.net.config))
+    net = net_for(negative(found.net.config))
     net.load_state_dict(inverted(found.net.state_dict(), found.net.config))
     source = {
         name: found.provenance[name] for name in ("temperature_range", "class_names", "attempts")

@@ -25,17 +25,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linpix.model import checkpoint, choice, folders, mixture, ops
+from linpix.model import checkpoint, choice, mixture, ops
 from linpix.model import config as config_module
 from linpix.model import cuda as cuda_module
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.choice import choose
 from linpix.model.config import PRESETS
 from linpix.model.cuda import BUCKETS, GROUP, HALF_HEAD, OVERLAP, TILES, GpuPool, record_graph
-from linpix.model.features import phi
 from linpix.model.generate import generate
 from linpix.model.inputs import START
-from linpix.model.ops import recurrent_step_reference
+from linpix.model.ops import phi, recurrent_step_reference
 from linpix.model.packing import POOLS, ROWS, rows_of, state_scale
 from tests.model import test_packing
 from tests.model.test_ops import step_inputs
@@ -270,7 +269,7 @@ def test_a_float16_state_costs_the_shipped_models_nothing_that_shows(place, data
 
     Emulated, one model takes half a minute, so the other one is decoded on a GPU only.
     """
-    net = checkpoint.read(folders.find(name)).net
+    net = checkpoint.named(name).net
     raw = gzip.decompress((data / "mnist/t10k-images-idx3-ubyte.gz").read_bytes())
     image = torch.frombuffer(bytearray(raw[16 : 16 + 784]), dtype=torch.uint8)[None]
     pool = GpuPool(net, 1, precision="fp32", state="fp16", **place)

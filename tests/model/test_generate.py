@@ -10,6 +10,7 @@ from linpix.model.config import PRESETS
 from linpix.model.generate import decode_threads, generate, noise_of, starts_of
 from linpix.model.inputs import START
 from linpix.model.mixture import log_likelihood
+from linpix.model.nets import net_for
 from linpix.model.philox import uniforms
 from linpix.model.transformer import Transformer
 from tests.nets import net_of
@@ -91,7 +92,7 @@ def test_keys_and_values_count_in_how_many_threads_a_step_is_worth():
 
     def threads_of(attention: str, rows: int, t: int) -> int:
         with torch.device("meta"):
-            net = Transformer(dataclasses.replace(PRESETS["mnist-small"], attention=attention))
+            net = net_for(dataclasses.replace(PRESETS["mnist-small"], attention=attention))
         with decode_threads(net, rows, t):
             return torch.get_num_threads()
 
@@ -109,7 +110,7 @@ def test_keys_and_values_count_in_how_many_threads_a_step_is_worth():
 
 def test_a_conditional_model_draws_a_class_first_and_each_as_often():
     config = dataclasses.replace(PRESETS["tiny"], patch=4, background=0, background_dim=16)
-    net = Transformer(config).eval()
+    net = net_for(config).eval()
     seeds = np.arange(10_000)
     drawn = (
         starts_of(net, torch.zeros(len(seeds), 10), seeds, torch.full((len(seeds),), START))

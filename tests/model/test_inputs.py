@@ -3,7 +3,6 @@ import dataclasses
 import pytest
 import torch
 
-from linpix.model.config import ModelConfig
 from linpix.model.inputs import (
     FOLLOWING_OUTSIDE,
     OUTSIDE,
@@ -12,14 +11,11 @@ from linpix.model.inputs import (
     InputEmbedding,
     PatchEmbedding,
 )
+from tests.model.test_transformer import SMALL
 from tests.nets import noise
 
-CONFIG = ModelConfig(
-    height=4,
-    width=5,
-    channels=3,
-    d_model=8,
-    classes=2,
+CONFIG = dataclasses.replace(
+    SMALL,
     look_ups=("previous", "position", "row", "column", "channel"),
     neighbours=((-1, 0, 0), (0, -1, 2), (-1, 4, -1), (-2, -1, 1)),
 )

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from linpix.model import checkpoint, folders, likelihood, mixture
+from linpix.model import checkpoint, likelihood, mixture
 from linpix.model.config import PRESETS, bits_per_dim
 from linpix.model.inputs import START
 from linpix.model.likelihood import Scoring, class_log_probs_of, mixture_of, posterior
+from linpix.model.nets import net_for
 from linpix.model.transformer import Transformer
 from linpix.training.datasets import load
 from linpix.training.evaluate import bits_of
@@ -217,7 +218,7 @@ def test_a_model_that_gives_nan_is_an_error():
 def test_a_first_sub_pixel_that_was_never_seen_is_impossible():
     config = dataclasses.replace(TINY, classes=0, first_marginal=(1.0,) + (0.0,) * 255)
     picture = np.full(64, 9, np.uint8)
-    scoring = Scoring(Transformer(config).eval(), picture).complete()
+    scoring = Scoring(net_for(config).eval(), picture).complete()
     assert totals(scoring)[0] == -math.inf and np.isfinite(scoring.log_probs[0, 1:].numpy()).all()
 
 
@@ -239,7 +240,7 @@ def test_a_mixture_of_classes_has_their_mean_likelihood_sub_pixel_by_sub_pixel()
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist-small", "mnist-conditional"])
 def test_shipped_models_have_the_bits_per_dim_of_evaluate(data, name):
-    net = checkpoint.read(folders.find(name)).net
+    net = checkpoint.named(name).net
     images = load(data / "mnist", "test", net.config).images[:12]
     found = [
         -bits_per_dim(Scoring(net, image).complete().mixed.sum(), net.config) for image in images

@@ -9,7 +9,7 @@ from linpix.model.machine import usable_cores
 
 
 @pytest.fixture(autouse=True)
-def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def sixteen_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from linpix.model import ops
-from linpix.model.features import phi
-from linpix.model.ops import recurrent_step_reference
+from linpix.model.ops import phi, recurrent_step_reference
 
 EPS = 1e-6
 NEEDS_KERNELS = pytest.mark.skipif(not ops.compiled, reason=ops.why())

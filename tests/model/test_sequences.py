@@ -13,18 +13,14 @@ from linpix.model.generate import draw_class, generate
 from linpix.model.inputs import START
 from linpix.model.likelihood import Scoring
 from linpix.model.transformer import Transformer
+from tests.model.test_transformer import LONG
 from tests.nets import perturbed_net
 
-BOTH = ModelConfig(
+BOTH = dataclasses.replace(
+    LONG,
+    norm="post",
     height=8,
     width=8,
-    layers=2,
-    heads=2,
-    key_dim=8,
-    value_dim=6,
-    d_model=16,
-    d_ff=32,
-    mixtures=2,
     classes=3,
     look_ups=("previous", "row", "column", "class"),
     neighbours=((-1, 0, 0), (-1, 1, 0), (-1, -1, 0), (-2, 0, 0)),

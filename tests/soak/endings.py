@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from linpix.model import checkpoint
-from linpix.model.transformer import Transformer
+from linpix.model.nets import net_for
 from tests.soak.checks import measured, otherwise, unanswered
 from tests.soak.loads import Result, Soak, closed_loop, gather
 from tests.soak.service import Oracle
@@ -119,9 +119,7 @@ def other_weights(model: Path, card: dict) -> Oracle:
     served = checkpoint.read(model)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        checkpoint.save(
-            model, Transformer(served.net.config), served.provenance, "# other weights\n"
-        )
+        checkpoint.save(model, net_for(served.net.config), served.provenance, "# other weights\n")
     return Oracle(model, card)
 
 

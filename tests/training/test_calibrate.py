@@ -14,6 +14,7 @@ from linpix.__main__ import main
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.generate import generate
+from linpix.model.nets import net_for
 from linpix.model.transformer import Transformer
 from linpix.training import calibrate as calibration
 from linpix.training import export as export_module
@@ -49,7 +50,7 @@ CONFIGS = {
 def drawing(config: ModelConfig) -> Transformer:
     """A network with random weights whose mixtures differ from token to token."""
     torch.manual_seed(0)
-    net = Transformer(config).eval().requires_grad_(False)
+    net = net_for(config).eval().requires_grad_(False)
     net.head.weight *= 4
     if config.head == "mixture":
         net.head.bias[

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from linpix.model import checkpoint, folders, ops
+from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import Scoring
+from linpix.model.nets import net_for
 from linpix.model.packing import PRECISIONS, pack
-from linpix.model.transformer import Transformer
 from linpix.training.datasets import load
 from linpix.training.evaluate import bits_of, evaluate, evaluate_classes
 from tests.linpix.test_main import inside, succeeds
@@ -28,7 +28,7 @@ def test_the_compiled_engine_gives_the_shipped_model_its_bits_per_dim(data, prec
     """Against float64 by the parallel form, on the first 48 test images: each image, and more so
     their mean.
     """
-    net = checkpoint.read(folders.find("mnist-small")).net
+    net = checkpoint.named("mnist-small").net
     images = load(data / "mnist", "test", net.config).images[:48]
     stepped = bits_of(net, images, packed=pack(net, PRECISIONS[precision]))
     exact = bits_of(net.double(), images)
@@ -84,7 +84,7 @@ def test_a_model_that_knows_other_classes_is_refused(data, tmp_path):
     config = dataclasses.replace(
         PRESETS["mnist-small"], classes=0, look_ups=("previous", "row", "column")
     )
-    checkpoint.save(tmp_path / "nameless", Transformer(config), {"data": "mnist"}, "# nameless")
+    checkpoint.save(tmp_path / "nameless", net_for(config), {"data": "mnist"}, "# nameless")
     flags = ("--data", data / "mnist", "--limit", 1, "--labels", "all")
     refused = inside("evaluate", tmp_path / "nameless", *flags)
     assert refused.returncode == 2 and "has 0 classes" in refused.stderr

@@ -5,6 +5,7 @@ import torch
 
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.inputs import START
+from linpix.model.nets import net_for
 from linpix.model.transformer import Transformer
 from linpix.training.grow import grown, widened
 
@@ -26,7 +27,7 @@ CONFIGS = [
 
 def case(config: ModelConfig) -> tuple[Transformer, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
-    net = Transformer(config).eval()
+    net = net_for(config).eval()
     images = torch.randint(0, 256, (6, config.subpixels)).to(torch.uint8)
     return net, images, START + 1 + torch.arange(6)
 

@@ -23,6 +23,7 @@ from linpix.model.config import PRESETS, AttentionKind, FeatureMap
 from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs_of
+from linpix.model.nets import net_for
 from linpix.model.transformer import Transformer
 from linpix.training import loop
 from linpix.training.batches import Batches
@@ -552,13 +553,13 @@ def test_the_checkpoint_keeps_the_weights_that_were_best_on_held_out_pictures(
 def test_dropout_is_for_training_only(config):
     images, start = torch.randint(0, 256, (2, 64), dtype=torch.uint8), torch.tensor([257, 258])
     torch.manual_seed(0)
-    plain = Transformer(config)
-    dropping = Transformer(config, dropout=0.5)
+    plain = net_for(config)
+    dropping = net_for(config, dropout=0.5)
     dropping.load_state_dict(plain.state_dict())
     assert torch.equal(dropping.eval()(images, start), plain.eval()(images, start))
     assert not torch.equal(dropping.train()(images, start), plain.train()(images, start))
     with pytest.raises(ValueError, match="dropout must be 0 with reversible residuals"):
-        Transformer(dataclasses.replace(TINY, residual="reversible"), dropout=0.1)
+        net_for(dataclasses.replace(TINY, residual="reversible"), dropout=0.1)
 
 
 def test_half_of_the_images_with_known_pixels_are_moved_and_the_same_ones_after_a_resume():

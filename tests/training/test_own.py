@@ -23,6 +23,7 @@ from linpix.model.config import PRESETS
 from linpix.model.generate import generate
 from linpix.model.heads import log_likelihood
 from linpix.model.likelihood import class_log_probs_of
+from linpix.model.nets import net_for
 from linpix.model.packing import pack
 from linpix.model.pieces import torn
 from linpix.model.transformer import Transformer
@@ -63,7 +64,7 @@ def test_weights_for_other_classes_draw_unconditionally_as_the_old_ones_do(confi
     torch.manual_seed(0)
     look_ups = tuple(name for name in config.look_ups if classes or name != "class")
     here = dataclasses.replace(config, classes=classes, look_ups=look_ups)
-    old, new = Transformer(config), Transformer(here)
+    old, new = net_for(config), net_for(here)
     new.load_state_dict(inherited(old.state_dict(), config, new.state_dict(), here))
     assert not differences(config, here)
     if config is TINY:  # the other draws a class first
@@ -90,7 +91,7 @@ def test_weights_for_other_classes_draw_unconditionally_as_the_old_ones_do(confi
 )
 def test_inverted_weights_give_the_negative_the_probability_of_the_picture(config):
     torch.manual_seed(0)
-    old, new = Transformer(config), Transformer(config)
+    old, new = net_for(config), net_for(config)
     new.load_state_dict(inverted(old.state_dict(), config))
     images, start = (
         torch.randint(0, 256, (2, config.subpixels), dtype=torch.uint8),
@@ -113,7 +114,7 @@ def test_inverted_weights_give_the_negative_the_probability_of_the_picture(confi
 def test_so_they_do_of_what_is_known_and_where_background_skips_the_layers(head):
     config = dataclasses.replace(CLASS_FIRST, background=3, head=head)
     torch.manual_seed(0)
-    old, new = Transformer(config), Transformer(negative(config))
+    old, new = net_for(config), net_for(negative(config))
     for parameter in old.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     new.load_state_dict(inverted(old.state_dict(), config))
@@ -141,7 +142,7 @@ def test_background_keeps_what_it_knows_of_positions_and_of_classes(before, afte
         names = tuple(name for name in CLASS_FIRST.look_ups if classes or name != "class")
         return dataclasses.replace(CLASS_FIRST, background=3, classes=classes, look_ups=names)
 
-    old, new = Transformer(config(before)), Transformer(config(after))
+    old, new = net_for(config(before)), net_for(config(after))
     found = inherited(old.state_dict(), old.config, new.state_dict(), new.config)[
         "background.table"
     ]
@@ -156,7 +157,7 @@ def test_background_keeps_what_it_knows_of_positions_and_of_classes(before, afte
 
 def test_a_run_takes_the_head_of_the_weights_that_it_begins_with(tmp_path):
     categorical = dataclasses.replace(TINY, head="categorical", classes=2)
-    checkpoint.save(tmp_path / "first", Transformer(categorical), {"data": "pictures"}, "# first\n")
+    checkpoint.save(tmp_path / "first", net_for(categorical), {"data": "pictures"}, "# first\n")
     for index, (values, label) in enumerate(
         zip(*dataclasses.astuple(shapes(30, 8))[1:3], strict=True)
     ):
@@ -198,7 +199,7 @@ def test_a_categorical_head_without_a_background_is_for_light_pictures_on_dark()
 def test_a_categorical_head_begins_anew_on_the_weights_of_a_mixture():
     there = dataclasses.replace(CLASS_FIRST, background=0)
     here = dataclasses.replace(there, head="categorical")
-    old, new = Transformer(there), Transformer(here)
+    old, new = net_for(there), net_for(here)
     assert not differences(there, here)
     assert differences(here, there) == ["head: 'categorical' in the checkpoint, 'mixture' here"]
     found = inherited(old.state_dict(), there, new.state_dict(), here)
@@ -689,7 +690,7 @@ def test_a_judge_tells_classes_apart_and_judges_what_a_model_draws():
     data = shapes(60, 8)
     found = judge.trained(data, TINY, steps=60)
     assert judge.trained(data, TINY, steps=60).probabilities(data.images).shape == (60, 2)
-    net = Transformer(dataclasses.replace(TINY, classes=2))
+    net = net_for(dataclasses.replace(TINY, classes=2))
     packed = pack(net, torch.float32) if choose(net.config).engine == "compiled" else None
     measured = [
         judge.agreement(net, found, data, count=70, temperature=1.0, packed=one)
@@ -890,7 +891,7 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
     source = {"data": "pictures", "class_names": ["bright", "dark"]}
     checkpoint.save(
         tmp_path / "mine",
-        Transformer(config),
+        net_for(config),
         source,
         "# mine\n\n| | |\n|---|---|\n| layers | 2 |\n\nText.\n",
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from linpix.model import checkpoint, folders
+from linpix.model import checkpoint
 from linpix.training import datasets
 from tools.benchmarks.occlusion import Asked, Images, error, masks, seam
 from tools.benchmarks.quality import SIDE, SURE, judged, trained_judge
@@ -42,9 +42,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     models, ways = given.models.split(","), given.candidates
-    configs = {
-        name: checkpoint.read(folders.find(name, given.checkpoints)).net.config for name in models
-    }
+    configs = {name: checkpoint.named(name, given.checkpoints).net.config for name in models}
     config = configs[models[-1]]
     test = datasets.load(given.data, "test", config)
     digits = (config.height, config.width, config.channels) == (SIDE, SIDE, 1)

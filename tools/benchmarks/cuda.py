@@ -38,10 +38,11 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from linpix.model import checkpoint, folders, ops, provenance
+from linpix.model import checkpoint, ops, provenance
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.cuda import GROUP, OVERLAP, TILES, TIMED, GpuPool
 from linpix.model.inputs import START
+from linpix.model.nets import net_for
 from linpix.model.packing import rows_of
 from linpix.model.transformer import Transformer
 from tools.harness.arguments import new_parser, numbers, words
@@ -141,9 +142,9 @@ def machine(given: argparse.Namespace, measure: Measure) -> None:
 
 def preset_net(preset: str) -> Transformer:
     if PRESETS[preset].packed:
-        return checkpoint.read(folders.find(preset, None)).net
+        return checkpoint.named(preset).net
     torch.manual_seed(0)
-    return Transformer(PRESETS[preset]).eval().requires_grad_(False)
+    return net_for(PRESETS[preset]).eval().requires_grad_(False)
 
 
 def pool_of(given: argparse.Namespace, preset: str, state: str, *, graphs: bool = True) -> GpuPool:

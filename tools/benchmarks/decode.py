@@ -38,12 +38,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from linpix.model import checkpoint, folders, ops, provenance
+from linpix.model import checkpoint, ops, provenance
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.mixture import groups
+from linpix.model.nets import net_for
 from linpix.model.packing import PRECISIONS
-from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CompiledDecoder
 from linpix.server.engine.decode.decoder import Decoder, EagerDecoder
@@ -128,10 +128,10 @@ def parse() -> argparse.Namespace:
 
 def sources(given: argparse.Namespace) -> list[Checkpoint]:
     if given.model:
-        return [checkpoint.read(folders.find(name, None)) for name in given.model]
+        return [checkpoint.named(name) for name in given.model]
     torch.manual_seed(0)
     return [
-        Checkpoint(name, Transformer(PRESETS[name]).eval().requires_grad_(False), {}, "", ())
+        Checkpoint(name, net_for(PRESETS[name]).eval().requires_grad_(False), {}, "", ())
         for name in given.preset
     ]
 

@@ -29,12 +29,11 @@ from typing import Any, NamedTuple
 import torch
 
 from linpix.__main__ import main as linpix
-from linpix.model.checkpoint import Checkpoint, read
+from linpix.model.checkpoint import Checkpoint, named
 from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool
-from linpix.model.folders import find
+from linpix.model.nets import net_for
 from linpix.model.packing import ROWS
-from linpix.model.transformer import Transformer
 from linpix.server.engine import catalogue
 from linpix.server.engine.admission import Admission
 from linpix.server.engine.decode import engine
@@ -96,7 +95,7 @@ def instant(
     """
     config, kernels = dataclasses.replace(checkpoint.net.config, layers=1), kernels or Kernels()
     pool = Pool(
-        Transformer(config),
+        net_for(config),
         slots,
         precision="fp32",
         device="cpu",
@@ -186,7 +185,7 @@ class Host:
 
 
 async def measure(given: argparse.Namespace) -> None:
-    net = Transformer(dataclasses.replace(PRESETS["mnist"], layers=1)).eval()
+    net = net_for(dataclasses.replace(PRESETS["mnist"], layers=1)).eval()
     checkpoint = Checkpoint("preset", net, {}, "", tuple("0123456789"))
     print(
         f"{machine()}; mnist, requests of {given.n}\n\n| images | none joins or ends, us a quantum:"
@@ -207,7 +206,7 @@ async def measure(given: argparse.Namespace) -> None:
         if given.profile:
             host.apart(profile := cProfile.Profile())
             pstats.Stats(profile).sort_stats("tottime").print_stats(20)
-    decoder = instant(read(find("mnist-conditional", None)), 64)
+    decoder = instant(named("mnist-conditional"), 64)
     slots, images = list(range(1, 65)), images_of(Job(count=64, seed=0), "drawn")
     for slot, image in zip(slots, images, strict=True):
         image.slot = slot

@@ -41,8 +41,8 @@ import torch
 
 from linpix.model import checkpoint, folders, provenance
 from linpix.model.config import PRESETS
+from linpix.model.nets import net_for
 from linpix.model.team import limit_threads
-from linpix.model.transformer import Transformer
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import images_of
@@ -205,7 +205,7 @@ def main() -> None:
             folder = Path(made) / given.preset
             torch.manual_seed(0)
             source = {"data": "random weights", "class_names": [str(label) for label in range(10)]}
-            checkpoint.save(folder, Transformer(PRESETS[given.preset]), source, "# random\n")
+            checkpoint.save(folder, net_for(PRESETS[given.preset]), source, "# random\n")
         else:
             folder = folders.find(given.model).resolve()
         measure(folder, given)

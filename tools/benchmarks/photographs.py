@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from linpix.model import checkpoint, folders
+from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.training import datasets
 from tools.benchmarks.occlusion import HOLE
@@ -344,7 +344,7 @@ def main() -> None:
         for scene, index in zip(SCENES, chosen, strict=True)
     ]
     files = [Path(name) for name in given.pictures.split(",") if name]
-    config = checkpoint.read(folders.find(of_colours, given.checkpoints)).net.config
+    config = checkpoint.named(of_colours, given.checkpoints).net.config
     images = None if files else datasets.load(given.colours, "test", config).images[[1, 7, 13]]
     given.out.mkdir(parents=True, exist_ok=True)
     with serving(given.checkpoints, "--models", given.models) as server, server.client() as http:

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linpix.model import checkpoint, folders
+from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.likelihood import Scoring
 from linpix.model.transformer import Transformer
@@ -251,7 +251,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     models = given.models.split(",")
-    config = checkpoint.read(folders.find(models[-1], given.checkpoints)).net.config
+    config = checkpoint.named(models[-1], given.checkpoints).net.config
     test = datasets.load(given.data, "test", config)
     images, labels, judge = test.images[: given.count], test.labels.astype(np.int64), None
     if (config.height, config.width, config.channels) == (SIDE, SIDE, 1):
@@ -278,7 +278,7 @@ def main() -> None:
         }
         for name, hidden in masks(len(images[:FEW])).items() if judge is not None else ():
             for model, figures in found.items():
-                net = checkpoint.read(folders.find(model, given.checkpoints)).net
+                net = checkpoint.named(model, given.checkpoints).net
                 figures[f"completion, {name} hidden"] |= nats(net, images[:FEW], hidden)
         print(table(found))
         if given.sheets is not None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from linpix.model import ops, provenance
 from linpix.model.config import PRESETS
-from linpix.model.features import phi
+from linpix.model.ops import phi
 from linpix.training.batches import part_of
 from linpix.training.loop import loss_function
 from linpix.training.run import Run, TrainConfig

@@ -32,7 +32,7 @@ import torch
 from linpix.model import provenance
 from linpix.model.config import PRESETS
 from linpix.model.inputs import START
-from linpix.model.transformer import Transformer
+from linpix.model.nets import net_for
 from linpix.training.batches import part_of
 from linpix.training.loop import loss_function
 from linpix.training.run import TrainConfig
@@ -137,7 +137,7 @@ def measured(given: argparse.Namespace, form: str, layers: str, length: str) -> 
     if config.subpixels != int(length):
         config = dataclasses.replace(config, height=int(length) // 32, width=32, channels=1)
     torch.manual_seed(0)
-    net = Transformer(config, feed_forward_chunks=given.chunks if chunked else 1)
+    net = net_for(config, feed_forward_chunks=given.chunks if chunked else 1)
     loss = loss_function(net, TrainConfig(compile=given.compile))
     images = torch.randint(0, 256, (given.batch, config.subpixels), dtype=torch.uint8)
     start = torch.full((given.batch,), START)

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from linpix.model.attention import attention_for
 from linpix.model.config import AttentionKind, ModelConfig
-from linpix.model.transformer import Layer
+from linpix.model.nets import layer_for
 
 from ..run import setting
 from . import Experiment, check_kinds, colour
@@ -132,10 +132,11 @@ class Recogniser(nn.Module):
 
     def __init__(self, s: Settings, kind: str, symbols: int) -> None:
         super().__init__()
-        self.whole = None if kind == "lstm" else attention_for(s.config(kind)).whole
+        config = s.config(kind)
+        self.whole = None if kind == "lstm" else attention_for(config).parallel
         self.input = nn.Conv1d(BANDS, s.width, 5, stride=STRIDE, padding=2)
         self.layers = (
-            nn.ModuleList(Layer(s.config(kind)) for _ in range(s.layers))
+            nn.ModuleList(layer_for(config)(config) for _ in range(s.layers))
             if self.whole
             else nn.ModuleList(
                 BothWays(size, s.hidden) for size in (s.width, 2 * s.hidden, 2 * s.hidden)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from linpix.model.attention import attention_for
 from linpix.model.config import ModelConfig
-from linpix.model.transformer import Layer
+from linpix.model.nets import layer_for
 
 from ..files import load_state, save_state, undamaged
 from ..loop import can_compile, compiled
@@ -69,7 +69,7 @@ class TokenModel(nn.Module):
         self.task, self.attention = task, attention_for(config)
         self.symbols = nn.Embedding(task.symbols + 1, config.d_model)
         self.positions = nn.Embedding(task.length, config.d_model)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(layer_for(config)(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
         self.head = nn.Linear(config.d_model, task.symbols + 1)
 

@@ -15,6 +15,7 @@ from torch import Tensor, from_numpy
 from linpix.model.attention import State
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
+from linpix.model.conditional import Conditional
 from linpix.model.cuda import GpuPool
 from linpix.model.packing import PRECISIONS, Packed, pack, pools_of
 from linpix.model.sharing import SharedWeights
@@ -38,6 +39,7 @@ class BitwiseDecoder(Decoder):
     def read_known(
         self, canvas: Tensor, known: Tensor, state: State | GpuPool, places: Tensor
     ) -> Tensor:
+        assert isinstance(self.net, Conditional)
         features = self.reader.read(self.net.inputs_read(canvas, known), state, places)
         # one by one: a matrix product rounds differently for another number of rows
         return torch.cat([self.net.class_scores(row) for row in features[:, None]])

@@ -21,6 +21,7 @@ from linpix.model.attempts import Recognised
 from linpix.model.attention import PADDING_SLOT, SlotPool, State, attention_for
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
+from linpix.model.conditional import Conditional
 from linpix.model.generate import decode_threads, draw_token, noise_of, starts_of
 from linpix.model.inputs import START, check_known
 from linpix.model.likelihood import class_log_probs
@@ -53,7 +54,7 @@ class Decoder(ABC):
         """pool: if not in main memory."""
         self.checkpoint, self.net, self.config = checkpoint, checkpoint.net, checkpoint.net.config
         # some skip the layers
-        self.skips = self.config.background is not None or self.net.patches is not None
+        self.skips = self.config.packed
         self.slots = Slots(slots, self.config.length, self.config.token_size)
         if pool is None:
             self.state = pool = attention_for(self.config).new_state(slots)
@@ -87,7 +88,7 @@ class Decoder(ABC):
             # on taking, not on giving back: a crashed request gives back nothing clean
             self.pool.clear(slot)
         start = self.net.start_index(images[0].label)
-        reads = self.net.patches is not None
+        reads = bool(self.config.patch)
         self.slots.fill(images, np.array(slots), start, reads=reads)
         if self.config.class_first and not self.slots.conditioned[slots[0]]:
             self._set_classes(slots, torch.zeros(1, self.config.classes))
@@ -157,6 +158,7 @@ class Decoder(ABC):
         """The same for any state, at places, (B,). canvas: (B, T) uint8 · known: (B, T) bool. This
         runs in torch.
         """
+        assert isinstance(self.net, Conditional)
         with decode_threads(self.net, self.config.patches + 1, 0):
             return self.net.read(canvas, known, state, places)
 
@@ -291,7 +293,7 @@ class EagerDecoder(Decoder):
             start,
             self.state,
             torch.where(was_read, PADDING_SLOT, slots),
-            None if self.net.patches is None else known & conditioned[:, None],
+            known & conditioned[:, None] if self.config.patch else None,
         )
         drawn = draw_token(self.net, parameters, t, noise, temperature)
         canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn))

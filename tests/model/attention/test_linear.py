@@ -6,8 +6,7 @@ from torch import Tensor
 
 from linpix.model import ops
 from linpix.model.attention.linear import of_one_length, whole_attention
-from linpix.model.features import phi
-from linpix.model.ops import CHUNK
+from linpix.model.ops import CHUNK, phi
 
 EPS = 1e-6
 Form = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -29,7 +29,9 @@ def test_over_whole_sequences_it_equals_its_definition_whatever_the_padding_is()
         scores = q[1, :, :length] @ k[1, :, :length].mT / 5**0.5
         for x in (q, k, v):
             x[1, :, length:] = 1e3
-        found = SoftmaxAttention(ModelConfig()).whole(0, q, k, v, torch.tensor([9, length]))
+        found = SoftmaxAttention(ModelConfig()).parallel(
+            0, q, k, v, lengths=torch.tensor([9, length])
+        )
         torch.testing.assert_close(
             found[1, :, :length], scores.softmax(-1) @ v[1, :, :length], rtol=1e-12, atol=1e-12
         )

@@ -25,8 +25,8 @@ from prometheus_client.samples import Sample
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
+from linpix.model.nets import net_for
 from linpix.model.sharing import PREFIX
-from linpix.model.transformer import Transformer
 from linpix.server.engine.thread import LOST
 from tests.nets import net_of, saved
 from tests.server.test_dashboard import ALERTS, ASKED, WINDOW, watching
@@ -335,7 +335,7 @@ def test_two_fronts_and_two_replicas_serve_as_one_while_some_are_killed(cluster,
 
 def test_a_second_signal_ends_everything_at_once(tmp_path):
     checkpoint.save(
-        tmp_path / "large", Transformer(PRESETS["cifar10"]), {"data": "random weights"}, "# large\n"
+        tmp_path / "large", net_for(PRESETS["cifar10"]), {"data": "random weights"}, "# large\n"
     )
     server = Process(
         tmp_path,

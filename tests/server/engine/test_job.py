@@ -7,18 +7,16 @@ import pytest
 
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
-from linpix.model.transformer import Transformer
+from linpix.model.nets import net_for
 from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job, class_of, label_of, new_job
 from linpix.server.errors import InvalidRequest
 from tests.nets import CLASS_FIRST
 
 TINY = checkpoint.Checkpoint(
-    "tiny", Transformer(PRESETS["tiny"]), {"temperature": 0.8}, "", ("zero", "one")
+    "tiny", net_for(PRESETS["tiny"]), {"temperature": 0.8}, "", ("zero", "one")
 )
-FIRST = checkpoint.Checkpoint(
-    "first", Transformer(CLASS_FIRST), {"attempts": 4}, "", ("zero", "one")
-)
+FIRST = checkpoint.Checkpoint("first", net_for(CLASS_FIRST), {"attempts": 4}, "", ("zero", "one"))
 
 
 def job(source=TINY, answers=1, **options) -> Job:

@@ -8,7 +8,7 @@ import pytest
 
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS
-from linpix.model.transformer import Transformer
+from linpix.model.nets import net_for
 from linpix.server.engine.job import Job
 from linpix.server.engine.request import Event, Request, Requests, ServedModel
 from linpix.server.errors import (
@@ -21,7 +21,7 @@ from linpix.server.errors import (
 from linpix.server.metrics import Metrics
 from tests.nets import CLASS_FIRST
 
-MODEL = ServedModel(Checkpoint("tiny", Transformer(PRESETS["tiny"]), {}, "", ()), {}, 4, 8)
+MODEL = ServedModel(Checkpoint("tiny", net_for(PRESETS["tiny"]), {}, "", ()), {}, 4, 8)
 CANVAS = np.zeros(64, np.uint8)
 
 
@@ -54,7 +54,7 @@ def test_tokens_to_draw_and_rows_that_are_known():
     # only a model that reads what is known skips
     for config, scattered in ((PRESETS["tiny"], 44), (CLASS_FIRST, 43)):
         # what comes later
-        model = ServedModel(Checkpoint("some", Transformer(config), {}, "", ()), {}, 4, 8)
+        model = ServedModel(Checkpoint("some", net_for(config), {}, "", ()), {}, 4, 8)
         for parts, tokens in ((known, 44), (known | (np.arange(64) == 40), scattered)):
             asked = Request("a", "edits", "somebody", Job(canvas=CANVAS, known=parts), model, 60.0)
             assert (asked.job.prefix, asked.given, asked.tokens) == (20, 2, tokens)

@@ -1,7 +1,8 @@
-"""Feature maps of linear attention: phi(q) . phi(k) >= 0 is the similarity of a query and a key."""
+"""Feature maps of linear attention other than elu(x) + 1: phi(q) . phi(k) >= 0 is the similarity of
+a query and a key.
+"""
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -9,16 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .config import ModelConfig
-from .philox import uniforms
+from ..config import ModelConfig
+from ..ops import FeatureMap, phi
+from ..philox import uniforms
 
 
-def phi(x: Tensor) -> Tensor:
-    """The feature map elu(x) + 1 ("Transformers are RNNs", equation 7)."""
-    return F.elu(x) + 1
-
-
-def feature_map(config: ModelConfig) -> Callable[[Tensor], Tensor]:
+def feature_map(config: ModelConfig) -> FeatureMap:
     """The feature map that the configuration names: (..., D) -> (..., feature_dim), phi(q) . phi(k)
     >= 0.
     """
@@ -26,12 +23,8 @@ def feature_map(config: ModelConfig) -> Callable[[Tensor], Tensor]:
         return partial(
             random_features, directions=directions(config.random_features, config.key_dim)
         )
-    maps: dict[str, Callable[[Tensor], Tensor]] = {
-        "elu+1": phi,
-        "relu": relu_features,
-        "polynomial": polynomial_features,
-    }
-    return maps[config.feature_map]
+    others = {"relu": relu_features, "polynomial": polynomial_features}
+    return others.get(config.feature_map, phi)
 
 
 def relu_features(x: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from linpix.model import mixture
 from linpix.model.attention import attention_for
 from linpix.model.config import AttentionKind, ModelConfig
+from linpix.model.experimental.reversible import Residual
 from linpix.model.inputs import START
-from linpix.model.reversible import Residual
+from linpix.model.nets import net_for
 from linpix.model.transformer import Transformer
 from tests.model.test_transformer import LONG, SMALL, changed_net, decode
 from tests.nets import noise
@@ -31,7 +32,7 @@ def training_net(
     config: ModelConfig, chunks: int = 1, dtype: torch.dtype = torch.float64
 ) -> Transformer:
     torch.manual_seed(0)
-    return Transformer(config, feed_forward_chunks=chunks).to(dtype)
+    return net_for(config, feed_forward_chunks=chunks).to(dtype)
 
 
 def loss_of(net: Transformer, *, bf16: bool = False, count: int = 2) -> Tensor:

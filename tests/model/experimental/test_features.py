@@ -1,7 +1,8 @@
 import numpy as np
 import torch
 
-from linpix.model.features import directions, phi, polynomial_features, random_features
+from linpix.model.experimental.features import directions, polynomial_features, random_features
+from linpix.model.ops import phi
 from tests.model.attention.test_linear import tokens
 
 

@@ -1,0 +1,3 @@
+"""What no shipped model uses, for experiments only: other feature maps, pre-norm, and reversible
+residuals.
+"""
