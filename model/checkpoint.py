@@ -218,8 +218,8 @@ def board_of(net: Transformer, data: object = None) -> dict[str, Any]:
         ]
         values = torch.arange(256)[:, None]
         ground = int(log_likelihood(config, parameters.expand(256, -1, -1), values).argmax())
-    ink, prepare = 0 if ground > 127 else 255, "mnist" if data == "mnist" else None
-    return {"ground": [ground], "ink": [ink], "prepare": prepare}
+    black_or_white, prepare = 0 if ground > 127 else 255, "mnist" if data == "mnist" else None
+    return {"ground": [ground], "ink": [black_or_white], "prepare": prepare}
 
 
 def digest_of(folder: Path) -> str:

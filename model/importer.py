@@ -123,9 +123,9 @@ def _weights(path: Path, data: object) -> tuple[str, dict[str, Tensor], dict[str
     others: list[str] = []
     for place, names in _dicts(data):
         found = _models_among(names)
-        for prefix, tensors in found.items():
-            where = [*place, f"{prefix}*"] if prefix else place
-            there[", ".join(where)] = tensors
+        for prefix, values in found.items():
+            keys = [*place, f"{prefix}*"] if prefix else place
+            there[", ".join(keys)] = values
         if not found:
             others += [", ".join([*place, name]) for name in names]
     if not there:
