@@ -29,6 +29,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] in (["train"], ["experiment"]):
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     alone, serving = arguments is None, words[:1] == ["serve"]
+    _prepare_process(alone=alone, serving=serving)
+    try:
+        given = _parser(words[:1]).parse_args(words)
+        given.command_line = shlex.join(["linpix", *words])
+        if not serving:
+            _warn_of_misspelt_variables(words[0])
+        command = getattr(importlib.import_module(given.module), given.function)
+        if "torch" in sys.modules:
+            importlib.import_module("linpix.model.team").limit_threads()
+        if alone and not serving:  # a server enables it once it has started
+            gc.freeze()
+            gc.enable()
+        command(given)
+    except BrokenPipeError:
+        return 1
+    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
+        print(f"linpix {words[0]}: {_reason(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _prepare_process(*, alone: bool, serving: bool) -> None:
+    """Set up garbage collection, signals and standard streams. alone: the process is ours."""
     # imports are not garbage: collecting takes half a second, and again at the end
     if alone or serving:
         gc.disable()
@@ -45,48 +70,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # a stream that a shell has closed (>&-) is None; a file's name may not be in the locale's
     # encoding
     if alone:
-        sys.stdout, sys.stderr = (one or open(os.devnull, "w") for one in (sys.stdout, sys.stderr))  # noqa: SIM115
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        given = _parser(words[:1]).parse_args(words)
-        given.command_line = shlex.join(["linpix", *words])
-        if not serving and any(name.startswith("LINPIX_") for name in os.environ):
-            # training may be installed without the packages for serving
-            with contextlib.suppress(ModuleNotFoundError):
-                for sentence in importlib.import_module("linpix.server.settings").misspelt(
-                    os.environ
-                ):
-                    print(f"linpix {words[0]}: {sentence}", file=sys.stderr)
-        command = getattr(importlib.import_module(given.module), given.function)
-        if "torch" in sys.modules:
-            importlib.import_module("linpix.model.team").limit_threads()
-        if alone and not serving:  # a server enables it once it has started
-            gc.freeze()
-            gc.enable()
-        command(given)
-    except BrokenPipeError:
-        return 1
-    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
-        message = " ".join(str(error).split()) or type(error).__name__
-        # the system's words say no cure
-        if isinstance(error, OSError) and error.filename and error.strerror:
-            cure = next(
-                (cure for kind, cure in _CURES.items() if isinstance(error, kind)),
-                "give another path",
-            )
-            message = f"{error.filename}: {error.strerror.lower()}; {cure}"
-        # of an import, whose words say no cure either
-        elif isinstance(error, ModuleNotFoundError) and error.name:
-            message += "; install the packages that LinPix needs: pip install ."
-        print(f"linpix {words[0]}: {message}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
 
 
-_CURES = {
+def _warn_of_misspelt_variables(command: str) -> None:
+    if not any(name.startswith("LINPIX_") for name in os.environ):
+        return
+    # training may be installed without the packages for serving
+    with contextlib.suppress(ModuleNotFoundError):
+        settings = importlib.import_module("linpix.server.settings")
+        for sentence in settings.misspelt(os.environ):
+            print(f"linpix {command}: {sentence}", file=sys.stderr)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in one line. The words of the system, and of an import, say no cure."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        cure = _CURES.get(type(error), "give another path")
+        return f"{error.filename}: {error.strerror.lower()}; {cure}"
+    message = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        message += "; install the packages that LinPix needs: pip install ."
+    return message
+
+
+_CURES: dict[type[Exception], str] = {
     FileNotFoundError: "check the path",
     IsADirectoryError: "give a file in it",
     PermissionError: "give a path that you have access to, or change its permissions",
@@ -116,16 +127,17 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
             "Linear transformers that draw images: train, serve, sample, complete, compare."
         ),
     )
+    versions = ""
+    if wanted == ["--version"]:  # torch's takes 0.2 s to find
+        versions = (
+            f"linpix {__version__}, torch {version('torch')}, Python {sys.version.split()[0]}"
+        )
     parser.add_argument(
         "--version",
         action="version",
         help="show the version of LinPix, torch and Python",
-        version=(
-            f"linpix {__version__}, torch {version('torch')}, Python {sys.version.split()[0]}"
-            if wanted == ["--version"]
-            else ""
-        ),
-    )  # which takes 0.2 s to find
+        version=versions,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(
@@ -155,7 +167,6 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
         help="limit of requests, such as 10/s, 600/min or 5000/h; without it, there is no limit",
     )
     keying.add_argument("--file", help="append the line to this file; a new file gets mode 600")
-    keying.add_argument("--json", action="store_true", help="print one JSON object")
     drawing = command("sample", "draw images without a server")
     _drawing_flags(drawing)
     drawing.add_argument(
@@ -273,9 +284,9 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
             add_flags(training)
     listing = command("models", "list the models, the default one first")
     checkpoints_flag(listing)
-    listing.add_argument("--json", action="store_true", help="print one JSON object")
     examining = command("doctor", "show which kernels run on this machine, and why")
-    examining.add_argument("--json", action="store_true", help="print one JSON object")
+    for sub in (keying, listing, examining):
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
@@ -317,29 +328,19 @@ def _drawing_flags(parser: argparse.ArgumentParser) -> None:
         help="1: as trained; lower: less varied; higher: more varied; default: the model's own",
     )
     parser.add_argument("--label", help="class, by index or name")
-    for name, default, text, limits in (
-        ("engine", "auto", "engine to decode with", {"choices": ("auto", "eager", "compiled")}),
-        (
-            "precision",
-            "auto",
-            "precision of matrix products",
-            {"choices": ("auto", "fp32", "bf16", "int8")},
-        ),
-        ("device", "auto", "device to decode on", {"choices": ("auto", "cpu", "cuda")}),
-        (
-            "state",
-            "fp32",
-            "precision of the recurrent state on a GPU",
-            {"choices": ("fp32", "fp16")},
-        ),
+    for name, text, choices in (  # the first one is the default
+        ("engine", "engine to decode with", ("auto", "eager", "compiled")),
+        ("precision", "precision of matrix products", ("auto", "fp32", "bf16", "int8")),
+        ("device", "device to decode on", ("auto", "cpu", "cuda")),
+        ("state", "precision of the recurrent state on a GPU", ("fp32", "fp16")),
     ):
         variable = f"LINPIX_{name.upper()}"
         parser.add_argument(
             f"--{name}",
             type=str.lower,
-            default=os.environ.get(variable) or default,
+            default=os.environ.get(variable) or choices[0],
+            choices=choices,
             help=f"{text} (or {variable})",
-            **limits,
         )
     parser.add_argument(
         "--out",

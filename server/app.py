@@ -47,13 +47,11 @@ def service_of(settings: Settings, *, share: bool = False) -> Service:
     catalogue = Catalogue(settings, faults, share=share)
     engines = catalogue.read()
     used = {(engine.decoder.kind, engine.decoder.device) for engine in engines.values()}
-    kernel = (
-        "cuda"
-        if ("compiled", "cuda") in used
-        else ops.kernel()
-        if ("compiled", "cpu") in used
-        else "eager"
-    )
+    kernel = "eager"
+    if ("compiled", "cuda") in used:
+        kernel = "cuda"
+    elif ("compiled", "cpu") in used:
+        kernel = ops.kernel()
     logger.info(
         "LinPix %s, kernel %s: %s",
         linpix.__version__,
@@ -93,12 +91,12 @@ def application(service: Service) -> FastAPI:
     """
     settings, requests = service.settings, service.requests
     for name, model in settings.aliases.items():
-        if model not in requests.models or name in requests.models:
-            why = (
-                f"{name} is already the name of a model"
-                if name in requests.models
-                else f"{model} is not loaded"
-            )
+        why = ""
+        if name in requests.models:
+            why = f"{name} is already the name of a model"
+        elif model not in requests.models:
+            why = f"{model} is not loaded"
+        if why:
             raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(requests.models)}")
     app = FastAPI(
         title="LinPix",

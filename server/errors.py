@@ -53,9 +53,8 @@ class ServiceError(Exception):
     @property
     def type(self) -> str:
         """OpenAI's kind of error."""
-        return _TYPES.get(
-            self.status, "invalid_request_error" if self.status < 500 else "server_error"
-        )
+        other = "invalid_request_error" if self.status < 500 else "server_error"
+        return _TYPES.get(self.status, other)
 
 
 class InvalidRequest(ServiceError, ValueError):
@@ -111,9 +110,9 @@ def just_cancelled(comparison: str, retry_after_s: float) -> ServiceError:
     )
 
 
-def client_limit(here: int, images: int, allowed: int, retry_after_s: float) -> ServiceError:
+def client_limit(undone: int, images: int, allowed: int, retry_after_s: float) -> ServiceError:
     return ServiceError(
-        f"{here} of your images are waiting or being drawn, and {images} more would exceed the"
+        f"{undone} of your images are waiting or being drawn, and {images} more would exceed the"
         f" limit of {allowed} per client; try again in {in_seconds(retry_after_s)} s",
         429,
         "client_limit",
@@ -142,18 +141,12 @@ def deadline_passed(timeout_s: float) -> ServiceError:
 
 def deadline_unreachable(within_s: float, needed_s: float | None, ahead: int) -> ServiceError:
     """needed_s: None if it has time enough, and others would not · ahead: images ahead of it."""
-    before = (
-        "1 image is ahead of it, and "
-        if ahead == 1
-        else f"{ahead} images are ahead of it, and "
-        if ahead
-        else ""
-    )
-    why = (
-        f"{before}it needs about {needed_s:.3g} s"
-        if needed_s
-        else "it would make others miss their deadlines"
-    )
+    why = "it would make others miss their deadlines"
+    if needed_s:
+        why = f"it needs about {needed_s:.3g} s"
+        if ahead:
+            images = "1 image is" if ahead == 1 else f"{ahead} images are"
+            why = f"{images} ahead of it, and {why}"
     return ServiceError(
         f"the request cannot be finished within {within_s:.3g} s: {why}; allow more time, request "
         "less, or try again when the service is less busy",
@@ -193,15 +186,10 @@ def draining(
 
 
 def unauthorized(*, presented: bool) -> ServiceError:
-    return ServiceError(
-        (
-            "this server does not know this API key"
-            if presented
-            else "an API key is required: send the header 'Authorization: Bearer KEY'"
-        ),
-        401,
-        "invalid_api_key",
-    )
+    message = "an API key is required: send the header 'Authorization: Bearer KEY'"
+    if presented:
+        message = "this server does not know this API key"
+    return ServiceError(message, 401, "invalid_api_key")
 
 
 def rate_limited(key: str, rate: str, retry_after_s: int) -> ServiceError:

@@ -79,19 +79,18 @@ def is_ready() -> bool:
         with suppress(OSError):  # a process that has ended, or another user's
             owned.add(os.readlink(link))
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in (
-            Path("/proc/net", table).read_text().splitlines()[1:]
-            if Path("/proc/net", table).exists()
-            else []
-        ):
+        lines = list[str]()
+        with suppress(FileNotFoundError):
+            lines = Path("/proc/net", table).read_text().splitlines()[1:]
+        for line in lines:
             _, local, _, state, *_, inode = line.split()[:10]
-            words, port = bytes.fromhex(local.split(":")[0]), int(local.split(":")[1], 16)
             if state == "0A" and f"socket:[{inode}]" in owned:  # it listens
-                host = socket.inet_ntop(
-                    family, b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
-                )
+                address, port = local.split(":")
+                words = bytes.fromhex(address)  # of four bytes, each from its last to its first
+                parts = [words[at : at + 4][::-1] for at in range(0, len(words), 4)]
+                host = socket.inet_ntop(family, b"".join(parts))
                 with suppress(OSError, http.client.HTTPException):
-                    connection = http.client.HTTPConnection(host, port, timeout=1)
+                    connection = http.client.HTTPConnection(host, int(port, 16), timeout=1)
                     connection.request("GET", "/readyz", headers={"Host": "localhost"})
                     if connection.getresponse().status == 200:
                         return True

@@ -44,8 +44,9 @@ def access(*, method: str, route: str | None, status: int, **facts: object) -> N
     """Write a line of the access log. route: the template, never the path or the query; None if no
     route was found.
     """
+    level = logging.DEBUG if route in QUIET and 0 < status < 400 else logging.INFO
     _access.log(
-        logging.DEBUG if route in QUIET and 0 < status < 400 else logging.INFO,
+        level,
         "%s %s %s",
         method,
         route or "(no route)",
@@ -66,11 +67,10 @@ class Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         if getattr(record, "plain", False):
             return record.getMessage()
-        trace = self.formatException(record.exc_info) if record.exc_info else ""
-        message, trace = (
-            _SECRETS.sub(lambda found: f"[{len(found[0])} characters left out]", text)
-            for text in (record.getMessage(), trace)
-        )
+        message = _without_secrets(record.getMessage())
+        trace = ""
+        if record.exc_info:
+            trace = _without_secrets(self.formatException(record.exc_info))
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, Any] = {
             "time": f"{seconds}.{int(record.msecs):03}Z",
@@ -82,23 +82,23 @@ class Formatter(logging.Formatter):
             fields["request_id"] = request_id
         extra: dict[str, Any] = getattr(record, "fields", {})
         if self.form == "json":
-            return json.dumps(fields | extra | ({"traceback": trace} if trace else {}), default=str)
-        facts = {"request_id": request_id} | {
-            name: value
-            for name, value in extra.items()
-            if name not in ("method", "route", "status")
-        }
-        words = [
-            fields["time"],
-            fields["level"].upper(),
-            record.name,
-            message,
-            *(f"{name}={value}" for name, value in facts.items() if value is not None),
-        ]
-        text = _CONTROL.sub(
-            lambda found: ascii(found[0])[1:-1], " ".join(words) + (f"\n{trace}" if trace else "")
-        )
+            fields |= extra
+            if trace:
+                fields["traceback"] = trace
+            return json.dumps(fields, default=str)
+        words = [fields["time"], fields["level"].upper(), record.name, message]
+        for name, value in {"request_id": request_id, **extra}.items():
+            if value is not None and name not in ("method", "route", "status"):
+                words.append(f"{name}={value}")
+        text = " ".join(words)
+        if trace:
+            text += f"\n{trace}"
+        text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
         return text.replace("\n", "\n    ")  # so that no message looks like a record of its own
+
+
+def _without_secrets(text: str) -> str:
+    return _SECRETS.sub(lambda found: f"[{len(found[0])} characters left out]", text)
 
 
 class Lines(QueueHandler):

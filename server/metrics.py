@@ -43,6 +43,7 @@ REJECTIONS = (
     "body_timeout",
 )
 STATES = ("reading", "waiting", "running")
+OF_MODEL, OF_DECODER = ("model",), ("model", "backend")  # labels
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps that no dashboard uses
 
@@ -141,12 +142,12 @@ class Metrics:
             "linpix_images_drawn_again",
             "Images that were drawn again because the model "
             "did not recognise their class or they were torn.",
-            ("model", "backend"),
+            OF_DECODER,
         )
         self.pixels_generated = counter(
             "linpix_pixels_generated",
             "Decoded sub-pixels, including known ones.",
-            ("model", "backend"),
+            OF_DECODER,
         )
         self.requests = counter(
             "linpix_requests",
@@ -176,14 +177,14 @@ class Metrics:
             "Requests whose time limit passed, by the state that they were in.",
             ("state",),
         )
-        self.state_slots = gauge("linpix_state_slots", "Slots of the state pool.", ("model",))
+        self.state_slots = gauge("linpix_state_slots", "Slots of the state pool.", OF_MODEL)
         self.state_slots_used = gauge(
             "linpix_state_slots_used", "Slots that hold an image.", ("model",)
         )
         self.state_saturations = counter(
             "linpix_state_saturations",
             "Elements of the state that were too large for float16.",
-            ("model",),
+            OF_MODEL,
         )
         self.faults_isolated = counter(
             "linpix_faults_isolated",
@@ -193,7 +194,7 @@ class Metrics:
         self.quanta_retried = counter(
             "linpix_quanta_retried",
             "Quanta that raised an exception and were run again in parts.",
-            ("model",),
+            OF_MODEL,
         )
         self.engine_restarts = counter("linpix_engine_restarts", "Restarts of the engine thread.")
         self.heartbeat_age = gauge(
@@ -209,19 +210,19 @@ class Metrics:
         self.queue_wait = histogram(
             "linpix_queue_wait_seconds",
             "Seconds from the head of a request until an image of it gets a slot.",
-            ("model",),
+            OF_MODEL,
             buckets=_WAIT_BUCKETS,
         )
         self.first_row = histogram(
             "linpix_first_row_seconds",
             "Seconds from the head of a request to the first decoded row of an image of it.",
-            ("model",),
+            OF_MODEL,
             buckets=_WAIT_BUCKETS,
         )
         self.engine_step = histogram(
             "linpix_engine_step_seconds",
             "Seconds of one step, which takes a token of every image through the layers.",
-            ("model", "backend"),
+            OF_DECODER,
             buckets=_STEP_BUCKETS,
         )
         self.engine_step_batch_size = histogram(
@@ -231,7 +232,7 @@ class Metrics:
             "linpix_prefill_seconds",
             "Seconds to read or fold in the known part of a request's "
             "picture, once for all its images.",
-            ("model",),
+            OF_MODEL,
             buckets=_PREFILL_BUCKETS,
         )
         self.reloads = counter(
@@ -282,13 +283,12 @@ class Metrics:
         """Samples of these names, by name and label values; labels have the order in which the
         metric declares them.
         """
-        families = self.registry.restricted_registry(names).collect()
-        return {
-            (sample.name, *sample.labels.values()): sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name in names
-        }
+        found: dict[tuple[str, ...], float] = {}
+        for family in self.registry.restricted_registry(names).collect():
+            for sample in family.samples:
+                if sample.name in names:
+                    found[sample.name, *sample.labels.values()] = sample.value
+        return found
 
     def text(self) -> bytes:
         """All metrics in Prometheus's exposition format."""

@@ -102,10 +102,9 @@ class Origins:
                 return None
         elif origin.lower() in self.allowed or self._own(origin, host or ""):
             return None
-        return foreign_origin(
-            f"a page of another origin ({site})" if origin is None else f"origin {origin}",
-            "this server" if host is None else host,
-        )
+        page = f"a page of another origin ({site})" if origin is None else f"origin {origin}"
+        ours = "this server" if host is None else host
+        return foreign_origin(page, ours)
 
     @staticmethod
     def _own(origin: str, host: str) -> bool:
@@ -142,7 +141,9 @@ def check_proxies(text: str) -> None:
     """Raise ValueError if no proxy can have one of these comma-separated addresses or networks; *
     stands for any.
     """
-    for entry in entries(text) if text != "*" else []:
+    if text == "*":
+        return
+    for entry in entries(text):
         try:
             network = ipaddress.ip_network(entry)
         except ValueError:

@@ -70,12 +70,8 @@ async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterato
         bodies=Bodies(settings, service.requests),
     )
     server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            timeout_graceful_shutdown=1,
-            forwarded_allow_ips="",
-            **UVICORN | {"timeout_keep_alive": settings.head_timeout},
+        configured(
+            app, settings, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips=""
         )
     )
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]  # the service does
@@ -248,15 +244,14 @@ def warn_of_exposure(settings: Settings) -> None:
         )
 
 
-def configured(app: Any, settings: Settings) -> uvicorn.Config:
-    """uvicorn's configuration for an app."""
-    return uvicorn.Config(
-        app,
-        workers=1,
-        timeout_graceful_shutdown=10,
-        forwarded_allow_ips=settings.trusted_proxies,
-        **UVICORN | {"timeout_keep_alive": settings.head_timeout},
-    )
+def configured(app: Any, settings: Settings, **others: Any) -> uvicorn.Config:
+    """uvicorn's configuration for an app. others: options in place of the service's."""
+    options = {
+        "timeout_graceful_shutdown": 10,
+        "timeout_keep_alive": settings.head_timeout,
+        "forwarded_allow_ips": settings.trusted_proxies,
+    }
+    return uvicorn.Config(app, workers=1, **UVICORN | options | others)
 
 
 def serve(settings: Settings) -> None:
@@ -268,11 +263,9 @@ def serve(settings: Settings) -> None:
         logger.warning("%s", sentence)
     # both before the weights are read: a second server with the same port fails at once
     sockets = listen(settings.host, settings.port)
-    probes = (
-        []
-        if settings.metrics_port is None
-        else listen(settings.metrics_host, settings.metrics_port, "metrics-")
-    )
+    probes = []
+    if settings.metrics_port is not None:
+        probes = listen(settings.metrics_host, settings.metrics_port, "metrics-")
     app = create_app(settings)
     warn_of_exposure(settings)
     server = Server(configured(app, settings), app.state.service, probes)

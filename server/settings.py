@@ -37,7 +37,8 @@ def misspelt(environment: Mapping[str, str]) -> list[str]:
     known = [f"LINPIX_{name.upper()}" for name in Settings.model_fields]
     found = []
     for name, flag in (("LINPIX_PORT", "--port"), ("LINPIX_METRICS_PORT", "--metrics-port")):
-        if _of_kubernetes(port := environment.get(name)):
+        port = environment.get(name)
+        if _of_kubernetes(port):
             found.append(
                 f"the port {port} in the environment has no effect, since Kubernetes sets it for a"
                 f" Service; set enableServiceLinks: false in the pod, or the port by {flag}"
@@ -50,10 +51,8 @@ def misspelt(environment: Mapping[str, str]) -> list[str]:
             and not _of_kubernetes(environment[name])
         ):
             near = difflib.get_close_matches(name, known, 1)
-            found.append(
-                f"{name} is not a setting, so it has no effect"
-                + (f"; did you mean {near[0]}?" if near else "; linpix serve --help lists them")
-            )
+            cure = f"did you mean {near[0]}?" if near else "linpix serve --help lists them"
+            found.append(f"{name} is not a setting, so it has no effect; {cure}")
     return found
 
 
@@ -158,9 +157,8 @@ class Settings(BaseSettings):
     root_path: Annotated[str, AfterValidator(_path)] = Field(
         "",
         description=(
-            "path under which a proxy serves all of "
-            "this, such as /pix; not needed if the proxy removes the "
-            "path from requests"
+            "path under which a proxy serves all of this, such as /pix; not needed if the proxy"
+            " removes the path from requests"
         ),
     )
     models: Listed = Field(
@@ -244,9 +242,8 @@ class Settings(BaseSettings):
         gt=0,
         le=86_400,
         description=(
-            "time without a heartbeat before a busy "
-            "engine counts as hung and the process exits; ten times as long during a "
-            "comparison"
+            "time without a heartbeat before a busy engine counts as hung and the process exits;"
+            " ten times as long during a comparison"
         ),
     )
     compare_budget: Seconds = Field(
@@ -255,18 +252,15 @@ class Settings(BaseSettings):
     engine: Literal["auto", "eager", "compiled"] = Field(
         "auto",
         description=(
-            "engine of linear models: torch (eager) "
-            "or the kernels of csrc/ (compiled); auto: compiled if it can "
-            "run the model"
+            "engine of linear models: torch (eager) or the kernels of csrc/ (compiled); auto:"
+            " compiled if it can run the model"
         ),
     )
     precision: Literal["auto", "fp32", "bf16", "int8"] = Field(
         "auto",
         description=(
-            "precision of matrix products; "
-            "auto: bf16 if the hardware has instructions for it, "
-            "else fp32; int8: faster on a CPU, with slightly worse "
-            "likelihoods"
+            "precision of matrix products; auto: bf16 if the hardware has instructions for it, else"
+            " fp32; int8: faster on a CPU, with slightly worse likelihoods"
         ),
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -304,9 +298,8 @@ class Settings(BaseSettings):
     trusted_proxies: Listed = Field(
         "",
         description=(
-            "addresses or networks of proxies whose X-Forwarded-For, "
-            "X-Forwarded-Proto, X-Request-Id and traceparent headers are trusted, "
-            "comma-separated; * for any"
+            "addresses or networks of proxies whose X-Forwarded-For, X-Forwarded-Proto,"
+            " X-Request-Id and traceparent headers are trusted, comma-separated; * for any"
         ),
     )
     metrics_host: Address = Field(
@@ -373,29 +366,25 @@ class Settings(BaseSettings):
     def _defaults(cls, given: dict[str, Any]) -> dict[str, Any]:
         from linpix.model import ops  # torch, which --help does not need
 
-        # as \r\n
-        given = {
-            name: value.strip() if isinstance(value, str) else value
-            for name, value in given.items()
-        }
-        given = {
-            name: value
-            for name, value in given.items()
-            if name == "api_keys"
-            or not (
-                # left empty: as if unset
-                value == "" or (name in ("port", "metrics_port") and _of_kubernetes(value))
-            )
-        }
-        for name, field in cls.model_fields.items():
-            if get_origin(field.annotation) is Literal and isinstance(given.get(name), str):
-                given[name] = given[name].lower()
-        here = (
-            given.get("device") == "cpu"
-            or given.get("engine") == "eager"
-            or given.get("precision") == "int8"
+        used: dict[str, Any] = {}
+        for name, value in given.items():
+            if isinstance(value, str):
+                value = value.strip()  # as \r\n
+            empty = value == "" and name != "api_keys"  # as if unset
+            if empty or (name in ("port", "metrics_port") and _of_kubernetes(value)):
+                continue
+            field = cls.model_fields.get(name)
+            if field and get_origin(field.annotation) is Literal and isinstance(value, str):
+                value = value.lower()
+            used[name] = value
+        on_cpu = (
+            used.get("device") == "cpu"
+            or used.get("engine") == "eager"
+            or used.get("precision") == "int8"
         )
-        return (ON_GPU if ops.gpu and not here else {}) | given
+        if ops.gpu and not on_cpu:
+            return ON_GPU | used
+        return used
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -446,25 +435,19 @@ class Settings(BaseSettings):
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     for name, field in Settings.model_fields.items():
-        kind = "|".join(
-            get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        )
-        default = field.default
-        if SECONDS in field.metadata:
+        kind, default = name.upper(), field.default
+        if get_origin(field.annotation) is Literal:
+            kind = "|".join(get_args(field.annotation))
+        elif SECONDS in field.metadata:
             kind, default = "TIME", f"{default:g}s"
         elif BYTES in field.metadata:
             kind, default = "SIZE", f"{default >> 20}MiB"
         default = "" if field.default in (None, "") else f"default: {default}; "
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            metavar=kind or name.upper(),
-            action="append" if LIST in field.metadata else "store",
-            help=(
-                argparse.SUPPRESS
-                if field.json_schema_extra == HIDDEN
-                else f"{field.description} ({default}LINPIX_{name.upper()})"
-            ),
-        )
+        text = f"{field.description} ({default}LINPIX_{name.upper()})"
+        if field.json_schema_extra == HIDDEN:
+            text = argparse.SUPPRESS
+        action = "append" if LIST in field.metadata else "store"
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=kind, action=action, help=text)
     # defaults are in the texts; None: the variable decides
     parser.formatter_class = argparse.HelpFormatter
     parser.epilog = (

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,8 @@ class Check:
             log.seek(begin)
             printed = log.read().splitlines()
         self.results = Results(self.results.path)  # with what the step has added
-        print("\n".join(printed[-SHOWN_LINES if ended != "well" else -1 :]), flush=True)
+        shown = 1 if ended == "well" else SHOWN_LINES
+        print("\n".join(printed[-shown:]), flush=True)
         return self._note(step, ended, time.monotonic() - began, printed)
 
     def _note(self, step: Step, ended: str, seconds: float, printed: list[str]) -> bool:
@@ -120,30 +122,36 @@ def report(lines: list[dict[str, Any]]) -> str:
         rows = parts.setdefault(line.get("part", "steps"), [])
         nested = [(name, value) for name, value in line.items() if isinstance(value, dict)]
         plain = {name: value for name, value in line.items() if name not in ("part", *dict(nested))}
-        if not any(isinstance(each, dict) for _, value in nested for each in value.values()):
-            rows.append(
-                plain
-                | {f"{key}, {unit}": each for unit, value in nested for key, each in value.items()}
-            )
-        for unit, value in nested:
-            rows += [
-                plain | {"rows": key} | {f"{name}, {unit}": one for name, one in each.items()}
-                for key, each in value.items()
-                if isinstance(each, dict)
-            ]
+        whole, by_rows = dict(plain), []
+        for unit, found in nested:
+            for key, value in found.items():
+                if isinstance(value, dict):
+                    by_unit = {f"{name}, {unit}": one for name, one in value.items()}
+                    by_rows.append(plain | {"rows": key} | by_unit)
+                else:
+                    whole[f"{key}, {unit}"] = value
+        rows += by_rows or [whole]
     return "\n".join(f"## {part}\n\n{table(rows)}" for part, rows in parts.items())
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [
-        [
-            f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
-            for value in (row.get(name, "") for name in columns)
-        ]
-        for row in rows
-    ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (columns, ["---"] * len(columns), *cells))
+    columns = [*dict.fromkeys(chain.from_iterable(rows))]
+    lines = [columns, ["---"] * len(columns)]
+    for row in rows:
+        lines.append([printed(row.get(name, "")) for name in columns])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def printed(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
+
+
+def program(module: str, *words: str, **flags: str) -> list[str]:
+    """The command that runs a module of Python."""
+    command = [sys.executable, "-m", module, *words]
+    for name, value in flags.items():
+        command += [f"--{name.replace('_', '-')}", value]
+    return command
 
 
 def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step]]:
@@ -153,63 +161,37 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
           cache · emulated:
     kernels for a processor: a tiny form of all of it, to try this file without a GPU.
     """
-    python = sys.executable
+    results, device = str(out / "results.jsonl"), "cpu" if emulated else "cuda"
 
-    def tests(path: str, *flags: str) -> list[str]:
-        return [
-            python,
-            "-m",
-            "pytest",
-            "-q",
-            "-m",
-            "cuda",
-            "-o",
-            f"cache_dir={work / 'cache'}",
-            path,
-            *flags,
-        ]
+    def tests(path: str) -> list[str]:
+        return program("pytest", "-q", "-mcuda", f"-ocache_dir={work / 'cache'}", path)
 
-    def measured(part: str, **given: str) -> list[str]:
+    def measured(part: str, **flags: str) -> list[str]:
         if emulated:
-            given = {"preset": "tiny", "batch": "1,2", "state": "fp32", "emulated": str(emulated)}
-        return [
-            python,
-            "-m",
-            "tools.benchmarks.cuda",
-            part,
-            "--results",
-            str(out / "results.jsonl"),
-            *(word for name, value in given.items() for word in (f"--{name}", value)),
-        ]
+            flags = {"preset": "tiny", "batch": "1,2", "state": "fp32", "emulated": str(emulated)}
+        return program("tools.benchmarks.cuda", part, results=results, **flags)
 
     def trains(name: str, preset: str, *flags: str) -> list[str]:
         """Ten steps, an evaluation, drawn samples and a saved checkpoint, of noise in two
         classes.
         """
-        return [
-            python,
-            "-m",
+        return program(
             "linpix",
             "train",
             preset,
-            "--data",
-            str(work / "pictures"),
-            "--out",
-            str(work / name),
-            "--device",
-            "cpu" if emulated else "cuda",
-            "--images",
-            "160",
-            "--batch",
-            "16",
-            "--warmup-images",
-            "32",
-            "--validation",
-            "16",
             *flags,
-        ]
+            data=str(work / "pictures"),
+            out=str(work / name),
+            device=device,
+            images="160",
+            batch="16",
+            warmup_images="32",
+            validation="16",
+        )
 
-    service = [python, "-m", "tools.benchmarks.service", "--results", str(out / "results.jsonl")]
+    def serves(**flags: str) -> list[str]:
+        return program("tools.benchmarks.service", results=results, **flags)
+
     if emulated:
         return [
             [Step("machine", measured("machine"), 120)],
@@ -222,36 +204,29 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
                 Step("training, eager", trains("eager", "tiny", "--no-compile"), 120),
                 Step("training", measured("training"), 120),
                 Step(
-                    "service",
-                    [
-                        *service,
-                        "--model",
-                        str(work / "eager"),
-                        "--load",
-                        "2x1,2x2",
-                        "--seconds",
-                        "0.5",
-                    ],
-                    120,
+                    "service", serves(model=str(work / "eager"), load="2x1,2x2", seconds="0.5"), 120
                 ),
             ],
         ]
+    look = "from linpix.model import ops; import sys; sys.exit(ops.why_no_gpu())"
     decoding, rows = tests("tests/model/test_cuda.py"), "1,64,512,1024,4096"
+    service = serves(
+        device="cuda",
+        state="fp16",
+        slots="4096",
+        max_queue="8192",
+        max_n="1024",
+        client_images="0",
+    )
     sanitizer = ["env", "compute-sanitizer", "--error-exitcode=9"]
     return [
         [
             Step(
-                "build", [python, "setup.py", "-q", "build_ext", "--inplace", "--parallel=2"], 300
+                "build",
+                [sys.executable, *["setup.py", "-q", "build_ext", "--inplace", "--parallel=2"]],
+                300,
             ),
-            Step(
-                "look",
-                [
-                    python,
-                    "-c",
-                    "from linpix.model import ops; import sys; sys.exit(ops.why_no_gpu())",
-                ],
-                60,
-            ),
+            Step("look", [sys.executable, "-c", look], 60),
             Step("machine", measured("machine"), 60),
             Step("decoding", decoding, 230),
             *(
@@ -284,25 +259,7 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
             ),
         ],
         [
-            Step(
-                "service",
-                [
-                    *service,
-                    "--device",
-                    "cuda",
-                    "--state",
-                    "fp16",
-                    "--slots",
-                    "4096",
-                    "--max-queue",
-                    "8192",
-                    "--max-n",
-                    "1024",
-                    "--client-images",
-                    "0",
-                ],
-                180,
-            ),
+            Step("service", service, 180),
             Step("training, eager", trains("eager", "mnist", "--no-compile"), 60),
             Step("training", measured("training", preset="mnist-large", batch="128,256"), 120),
             Step("training, compiled", trains("compiled", "mnist"), 150),
@@ -349,7 +306,8 @@ def main() -> int:
     out, check = given.out.resolve(), Check(given.out.resolve())
     work = out.with_name(out.name + "-work")
     if not (work / "pictures").exists():
-        write_pictures(work / "pictures", 8 if given.emulated else 28)
+        side = 8 if given.emulated else 28
+        write_pictures(work / "pictures", side)
     for number in given.call:
         check.until = time.monotonic() + LIMIT_S
         examine(check, calls(out, work, given.emulated)[number - 1])

@@ -115,8 +115,10 @@ def folded(tree: ast.AST) -> Iterator[ast.AST]:
 
 def enclosing(node: ast.AST, parent_of: dict[ast.AST, ast.AST]) -> Iterator[ast.AST]:
     """The expressions around a node, from the inside out, up to its statement."""
-    while (node := parent_of.get(node, node)) in parent_of and not isinstance(node, ast.stmt):
-        yield node
+    outer = parent_of.get(node)
+    while outer is not None and not isinstance(outer, ast.stmt):
+        yield outer
+        outer = parent_of.get(outer)
 
 
 def simple_test(node: ast.NamedExpr, parent_of: dict[ast.AST, ast.AST]) -> bool:

@@ -129,10 +129,8 @@ def compiled(source: str) -> dict[str, tuple[list[Instruction], int, int]]:
     found = re.findall(
         r"function '(\S+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers", said, re.DOTALL
     )
-    names = [
-        _named(name)
-        for name in _output("c++filt", given="\n".join(name for name, *_ in found)).splitlines()
-    ]
+    mangled = "\n".join(name for name, *_ in found)
+    names = map(_named, _output("c++filt", given=mangled).splitlines())
     return {
         name: (code[name], int(registers), int(spilled))
         for name, (_, spilled, registers) in zip(names, found, strict=True)
@@ -164,14 +162,15 @@ def kernels_of(listing: str) -> dict[str, list[Instruction]]:
         ):
             bits, words = int(high, 16) >> 41, text.split()
             guarded = words[0].startswith("@")
-            target = re.search(r"0x([0-9a-f]+)$", text) if "BRA" in text or "CALL" in text else None
+            jump = re.search(r"(?:BRA|CALL).*0x([0-9a-f]+)$", text)
+            target = int(jump[1], 16) if jump else None
             code.append(
                 Instruction(
                     int(address, 16),
                     words[guarded],
                     text,
                     guarded or "BRA !" in text,
-                    int(target[1], 16) if target else None,
+                    target,
                     bits & 15,
                     bits >> 5 & 7,
                     bits >> 8 & 7,
@@ -182,22 +181,16 @@ def kernels_of(listing: str) -> dict[str, list[Instruction]]:
 
 
 def path_of(code: list[Instruction], case: Case) -> list[Instruction]:
-    """The instructions of a warp. A branch forward is taken if the case says so, if it avoids a
-    call of a slow path, or if what follows it leaves out a loop."""
+    """The instructions of a warp. A branch forward is taken if the case says so, or if it must be:
+    see `leaves_out`.
+    """
     at = {instruction.address: index for index, instruction in enumerate(code)}
-    backward = [
-        i.address
-        for i in code
-        if i.operation == "BRA" and i.guarded and i.target and i.target < i.address
-    ]
-    trips, left = (
-        dict.fromkeys(backward, 1) | dict(zip(backward, case.trips, strict=False)),
-        dict[int, int](),
-    )
+    conditional = [i for i in code if i.operation == "BRA" and i.guarded]
+    taken = {branch.address for n, branch in enumerate(conditional) if n in case.taken}
+    loops = [i.address for i in conditional if i.target and i.target < i.address]
+    trips = dict.fromkeys(loops, 1) | dict(zip(loops, case.trips, strict=False))
+    left = dict(trips)
     path, index = list[Instruction](), 0
-    numbers = {
-        i.address: n for n, i in enumerate(i for i in code if i.operation == "BRA" and i.guarded)
-    }
     while True:
         now = code[index]
         path.append(now)
@@ -206,24 +199,33 @@ def path_of(code: list[Instruction], case: Case) -> list[Instruction]:
             return path
         if now.operation != "BRA" or now.target is None:
             continue
+        target = at[now.target]
         if not now.guarded:
-            index = at[now.target]
-        elif now.target < now.address:
-            left[now.address] = left.get(now.address, trips[now.address]) - 1
+            index = target
+        elif now.address in left:
+            left[now.address] -= 1
             if left[now.address] > 0:
-                index = at[now.target]
+                index = target
             else:
-                del left[now.address]  # it may be entered again
-        else:
-            between = code[index : at[now.target]]
-            slow = len(between) < 12 and any(i.operation.startswith("CALL") for i in between)
-            last = between[-1] if between else now
-            loops = [loop for loop in backward if now.address < loop < (last.target or 0)]
-            leaves = (
-                last.operation == "BRA" and not last.guarded and loops and loops[0] > now.target
-            )
-            if numbers[now.address] in case.taken or slow or leaves:
-                index = at[now.target]
+                left[now.address] = trips[now.address]  # it may be entered again
+        elif now.address in taken or leaves_out(now, code[index:target], loops):
+            index = target
+
+
+def leaves_out(branch: Instruction, between: list[Instruction], loops: list[int]) -> bool:
+    """Whether a branch forward avoids a call of a slow path, or what it skips leaves out a loop.
+
+    between: what it skips · loops: addresses of their ends.
+    """
+    if not between:
+        return False
+    if len(between) < 12 and any(i.operation.startswith("CALL") for i in between):
+        return True
+    last = between[-1]
+    if last.operation != "BRA" or last.guarded:
+        return False
+    left_out = [loop for loop in loops if branch.address < loop < (last.target or 0)]
+    return bool(left_out) and left_out[0] > (branch.target or 0)
 
 
 class Warp:
@@ -239,14 +241,16 @@ class Warp:
     def can_issue(self, step: Instruction) -> float:
         """When: after its last instruction, and what this one waits for."""
         times = [self.ready, *(self.boards[b] for b in range(6) if step.waits >> b & 1)]
-        if step.operation.startswith("DEPBAR") and (left := re.search(r"SB0, 0x(\d+)", step.text)):
-            times += self.copies[: len(self.copies) - 1 - int(left[1])][-1:]
+        allowed = re.search(r"DEPBAR.*SB0, 0x(\d+)", step.text)  # copies that may be under way
+        if allowed:
+            times += self.copies[: len(self.copies) - 1 - int(allowed[1])][-1:]
         return max(times)
 
 
 def unit_of(step: Instruction) -> str:
     name = step.operation.split(".")[0]
-    return OPERATIONS.get(name, "uniform" if name.startswith("U") else "integer")
+    other = "uniform" if name.startswith("U") else "integer"
+    return OPERATIONS.get(name, other)
 
 
 def cycles(path: list[Instruction], count: int, resident: int) -> float:
@@ -305,87 +309,47 @@ def microseconds(code: list[Instruction], case: Case) -> float:
     return math.hypot(taken / CLOCK, case.moved / COPY) * 1e6 + LAUNCH_US
 
 
+# shapes of MultiplyMany with their rows and columns of a tile: by whether the rows are many, and
+# whether the product is added
+TILES = {
+    (True, True): ("2, 4, 4, 2, 4", 128, 64),
+    (True, False): ("4, 4, 2, 4, 3", 128, 128),
+    (False, True): ("2, 1, 2, 4, 4", 64, 32),
+    (False, False): ("2, 2, 2, 4, 4", 64, 64),
+}
+
+
 def cases(rows: int) -> list[Case]:
     """Of a layer with eight heads of 32, width 256 and 1,024 hidden units; of few rows, only one of
     the products.
     """
-    large = rows > 1024
-    found = [
-        Case("norm", "product.cu", "NormaliseRows<8>", 4, 8, math.ceil(rows / 4), 0, taken=(7,))
-    ]
     if rows <= 64:
-        found = [
-            Case(
-                "norm and qkv",
-                "product.cu",
-                "Multiply<bfloat16, (Product)0, 4, 16, 8>",
-                4,
-                4,
-                math.ceil(rows / 16) * 24,
-                0,
-                trips=(1, 15, 1, 1, 1, 8),
-                taken=(5, 50) if rows <= 4 else (32,),
-            )
-        ]
-    for name, kind, wide, deep in (
-        (
+        grid, taken = math.ceil(rows / 16) * 24, (5, 50) if rows <= 4 else (32,)
+        kernel, trips = "Multiply<bfloat16, (Product)0, 4, 16, 8>", (1, 15, 1, 1, 1, 8)
+        found = [Case("norm and qkv", "product.cu", kernel, 4, 4, grid, 0, trips, taken)]
+    else:
+        grid = math.ceil(rows / 4)
+        found = [Case("norm", "product.cu", "NormaliseRows<8>", 4, 8, grid, 0, taken=(7,))]
+        for name, kind, wide, deep in (
             ("qkv", "0, false", 768, 256),
             ("up", "1, true", 1024, 256),
             ("out", "2, false", 256, 256),
             ("down", "2, false", 256, 1024),
-        )
-        if rows > 64
-        else ()
-    ):
-        add = kind[0] == "2"
-        shape = (
-            ("2, 4, 4, 2, 4" if add else "4, 4, 2, 4, 3")
-            if large
-            else f"2, {1 if add else 2}, 2, 4, 4"
-        )
-        tile = (128, 64 if add else 128) if large else (64, 32 if add else 64)
-        found.append(
-            Case(
-                name,
-                "product.cu",
-                f"MultiplyMany<(Product){kind}, {shape}>",
-                8,
-                2,
-                math.ceil(rows / tile[0]) * wide // tile[1],
-                0,
-                trips=(deep // 64,),
-            )
-        )
+        ):
+            shape, high, across = TILES[rows > 1024, kind == "2, false"]
+            kernel = f"MultiplyMany<(Product){kind}, {shape}>"
+            grid = math.ceil(rows / high) * wide // across
+            found.append(Case(name, "product.cu", kernel, 8, 2, grid, 0, trips=(deep // 64,)))
     heads = rows * 8
     for name, taken in (
         ("attention, fp16, seven of eight tokens", (0, 8)),
         ("the eighth", (0, 7, 9)),
     ):
-        pairs = 128 * (3.5 + 7 / 8)
-        found.append(
-            Case(
-                name,
-                "attention.cu",
-                "Recall<bfloat16, true>",
-                4,
-                6,
-                heads // 4,
-                heads * (2048 * 9 / 8 + 256 + pairs),
-                taken=taken,
-            )
-        )
-    found.append(
-        Case(
-            "attention, fp32",
-            "attention.cu",
-            "Attend<bfloat16, 32>",
-            4,
-            5,
-            heads // 4,
-            heads * (8192 + 256),
-            taken=(5,),
-        )
-    )
+        moved = heads * (2048 * 9 / 8 + 256 + 128 * (3.5 + 7 / 8))
+        kernel, grid = "Recall<bfloat16, true>", heads // 4
+        found.append(Case(name, "attention.cu", kernel, 4, 6, grid, moved, taken=taken))
+    name, kernel, moved = "attention, fp32", "Attend<bfloat16, 32>", heads * (8192 + 256)
+    found.append(Case(name, "attention.cu", kernel, 4, 5, heads // 4, moved, taken=(5,)))
     return found
 
 

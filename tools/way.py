@@ -18,11 +18,12 @@ import time
 from pathlib import Path
 from types import CodeType, FrameType
 
+from tools.harness.client import FORM, form
+
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("server", "linpix", "model")
 # the longest time to start; from an answer until its connection is forgotten
 START_S, SETTLED_S = 60.0, 0.25
-BOUNDARY = "boundary-of-a-form"
 
 calls: set[CodeType] | None = None  # of the request that is recorded
 
@@ -52,20 +53,6 @@ def ask(port: int, path: str, body: bytes, kind: str) -> bytes:
     return content
 
 
-def form(fields: dict[str, bytes]) -> bytes:
-    parts = [
-        b'--%s\r\ncontent-disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
-        % (
-            BOUNDARY.encode(),
-            name.encode(),
-            b'; filename="a.png"' if value.startswith(b"\x89PNG") else b"",
-            value,
-        )
-        for name, value in fields.items()
-    ]
-    return b"".join(parts) + b"--%s--\r\n" % BOUNDARY.encode()
-
-
 def recorded(port: int, path: str, body: bytes, kind: str) -> dict[str, list[str]]:
     global calls
     for _ in range(2):
@@ -85,9 +72,7 @@ def requests(port: int) -> dict[str, dict[str, list[str]]]:
     edit = form({"image": picture, "model": b"mnist-small", "keep_rows": b"14", "seed": b"1"})
     return {
         "image": recorded(port, "/v1/images/generations", image, "application/json"),
-        "edit": recorded(
-            port, "/v1/images/edits", edit, f"multipart/form-data; boundary={BOUNDARY}"
-        ),
+        "edit": recorded(port, "/v1/images/edits", edit, FORM),
     }
 
 
@@ -135,18 +120,12 @@ def serve() -> int:
     return main(
         [
             "serve",
-            "--port",
-            str(port),
-            "--models",
-            "mnist-small",
-            "--checkpoints",
-            str(ROOT / "checkpoints"),
-            "--engine",
-            "compiled",
-            "--device",
-            "cpu",
-            "--watchdog-timeout",
-            "86400",
+            f"--port={port}",
+            "--models=mnist-small",
+            f"--checkpoints={ROOT / 'checkpoints'}",
+            "--engine=compiled",
+            "--device=cpu",
+            "--watchdog-timeout=86400",
         ]
     )
 

@@ -44,8 +44,10 @@ def grid(
     """
     if rows is not None:
         drawn = np.arange(config.subpixels) < rows[:, None] * (config.width * config.channels)
-        undrawn = np.uint8(0 if config.palette else UNDRAWN)
-        images = np.where(drawn if known is None else drawn | known, images, undrawn)
+        if known is not None:
+            drawn |= known
+        undrawn = 0 if config.palette else UNDRAWN
+        images = np.where(drawn, images, np.uint8(undrawn))
     return tile(images, config, columns or columns_for(len(images)))
 
 
@@ -102,10 +104,11 @@ def enlargement(count: int, config: ModelConfig, factor: int | None) -> int:
     width, height = sheet_size(count, config)
     factor = factor or max(1, min(WIDEST // width, LARGEST_SIDE // height))
     if max(width, height) * factor > LARGEST_SIDE or width * height * factor**2 > LARGEST_FRAME:
+        further = ", or give a smaller --scale" if factor > 1 else ""
         raise ValueError(
             f"--count {count}: a frame of the animation would have {width * factor} x"
             f" {height * factor} pixels; at most {LARGEST_FRAME} are allowed, {LARGEST_SIDE} a"
-            " side; draw fewer images" + (", or give a smaller --scale" if factor > 1 else "")
+            f" side; draw fewer images{further}"
         )
     return factor
 

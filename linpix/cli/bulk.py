@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -30,7 +31,7 @@ from linpix.server.engine.image import Image, chosen, images_of
 from linpix.server.engine.job import Job
 from linpix.server.pictures import encode
 
-from .draw import quantum_of
+from .draw import class_name, quantum_of
 
 SETTINGS = "linpix.json"
 ShardFormat = Literal["tar", "png"]  # WebDataset's tars, or folders of the same files
@@ -56,22 +57,18 @@ def draw_shards(
     # of fixed width, for names like shard-{00000..00099}
     count, digits = job.count, max(5, len(str(shards - 1)))
     with _locked(folder):
-        job = replace(
-            job,
-            seed=_settle(
-                folder,
-                job,
-                engine,
-                seed_given,
-                {"count": count, "shards": shards, "shard_format": shard_format, "scale": scale},
-            ),
-        )
-        images = {
-            folder / f"shard-{shard:0{digits}}{'.tar' if shard_format == 'tar' else ''}": range(
-                shard * count // shards, (shard + 1) * count // shards
-            )
-            for shard in range(shards)
+        settings: dict[str, object] = {
+            "count": count,
+            "shards": shards,
+            "shard_format": shard_format,
+            "scale": scale,
         }
+        job = replace(job, seed=_settle(folder, job, engine, seed_given, settings))
+        suffix = ".tar" if shard_format == "tar" else ""
+        images: dict[Path, range] = {}  # the numbers of each shard's images
+        for shard in range(shards):
+            path = folder / f"shard-{shard:0{digits}}{suffix}"
+            images[path] = range(shard * count // shards, (shard + 1) * count // shards)
         missing = {path: numbers for path, numbers in images.items() if not path.exists()}
         todo, began = sum(map(len, missing.values())), time.perf_counter()
         with tqdm(
@@ -107,11 +104,11 @@ def _drawn(engine: Engine, job: Job, shards: Sequence[range], bar: "tqdm[Any]") 
     # the clock decides when an image is drawn again, and so what is in a batch
     if eager and job.attempts > 1:
         slots = 1
-    parts = deque(
-        shard[first : first + slots] for shard in shards for first in range(0, len(shard), slots)
-    )
+    parts: deque[range] = deque()
+    for shard in shards:
+        parts.extend(shard[first : first + slots] for first in range(0, len(shard), slots))
     finished: dict[int, Image] = {}  # by number
-    for number in (number for shard in shards for number in shard):
+    for number in chain.from_iterable(shards):
         while number not in finished:
             while parts and (
                 not engine.busy if eager else len(engine.scheduler.interactive) < slots
@@ -127,12 +124,11 @@ def _drawn(engine: Engine, job: Job, shards: Sequence[range], bar: "tqdm[Any]") 
 
 def _write(number: int, image: Image, job: Job, engine: Engine, scale: int, add: Add) -> None:
     """Add the PNG and JSON of an image to its shard."""
-    decoder, label = engine.decoder, image.label
-    names = decoder.checkpoint.class_names
+    decoder = engine.decoder
     facts = {
         "seed": job.seed + number,
-        "label": label,
-        "class": None if label is None or label >= len(names) else names[label],
+        "label": image.label,
+        "class": class_name(image, decoder.checkpoint),
         "temperature": job.temperature,
         "attempts": job.attempts,
         "model": decoder.checkpoint.name,
@@ -203,12 +199,14 @@ def _settle(
         first = int(begun["seed"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{file} is damaged; restore it, or give another --out") from None
-    wanted = {"seed": job.seed if seed_given else first} | settings
-    if differing := [
+    seed = job.seed if seed_given else first
+    wanted = {"seed": seed} | settings
+    differing = [
         f"{name} {begun.get(name)!r}, now {value!r}"
         for name, value in wanted.items()
         if begun.get(name) != value
-    ]:
+    ]
+    if differing:
         raise ValueError(
             f"--out {folder} was started with other settings: {'; '.join(differing)}; use the"
             " settings of the first call, or give another folder"

@@ -41,11 +41,9 @@ from .output import Output, check_output, kind_of, scale_of
 
 
 def serve(given: argparse.Namespace) -> None:
-    flags: dict[str, Any] = {
-        name: value for name in Settings.model_fields if (value := getattr(given, name)) is not None
-    }
+    flags: dict[str, Any] = {name: getattr(given, name) for name in Settings.model_fields}
     try:
-        settings = Settings(**flags)
+        settings = Settings(**{name: flag for name, flag in flags.items() if flag is not None})
     except ValidationError as invalid:
         first = invalid.errors()[0]
         name = str(first["loc"][0])
@@ -99,7 +97,15 @@ def _sample_shards(given: argparse.Namespace) -> None:
         seed_given=given.seed is not None,
     )
     count, seconds, decoder = drawn["drawn"], drawn["seconds"], engine.decoder
-    speed = count / seconds if count else None
+    text = (
+        f"{given.out} has {given.count} images in {given.shards} shards, seeds from"
+        f" {drawn['seed']}; {count} of them were drawn now"
+    )
+    speed = None
+    if count:
+        speed = count / seconds
+        how = f"{speed:.2f} images/s, {decoder.kind} engine, {decoder.precision}"
+        text += f" in {seconds:.2f} s ({how})"
     result = {
         "images": given.count,
         "images_per_second": speed,
@@ -107,17 +113,7 @@ def _sample_shards(given: argparse.Namespace) -> None:
         "shards": given.shards,
         **drawn,
     }
-    how = (
-        f" in {seconds:.2f} s ({speed:.2f} images/s, {decoder.kind} engine, {decoder.precision})"
-        if speed
-        else ""
-    )
-    _say(
-        given,
-        result,
-        f"{given.out} has {given.count} images in {given.shards} shards, seeds from"
-        f" {drawn['seed']}; {count} of them were drawn now{how}",
-    )
+    _say(given, result, text)
 
 
 def complete(given: argparse.Namespace) -> None:
@@ -149,8 +145,10 @@ def _opened(given: argparse.Namespace) -> tuple[Engine, Job, Output]:
     """An engine, what it draws, and where that goes. What cannot be drawn, written or shown is
     refused here.
     """
-    kind, quiet = check_output(given.out), given.json and given.preview == "auto"
-    given.colours = preview.colours_of(sys.stderr, "never" if quiet else given.preview, os.environ)
+    kind = check_output(given.out)
+    if given.json and given.preview == "auto":
+        given.preview = "never"
+    given.colours = preview.colours_of(sys.stderr, given.preview, os.environ)
     checkpoint = checkpoints.named(given.model, given.checkpoints)
     config = checkpoint.net.config
     scale = scale_of(kind, given.count, config, given.scale, screen=sys.stdout.isatty())
@@ -180,14 +178,11 @@ def _produce(
 ) -> None:
     """Draw all images, choose those to return if there are candidates, write them, and report."""
     decoder, config = engine.decoder, output.config
-    # a preview needs a stream
-    job, animated = dataclasses.replace(job, stream=True), output.kind in ("GIF", "WEBP")
+    job = dataclasses.replace(job, stream=True)  # for the preview
+    animated = output.kind in ("GIF", "WEBP")
+    frames = animation.MAX_FRAMES if animated else 1
     with preview.Progress(
-        job,
-        config,
-        sys.stderr,
-        colours=given.colours,
-        frames=animation.MAX_FRAMES if animated else 1,
+        job, config, sys.stderr, colours=given.colours, frames=frames
     ) as progress:
 
         def done(image: Image) -> None:
@@ -197,24 +192,24 @@ def _produce(
             progress.done(image)
 
         kept, seconds = produce(engine, job, done, progress.advanced)
-    if checked := [image.recognised for image in kept if image.recognised is not None]:
-        facts["confidences"] = [one.confidence for one in checked]
+    checked = [image.recognised for image in kept if image.recognised is not None]
+    if checked:
+        facts["confidences"] = [recognised.confidence for recognised in checked]
     warn(given.command, unsure_of(kept))
     if job.attempts > 1:
-        facts["attempts"] = [one.attempts for one in checked]
+        facts["attempts"] = [recognised.attempts for recognised in checked]
     text = output.path
     if output.kind:
-        frames = output.write_all(
-            pixels_of(kept),
-            [rows[[image.index for image in kept]] for rows in progress.film.moments],
-            job.known,
-        )
+        indices = [image.index for image in kept]
+        moments = [rows[indices] for rows in progress.film.moments]
+        frames = output.write_all(pixels_of(kept), moments, job.known)
         if animated:
             facts["frames"], text = frames, f"{text} ({frames} frames)"
+    elif job.candidates:
+        for place, image in enumerate(kept):
+            output.write_one(place, image)
     if job.candidates:
         facts["candidates"] = job.count
-        for place, image in enumerate([] if output.kind else kept):
-            output.write_one(place, image)
     seeds = [job.seed + image.index for image in kept]
     files = list(dict.fromkeys(output.file(place, seed) for place, seed in enumerate(seeds)))
     result = {
@@ -238,9 +233,9 @@ def _produce(
 
 
 def compare(given: argparse.Namespace) -> None:
-    backends = (
-        BACKENDS if given.all or not given.backends else tuple(",".join(given.backends).split(","))
-    )
+    backends = BACKENDS
+    if given.backends:
+        backends = tuple(",".join(given.backends).split(","))
     plan = ComparisonPlan(
         backends=backends, batches=tuple(given.batch or (1, 16, 64)), budget_s=given.budget
     )
@@ -284,9 +279,10 @@ def _facts_of(folder: Path) -> dict[str, Any]:
     if attention_for(config).steps_as:
         chosen = choose(config, device="auto")
         engine = f"{chosen.engine} {chosen.precision} {chosen.device}"
+    colours = "grey" if config.channels == 1 else "colour"
     return {
         "size": f"{config.width}x{config.height}",
-        "colours": "grey" if config.channels == 1 else "colour",
+        "colours": colours,
         "classes": config.classes,
         "attention": config.attention,
         "engine": engine,
@@ -295,47 +291,46 @@ def _facts_of(folder: Path) -> dict[str, Any]:
 
 
 def doctor(given: argparse.Namespace) -> None:
-    pool = GpuPool(net_for(PRESETS["mnist"]), ON_GPU["slots"]) if ops.gpu else None
-    if pool:
+    engine, precision, int8_products = "eager", "fp32", "none"
+    if ops.compiled:
+        engine = "compiled"
+        int8_products = "with --precision int8, without VNNI, so little faster"
+        if torch.ops.linpix.cpu_has_fast_bf16():
+            precision = "bf16"
+        if ops.kernel() in ops.VNNI_KERNELS:
+            int8_products = "with --precision int8, using VNNI"
+    device, gpu_kernels = "cpu", None
+    if ops.gpu:
+        pool = GpuPool(net_for(PRESETS["mnist"]), ON_GPU["slots"])
         pool.record(ON_GPU["slots"])
+        # the fastest ones for the preset mnist
+        device, gpu_kernels = torch.cuda.get_device_name(), pool.kernels
     facts = {
-        "engine": "compiled" if ops.compiled else "eager",
+        "engine": engine,
         "kernel": ops.kernel(),
         "why": ops.why(),
-        "precision": "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32",
+        "precision": precision,
         "feature_maps": (
             "elu+1 in the compiled kernels, relu, polynomial and random in the eager engine"
         ),
         "residuals": "plain in the compiled kernels, reversible in the eager engine",
-        "device": torch.cuda.get_device_name() if ops.gpu else "cpu",
+        "device": device,
         "no_gpu": ops.why_no_gpu() or None,
-        # that are the fastest for the preset mnist
-        "gpu_kernels": pool.kernels if pool else None,
+        "gpu_kernels": gpu_kernels,
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        "int8_products": (
-            "with --precision int8, using VNNI"
-            if ops.kernel() in ops.VNNI_KERNELS
-            else "with --precision int8, without VNNI, so little faster"
-            if ops.compiled
-            else "none"
-        ),
+        "int8_products": int8_products,
         "bf16_matrix_products": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
     }
-    _say(
-        given,
-        facts,
-        "\n".join(
-            f"{name.replace('_', ' '):21} {value}"
-            for name, value in facts.items()
-            if value is not None
-        ),
-    )
+    known = {name.replace("_", " "): fact for name, fact in facts.items() if fact is not None}
+    _say(given, facts, "\n".join(f"{name:21} {fact}" for name, fact in known.items()))
 
 
 def _say(given: argparse.Namespace, result: dict[str, Any], text: str) -> None:
     """One JSON object with --json, else text for people."""
-    print(json.dumps(result, allow_nan=False) if given.json else text)
+    if given.json:
+        text = json.dumps(result, allow_nan=False)
+    print(text)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from linpix.model.attempts import unsure
-from linpix.model.checkpoint import named
+from linpix.model.checkpoint import Checkpoint, named
 from linpix.model.team import limit_threads
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
@@ -138,20 +138,7 @@ def draw(
     """`linpix.sample`, `linpix.complete`. given: an image to complete, and what of it is known ·
     options: new_job's.
     """
-    # numpy's have no bit_length
-    options = {
-        name: int(value) if isinstance(value, numbers.Integral) else value
-        for name, value in {"count": count, "batch": batch, **options}.items()
-    }
-    for name, value in options.items():
-        kind = numbers.Real if name == "temperature" else numbers.Integral
-        # which new_job checks
-        if value is not None and not isinstance(value, kind) and name != "attempts":
-            raise ValueError(
-                f"{name} must be {'a' if kind is numbers.Real else 'a whole'} number, got {value!r}"
-            )
-        if name in ("count", "batch") and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    options = _checked_numbers({"count": count, "batch": batch, **options})
     count, batch = options.pop("count"), options.pop("batch")
     if prepare not in get_args(Preparation):
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
@@ -159,7 +146,8 @@ def draw(
     config = checkpoint.net.config
     labels: list[int | None] = []
     if np.ndim(label) == 1:
-        labels, label = [class_of(one, checkpoint) for one in np.asarray(label).tolist()], None
+        labels = [class_of(each, checkpoint) for each in np.asarray(label).tolist()]
+        label = None
         if count == 1:
             count = max(1, len(labels))
         if len(labels) != count or options["candidates"] is not None:
@@ -175,25 +163,41 @@ def draw(
         job = replace(job, canvas=upload.canvas, known=upload.known)
         for warning in uploads.warnings_of(upload, checkpoint):
             warnings.warn(warning, stacklevel=4)
-    with tqdm(
-        total=job.count,
-        unit="image",
-        disable=None if progress is None else not progress,
-        file=sys.stderr,
-    ) as bar:
-        images, _ = produce(
-            Engine(new_decoder(checkpoint, min(job.count, batch))),
-            job,
-            lambda image: bar.update(),
-            labels=labels,
-        )
-    checked, classes = [image.recognised for image in images], [image.label for image in images]
+    hidden = None if progress is None else not progress  # None: unless on a terminal
+    with tqdm(total=job.count, unit="image", disable=hidden, file=sys.stderr) as bar:
+        engine = Engine(new_decoder(checkpoint, min(job.count, batch)))
+        images, _ = produce(engine, job, lambda image: bar.update(), labels=labels)
     for warning in unsure_of(images):
         warnings.warn(warning, stacklevel=4)
     return Images(
         shown(pixels_of(images), config),
         config,
         [job.seed + image.index for image in images],
-        [None if number is None else checkpoint.class_names[number] for number in classes],
-        [None if one is None else round(one.confidence, 4) for one in checked],
+        [class_name(image, checkpoint) for image in images],
+        [image.recognised and round(image.recognised.confidence, 4) for image in images],
     )
+
+
+def _checked_numbers(options: dict[str, Any]) -> dict[str, Any]:
+    """The options, with whole numbers as int: numpy's have no bit_length. Raises ValueError."""
+    checked = dict(options)
+    for name, value in options.items():
+        if isinstance(value, numbers.Integral):
+            checked[name] = int(value)
+        elif name == "temperature":
+            if value is not None and not isinstance(value, numbers.Real):
+                raise ValueError(f"{name} must be a number, got {value!r}")
+        elif value is not None and name != "attempts":  # which new_job checks
+            raise ValueError(f"{name} must be a whole number, got {value!r}")
+    for name in ("count", "batch"):
+        if checked[name] < 1:
+            raise ValueError(f"{name} must be at least 1, got {checked[name]}")
+    return checked
+
+
+def class_name(image: Image, checkpoint: Checkpoint) -> str | None:
+    """The name of an image's class; None if it has no class, or the class no name."""
+    names = checkpoint.class_names
+    if image.label is None or image.label >= len(names):
+        return None
+    return names[image.label]

@@ -28,16 +28,11 @@ def key(given: argparse.Namespace) -> None:
     if given.json:
         print(json.dumps({"name": given.name, "key": secret, "line": line, "file": given.file}))
         return
+    where = ", followed by its line for the file of --api-keys:"
+    if given.file:
+        where = f", and its line was added to {given.file}"
     print(secret)
-    print(
-        "this is the key; it is shown only once"
-        + (
-            f", and its line was added to {given.file}"
-            if given.file
-            else ", followed by its line for the file of --api-keys:"
-        ),
-        file=sys.stderr,
-    )
+    print(f"this is the key; it is shown only once{where}", file=sys.stderr)
     if not given.file:
         print(line)
 
@@ -53,6 +48,9 @@ def append(path: Path, line: str) -> None:
         errors="replace",
     ) as file:
         text = file.read()
-        whole = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n"
-        parse(whole, path)  # before writing: the file may be invalid, or already have this name
-        file.write(whole.removeprefix(text))
+        added = f"{line}\n"
+        if text and not text.endswith("\n"):
+            added = "\n" + added
+        # before writing: the file may be invalid, or already have this name
+        parse(text + added, path)
+        file.write(added)

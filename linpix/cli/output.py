@@ -36,9 +36,10 @@ def check_output(out: str) -> Kind | None:
     possible = "NAME.png for a grid, NAME.gif or NAME.webp for an animation of it"
     if kind:
         if path.is_dir() or not path.parent.is_dir():
+            wrong = "is a folder" if path.is_dir() else "its folder does not exist"
             raise ValueError(
-                f"--out {out}: {'is a folder' if path.is_dir() else 'its folder does not exist'};"
-                f" give a new folder for one PNG per image, or {possible} in an existing folder"
+                f"--out {out}: {wrong}; give a new folder for one PNG per image, or {possible} in"
+                " an existing folder"
             )
         Image.init()
         if kind not in Image.SAVE_ALL:
@@ -47,9 +48,9 @@ def check_output(out: str) -> Kind | None:
                 " another Pillow"
             )
     elif path.is_file() or out in ("", "-"):  # "-" often means standard output
+        wrong = "a file" if path.is_file() else "not a path"
         raise ValueError(
-            f"--out {out!r} is {'a file' if path.is_file() else 'not a path'}; give a folder for"
-            f" one PNG per image, or {possible}"
+            f"--out {out!r} is {wrong}; give a folder for one PNG per image, or {possible}"
         )
     elif path.suffix[1:2].isalpha() and not path.is_dir() and not out.endswith("/"):
         raise ValueError(
@@ -72,11 +73,14 @@ def scale_of(
     """By which factor to enlarge the images of --out. wanted: --scale · screen: a grid is probably
     looked at.
     """
+    given = None if wanted == "auto" else wanted
     if kind in ("GIF", "WEBP"):
-        return animation.enlargement(count, config, None if wanted == "auto" else wanted)
+        return animation.enlargement(count, config, given)
     if wanted == "auto" or (kind == "PNG" and wanted is None and screen):
-        return max(1, animation.WIDEST // animation.sheet_size(count if kind else 1, config)[0])
-    return wanted or 1
+        together = count if kind else 1
+        width, _ = animation.sheet_size(together, config)
+        return max(1, animation.WIDEST // width)
+    return given or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +98,11 @@ class Output:
     def write_one(self, place: int, image: Drawn) -> None:
         """Write an image that is done into the folder."""
         assert image.canvas is not None
-        _write(
-            self.file(place, image.job.seed + image.index),
-            (
-                encode.png(image.canvas, self.config, self.scale)
-                if self.overlay is None
-                else self.overlay.encoded(pictures_of(image.canvas, self.config))
-            ),
-        )
+        if self.overlay is None:
+            png = encode.png(image.canvas, self.config, self.scale)
+        else:
+            png = self.overlay.encoded(pictures_of(image.canvas, self.config))
+        _write(self.file(place, image.job.seed + image.index), png)
 
     def write_all(
         self,
@@ -121,8 +122,7 @@ class Output:
             ]
             _write(self.path, animation.animate(frames, self.kind, self.scale))
             return len(frames)
-        alone = len(images) == 1  # and then without a frame: to be completed or scored
-        if alone:
+        if len(images) == 1:  # without a frame: to be completed or scored
             _write(self.path, encode.png(images[0], self.config, self.scale))
             return 1
         sheet = animation.grid(images, self.config)

@@ -66,11 +66,9 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
 
     def __reduce__(self) -> Any:  # for other processes
         plain = np.asarray(self)
-        return (
-            (Images, (plain, self._model, self.seeds, self.labels, self.confidences))
-            if self.seeds
-            else plain.__reduce__()
-        )
+        if not self.seeds:
+            return plain.__reduce__()
+        return Images, (plain, self._model, self.seeds, self.labels, self.confidences)
 
     def grid(self, columns: int | None = None, scale: int | None = None) -> Image.Image:
         """A PIL image of all images side by side, of `columns` and enlarged `scale` times; None: to
@@ -97,15 +95,15 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
     def __repr__(self) -> str:
         if self._model is None or not self.seeds:
             return repr(np.asarray(self))
-        classes = ", ".join(label or "none" for label in self.labels[:10]) + (
-            ", ..." if len(self) > 10 else ""
-        )
-        return (
-            f"<{len(self)} image{'s' * (len(self) > 1)} of {self._model.width} x"
-            f" {self._model.height}, seeds from {self.seeds[0]}"
-            + (f", classes {classes}" if any(self.labels) else "")
-            + ">"
-        )
+        images = "1 image" if len(self) == 1 else f"{len(self)} images"
+        size = f"{self._model.width} x {self._model.height}"
+        text = f"{images} of {size}, seeds from {self.seeds[0]}"
+        if any(self.labels):
+            classes = [label or "none" for label in self.labels[:10]]
+            if len(self) > 10:
+                classes.append("...")
+            text += f", classes {', '.join(classes)}"
+        return f"<{text}>"
 
     def __str__(self) -> str:
         return repr(self) if self.seeds else str(np.asarray(self))
@@ -153,7 +151,9 @@ def read_given(image: object, known: object, config: ModelConfig, **options: Any
         return uploads.read(_encoded(picture), config, mask=mask, keep_rows=rows, **options)
     except InvalidRequest as error:  # with the names that it has here
         words = str(error).replace("keep_rows", "known")
-        raise ValueError(words if known is None else words.replace("mask", "known")) from error
+        if known is not None:
+            words = words.replace("mask", "known")
+        raise ValueError(words) from error
 
 
 def _picture_of(given: object) -> Image.Image | Path:
@@ -178,7 +178,9 @@ def _picture_of(given: object) -> Image.Image | Path:
             "image must be a path, a PIL image, or an array that is uint8 of shape (height, width)"
             f" or (height, width, 3), got {values.dtype} of shape {values.shape}{cure}"
         )
-    return Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
+    if values.shape[2:] == (1,):
+        values = values[..., 0]
+    return Image.fromarray(values)
 
 
 def _array(given: object, name: str) -> NDArray[Any]:
@@ -211,17 +213,20 @@ def _writable(picture: Image.Image) -> Image.Image:
         return picture
     if mode in _PREMULTIPLIED:
         return picture.convert(_PREMULTIPLIED[mode])
-    return picture.convert("RGBA" if picture.has_transparency_data else "RGB")
+    return _in_colour(picture)
+
+
+def _in_colour(picture: Image.Image) -> Image.Image:
+    mode = "RGBA" if picture.has_transparency_data else "RGB"
+    return picture.convert(mode)
 
 
 def _encoded(picture: Image.Image | Path) -> bytes:
     if isinstance(picture, Path):
         return picture.read_bytes()
     if picture.width * picture.height > LARGEST_UPLOAD:  # models need far less
-        picture = picture.convert("RGBA" if picture.has_transparency_data else "RGB")
-        picture = picture.reduce(
-            math.ceil(math.sqrt(picture.width * picture.height / LARGEST_UPLOAD))
-        )
+        factor = math.ceil(math.sqrt(picture.width * picture.height / LARGEST_UPLOAD))
+        picture = _in_colour(picture).reduce(factor)
     out = io.BytesIO()
     picture.save(out, "PNG", compress_level=1)
     return out.getvalue()

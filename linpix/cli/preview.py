@@ -7,10 +7,11 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from itertools import groupby, zip_longest
+from itertools import groupby, product, zip_longest
 from typing import Literal, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from tqdm import tqdm
 
@@ -28,9 +29,7 @@ HALF_BLOCK = "\N{UPPER HALF BLOCK}"
 # The palette of terminals with 256 colours: a cube of 6 x 6 x 6 from number 16 on, then 24 greys.
 _LEVELS = (0, 95, 135, 175, 215, 255)
 _PALETTE = np.array(
-    [(r, g, b) for r in _LEVELS for g in _LEVELS for b in _LEVELS]
-    + [(grey, grey, grey) for grey in range(8, 239, 10)],
-    np.int64,
+    [*product(_LEVELS, repeat=3), *((grey, grey, grey) for grey in range(8, 239, 10))], np.int64
 )
 
 
@@ -43,17 +42,22 @@ def half_blocks(picture: Picture, colours: int) -> list[str]:
     """
     pixels = picture.reshape(*picture.shape[:2], -1)[..., :3]
     pixels = np.broadcast_to(pixels, (*picture.shape[:2], 3))
+    codes: list[list[str]] = []  # of each pixel, as terminals name its colour
     if colours == TRUE_COLOURS:
-        codes = [[f"2;{r};{g};{b}" for r, g, b in row] for row in pixels.tolist()]
+        for row in pixels.tolist():
+            codes.append([f"2;{red};{green};{blue}" for red, green, blue in row])
     else:
         distances = ((pixels[..., None, :].astype(np.int64) - _PALETTE) ** 2).sum(-1)
-        codes = [[f"5;{16 + number}" for number in row] for row in distances.argmin(-1).tolist()]
-    lines, below = [], [[f"48;{code}" for code in row] for row in codes[1::2]]
-    for uppers, lowers in zip_longest(codes[::2], below, fillvalue=["49"] * pixels.shape[1]):
-        paints = [f"\x1b[38;{upper};{lower}m" for upper, lower in zip(uppers, lowers, strict=True)]
-        lines.append(
-            "".join(paint + HALF_BLOCK * len([*run]) for paint, run in groupby(paints)) + "\x1b[0m"
-        )
+        for row in distances.argmin(-1).tolist():
+            codes.append([f"5;{16 + number}" for number in row])
+    lines = []
+    for uppers, lowers in zip_longest(codes[::2], codes[1::2]):
+        below = ["49"] * len(uppers)  # the terminal's own background
+        if lowers is not None:
+            below = [f"48;{code}" for code in lowers]
+        paints = [f"\x1b[38;{upper};{lower}m" for upper, lower in zip(uppers, below, strict=True)]
+        runs = [paint + HALF_BLOCK * len([*run]) for paint, run in groupby(paints)]
+        lines.append("".join(runs) + "\x1b[0m")
     return lines
 
 
@@ -116,9 +120,8 @@ class Progress:
             -(-(self._columns * (config.width + 1) + 1) // width),
             -(-(down * (config.height + 1) + 1) // height),
         )
-        self._canvas = np.zeros(
-            (min(job.count, self._columns * down) if colours else 0, config.subpixels), np.uint8
-        )
+        previewed = min(job.count, self._columns * down) if colours else 0
+        self._canvas = np.zeros((previewed, config.subpixels), np.uint8)
         if job.canvas is not None:
             self._canvas[:] = job.canvas
         self._live = stream.isatty()
@@ -144,8 +147,7 @@ class Progress:
 
     def done(self, image: Drawn) -> None:
         self._finished += 1
-        if image.index < len(self._canvas) and image.canvas is not None:
-            self._canvas[image.index] = image.canvas
+        self._put(image, image.canvas)
         self._bar.set_description_str(
             f"{self._finished}/{len(self.film.rows)} images", refresh=False
         )
@@ -153,12 +155,15 @@ class Progress:
     def advanced(self, report: Report) -> None:
         self.film.advance((image.index, rows[-1]) for image, rows, _ in report.rows)
         for image, _, canvas in report.rows:
-            if canvas is not None and image.index < len(self._canvas):
-                self._canvas[image.index] = canvas
+            self._put(image, canvas)
         if self._live and time.perf_counter() - self._drawn_at >= REDRAWN_S:
             self._draw()
         # less, if an image is drawn again
         self._bar.update(int(self.film.rows.sum()) - self._bar.n)
+
+    def _put(self, image: Drawn, canvas: NDArray[np.uint8] | None) -> None:
+        if canvas is not None and image.index < len(self._canvas):
+            self._canvas[image.index] = canvas
 
     def _draw(self) -> None:
         """Draw the preview over the last one; the line below it is for the bar."""

@@ -38,13 +38,11 @@ class Score:
     _config: ModelConfig
 
     def __repr__(self) -> str:
-        classes = "".join(
-            f", {name} with {share:.3g}" for name, share in [*self.posterior.items()][:1]
-        )
-        return (
-            f"<{self.bits_per_dim:.4f} bits/dim, log-likelihood {self.log_likelihood:.2f}"
-            f" nats{classes}>"
-        )
+        text = f"{self.bits_per_dim:.4f} bits/dim, log-likelihood {self.log_likelihood:.2f} nats"
+        if self.posterior:
+            name, share = next(iter(self.posterior.items()))
+            text += f", {name} with {share:.3g}"
+        return f"<{text}>"
 
     def _repr_png_(self) -> bytes:
         return map_png(
@@ -62,20 +60,19 @@ def score(
     label: int | str | None,
     posterior: object,
     plausible: object,
-    folder: str | Path | None,
+    checkpoints: str | Path | None,
 ) -> Score:
     """`linpix.score`."""
     for name, value in {"posterior": posterior, "plausible": plausible}.items():
         if not isinstance(value, (bool, np.bool_)):
             raise ValueError(f"{name} must be True or False, got {value!r}")
-    checkpoint = named(model, folder)
+    checkpoint = named(model, checkpoints)
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     found = read_given(image, known, config, scored=True)
     for warning in uploads.warnings_of(found):
         warnings.warn(warning, stacklevel=4)
-    bits, facts = _scored(
-        checkpoint, found, number, "posterior" if posterior else "", bool(plausible)
-    )
+    every = "posterior" if posterior else ""
+    bits, facts = _scored(checkpoint, found, number, every, bool(plausible))
     return Score(
         facts["bits_per_dim"],
         facts["log_likelihood"],
@@ -135,26 +132,25 @@ def run(given: argparse.Namespace) -> None:
     if given.out:
         Path(given.out).write_bytes(map_png(bits, config, frame_of(given.scale, config)))
     if given.json:
-        print(
-            json.dumps(
-                {
-                    "model": checkpoint.name,
-                    "checkpoint": checkpoint.digest,
-                    "conditioning": facts["conditioning"],
-                    "known": facts["known"],
-                    **found,
-                    "map": numbers(bits, config),
-                }
-            )
-        )
+        result = {
+            "model": checkpoint.name,
+            "checkpoint": checkpoint.digest,
+            "conditioning": facts["conditioning"],
+            "known": facts["known"],
+            **found,
+            "map": numbers(bits, config),
+        }
+        print(json.dumps(result))
         return
     unlabelled = "of any class" if every or config.class_first else "without a class"
     whose = unlabelled if label is None else f"as {found['label']}"
     exception = checkpoint.net.attention.exception
+    star = " *" if exception else ""
+    where = f"; map in {given.out}" if given.out else ""
     print(
-        f"{found['bits_per_dim']:.4f} bits/dim{' *' if exception else ''}, log-likelihood"
+        f"{found['bits_per_dim']:.4f} bits/dim{star}, log-likelihood"
         f" {found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given"
-        f" {facts['known']:,} known ones, {whose}" + (f"; map in {given.out}" if given.out else "")
+        f" {facts['known']:,} known ones, {whose}{where}"
     )
     for entry in found["labels"] or []:
         print(

@@ -70,10 +70,8 @@ def write(report: Report, folder: Path) -> list[str]:
     Returns what is missing, in words.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    texts, missing = (
-        {"report.json": json.dumps(report, indent=2, allow_nan=False) + "\n"},
-        list[str](),
-    )
+    texts = {"report.json": json.dumps(report, indent=2, allow_nan=False) + "\n"}
+    missing: list[str] = []
     if find_spec("matplotlib") is None:
         missing = [MISSING]
         (folder / "report.svg").unlink(missing_ok=True)  # of another report
@@ -96,13 +94,10 @@ def svg(report: Report) -> str:
 
     rows = [row for row in rows_of(report) if row[2]]
     dataset, title = dataset_of(report)
-    columns = [
-        (
-            f"images/s, B = {batch}",
-            [result for result in report["results"] if result["batch"] == batch],
-        )
-        for batch in sorted({result["batch"] for result in report["results"]})
-    ]
+    columns = []
+    for batch in sorted({result["batch"] for result in report["results"]}):
+        results = [result for result in report["results"] if result["batch"] == batch]
+        columns.append((f"images/s, B = {batch}", results))
     paper = [
         {"backend": backend, "engine": "eager", **figures}
         for backend, figures in report["paper"][dataset].items()
@@ -140,15 +135,11 @@ def svg(report: Report) -> str:
 def _bars(axes: "Axes", rows: Sequence[Row], results: list[Result]) -> None:
     """A bar for each row that has a speed, the first row at the top."""
     for place, (_, backend, engine) in enumerate(rows):
+        colour = _COLOURS.get(backend, _OTHER)
         for result in results_of(results, backend, engine):
             if speed := result["images_per_second"]:
-                axes.barh(
-                    place,
-                    speed,
-                    height=0.7,
-                    color=_COLOURS.get(backend, _OTHER),
-                    alpha=0.55 if result.get("estimated") else 1.0,
-                )
+                alpha = 0.55 if result.get("estimated") else 1.0
+                axes.barh(place, speed, height=0.7, color=colour, alpha=alpha)
                 axes.annotate(
                     measured(result, "images_per_second"),
                     (speed, place),
@@ -166,6 +157,7 @@ def _bars(axes: "Axes", rows: Sequence[Row], results: list[Result]) -> None:
 
 def _lines(axes: "Axes", rows: Sequence[Row], results: list[Result], last: int) -> None:
     for name, backend, engine in rows:
+        style = "-" if engine == "eager" else "--"
         for result in results_of(results, backend, engine):
             if points := result["step_seconds"]:
                 axes.plot(
@@ -173,7 +165,7 @@ def _lines(axes: "Axes", rows: Sequence[Row], results: list[Result], last: int) 
                     [point["seconds"] for point in points],
                     marker="o",
                     markersize=3.5,
-                    linestyle="-" if engine == "eager" else "--",
+                    linestyle=style,
                     color=_COLOURS.get(backend, _OTHER),
                     label=name,
                     clip_on=False,

@@ -18,13 +18,9 @@ from ..errors import InvalidRequest
 from .backends import ATTENTION, BACKENDS, config_of
 
 # What may differ between twins
-_FREE = {
-    "attention",
-    "twin_of",
-    "eps",
-    "first_marginal",
-    *(option for kind in get_args(AttentionKind) for option in kind_of(kind).options),
-}
+_FREE = {"attention", "twin_of", "eps", "first_marginal"}
+for _kind in get_args(AttentionKind):
+    _FREE.update(kind_of(_kind).options)
 
 
 def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:

@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 import torch
 
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.choice import choose
+from linpix.model.config import ModelConfig
 from linpix.model.machine import processor_name
 from linpix.model.provenance import commit
+from linpix.model.transformer import Transformer
 
 from ..errors import InvalidRequest
 from ..memory import free_bytes
@@ -89,10 +92,10 @@ class Comparison:
             for name in BACKENDS
             if name in plan.backends
         }
-        nets = {
-            config: source.net if (source := sources[name]) else random_net(config)
-            for name, config in wanted.items()
-        }
+        nets: dict[ModelConfig, Transformer] = {}  # several backends may share one
+        for name, config in wanted.items():
+            source = sources[name]
+            nets[config] = source.net if source else random_net(config)
         # notes: by name and batch
         self._backends, notes = list[Backend](), dict[tuple[str, int], str]()
         for name, config in wanted.items():
@@ -109,17 +112,10 @@ class Comparison:
             if name == "linear" and choose(config).engine == "compiled":
                 self._backends.append(CompiledBackend(net, rows))
             self._backends.append(Backend(name, net, rows))
-        self.cells = [
-            Cell(
-                backend,
-                batch,
-                sources[backend.name],
-                self._watch,
-                notes.get((backend.name, batch), ""),
-            )
-            for batch in batches
-            for backend in self._backends
-        ]
+        self.cells: list[Cell] = []
+        for batch, backend in product(batches, self._backends):
+            note = notes.get((backend.name, batch), "")
+            self.cells.append(Cell(backend, batch, sources[backend.name], self._watch, note))
         # of the parameters of the two softmax forms, once it is measured
         self._difference: float | None = None
         self._circumstances = _circumstances(checkpoint, sources, plan, command)
@@ -185,10 +181,12 @@ class Comparison:
         """
         again_s = DECODES_SHARE * self.plan.budget_s / len(self.cells)
         for cell in sorted(self._surveyed(), key=Cell.seconds):
-            while MARGIN * (seconds := cell.seconds()) < self._watch.left() * (1 - cell.waited):
+            seconds = cell.seconds()
+            while MARGIN * seconds < self._watch.left() * (1 - cell.waited):
                 yield from cell.decode()
                 if len(cell.decodes) == DECODES or sum(cell.decodes[1:]) + seconds > again_s:
                     break
+                seconds = cell.seconds()
             self._describe()
 
     def _surveyed(self) -> list[Cell]:
@@ -240,23 +238,33 @@ def _circumstances(
 
 def _result(cell: Cell) -> Result:
     backend, estimated = cell.backend, cell.decoded is None
-    steps, seconds = (cell.steps(), cell.seconds()) if cell.round_seconds else ({}, None)
+    weights = bits_per_dim = None
+    if cell.source:
+        weights = cell.source.name
+        bits_per_dim, _ = _bits_per_dim(cell.source.provenance)
+    steps: dict[int, float] = {}
+    speed = seconds = tail_over_head = positions = None
+    disturbed = ""
+    if cell.round_seconds:
+        steps, seconds, disturbed = cell.steps(), cell.seconds(), cell.disturbed()
+        speed, tail_over_head = cell.batch / seconds, cell.tail_over_head()
+        positions = [*steps] if estimated else None
     return {
         "backend": backend.name,
         "engine": backend.engine,
-        "weights": cell.source.name if cell.source else None,
+        "weights": weights,
         "precision": backend.precision,
         "batch": cell.batch,
-        "images_per_second": _rounded(cell.batch / seconds if seconds else None),
+        "images_per_second": _rounded(speed),
         "seconds_per_image": _rounded(seconds),  # until the batch's images are done
         "state_bytes": backend.state_bytes,
         "step_seconds": [{"position": t, "seconds": _rounded(x)} for t, x in steps.items()],
-        "tail_over_head": _rounded(cell.tail_over_head()) if seconds else None,
+        "tail_over_head": _rounded(tail_over_head),
         "estimated": estimated,
-        "positions": list(steps) if estimated and seconds else None,
-        "bits_per_dim": _bits_per_dim(cell.source.provenance)[0] if cell.source else None,
+        "positions": positions,
+        "bits_per_dim": bits_per_dim,
         "exception": backend.net.attention.exception or None,
-        "disturbed": bool(disturbed := cell.disturbed() if seconds else ""),
+        "disturbed": bool(disturbed),
         "note": cell.note or disturbed or None,
     }
 

@@ -88,9 +88,11 @@ class Comparisons:
 
     async def watch(self, id: str, interval_s: float = 0.5) -> AsyncIterator[Run]:
         """Yield a job every interval_s while it runs, and once more when it is over."""
-        while (job := self.find(id)).status == "running":
+        job = self.find(id)
+        while job.status == "running":
             yield job
             await asyncio.sleep(interval_s)
+            job = self.find(id)
         yield job
 
     def stop(self) -> None:

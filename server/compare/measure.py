@@ -7,10 +7,11 @@ units counts.
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.generate import noise_of
@@ -154,7 +155,7 @@ class Cell:
     def _predict(self) -> None:
         """Predict the seconds of the next round over the positions."""
         steps, positions = self.steps(), self.backend.positions
-        at = np.interp(positions, list(steps), list(steps.values())).tolist()
+        at = _between(steps, positions).tolist()
         share = self.backend.stride / self.batch
         passes = [x * self._rows(t) * share for t, x in zip(positions, at, strict=True)]
         self.round_seconds = sum(x * min(BURST, math.ceil(BURST_S / x)) for x in passes)
@@ -175,14 +176,15 @@ class Cell:
         """Seconds of a step of the batch, by position. If it goes in groups of rows, one group
         stands for all.
         """
-        samples, rows = self.backend.samples, {t: self._rows(t) for t in self.backend.positions}
-        # the lower quartile of each: other work on the machine can only add time, and comes in
-        # bursts
-        return {
-            t: sorted(taken)[(len(taken) - 1) // 4] * self.batch / rows[t]
-            for t in rows
-            if (taken := samples.get((rows[t], t)))
-        }
+        steps = {}
+        for t in self.backend.positions:
+            rows = self._rows(t)
+            taken = sorted(self.backend.samples.get((rows, t), []))
+            if taken:
+                # the lower quartile: other work on the machine can only add time, and comes in
+                # bursts
+                steps[t] = taken[(len(taken) - 1) // 4] * self.batch / rows
+        return steps
 
     def seconds(self) -> float:
         """Seconds to decode the batch, on the processor: measured, else estimated from its
@@ -195,9 +197,10 @@ class Cell:
         """How other work slowed it down, in words; empty if it is not known to have."""
         if self.waited > WAITED:
             return f"other work used its processor for {self.waited:.0%} of the time"
-        if self.decoded is not None and self.decoded > BUSY * (
-            usual := integrate(self.steps(), self.length)
-        ):
+        if self.decoded is None:
+            return ""
+        usual = integrate(self.steps(), self.length)
+        if self.decoded > BUSY * usual:
             return (
                 f"other work kept the machine busy: a whole decode took {self.decoded:.3g} s, and"
                 f" its typical steps add up to {usual:.3g} s"
@@ -206,8 +209,7 @@ class Cell:
 
     def tail_over_head(self) -> float:
         """Median step time in the last tenth of the positions / that in the first tenth."""
-        steps, tenth = self.steps(), max(1, self.length // 10)
-        costs = np.interp(np.arange(self.length), list(steps), list(steps.values()))
+        costs, tenth = _between(self.steps(), range(self.length)), max(1, self.length // 10)
         return float(np.median(costs[-tenth:]) / np.median(costs[:tenth]))
 
 
@@ -215,5 +217,9 @@ def integrate(seconds: dict[int, float], length: int) -> float:
     """The sum over positions 0..length-1 of seconds known at some of them, with straight lines
     between.
     """
-    positions = sorted(seconds)
-    return float(np.interp(np.arange(length), positions, [seconds[t] for t in positions]).sum())
+    return float(_between(seconds, range(length)).sum())
+
+
+def _between(seconds: dict[int, float], positions: Sequence[int]) -> NDArray[np.float64]:
+    """Seconds at positions, with straight lines between those that are known, in their order."""
+    return np.interp(positions, [*seconds], [*seconds.values()])

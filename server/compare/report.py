@@ -39,11 +39,11 @@ PAPER: dict[str, Any] = {
     "source": "Katharopoulos et al., Transformers are RNNs, ICML 2020, tables 1, 2, 4 and 5",
     "device": "one P40-class GPU, in table 5 also on a CPU that is not named",
     "columns": _COLUMNS,
-    **{
-        dataset: {backend: dict(zip(_COLUMNS, row, strict=True)) for backend, row in rows.items()}
-        for dataset, rows in _FIGURES.items()
-    },
 }
+for _dataset, _rows in _FIGURES.items():
+    PAPER[_dataset] = {
+        backend: dict(zip(_COLUMNS, row, strict=True)) for backend, row in _rows.items()
+    }
 # as readers see them
 ENGINES = {"eager": "torch", "eager+operator": "torch with our operator", "compiled": "compiled"}
 # by number of sub-pixels; else MNIST
@@ -77,14 +77,12 @@ def table(report: Report) -> str:
                 _bits(result),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if index < 2 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    widths = [0] * len(rows[0])
+    for row in rows:
+        widths = [max(width, len(cell)) for width, cell in zip(widths, row, strict=True)]
+    sides = "<<>>>>>>"  # words to the left, figures to the right
+    line = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    lines = [line.format(*row) for row in rows]
     marks = (
         "~ estimated from the steps at some positions; s/image: time until the whole batch is"
         " finished; * not strictly autoregressive; † disturbed by other work"
@@ -100,9 +98,10 @@ def markdown(
     engines = sorted({result["engine"] for result in report["results"]})
     command = f"`{report['command']}` · " if report["command"] else ""
     commit = f"commit `{report['commit']}` · " if report["commit"] else ""
+    layers, table_number = (16, 2) if dataset == "cifar10" else (8, 1)
     sizes = (
-        f"The paper's networks have {16 if dataset == 'cifar10' else 8} layers of width 256, this"
-        f" one has {report['layers']} of width {report['d_model']}."
+        f"The paper's networks have {layers} layers of width 256, this one has {report['layers']}"
+        f" of width {report['d_model']}."
     )
     if report["subpixels"] not in DATASETS:
         sizes += (
@@ -115,10 +114,7 @@ def markdown(
             f"{command}{commit}{report['created']}  \n"
             f"{machine_of(report)} · {listed([ENGINES[engine] for engine in engines])}"
         ),
-        (
-            "## Bits/dim and images per second (the paper's tables"
-            f" {2 if dataset == 'cifar10' else 1} and 4)"
-        ),
+        f"## Bits/dim and images per second (the paper's tables {table_number} and 4)",
         _grid(_throughput(report)),
         (
             "Factors are relative to softmax at the same batch in the same engine. Factors of"
@@ -243,16 +239,13 @@ def _at(report: Report, backend: str, engine: str, batch: int) -> Result:
 
 
 def _remarks(report: Report) -> list[str]:
-    difference = report["largest_logit_difference"]
-    first = (
-        []
-        if difference is None
-        else [
+    remarks, difference = list[str](), report["largest_logit_difference"]
+    if difference is not None:
+        remarks.append(
             "The two softmax forms agree: with the same weights, in float32, their parameters"
             f" differ by at most {difference:.1e}."
-        ]
-    )
-    return [*first, *report["notes"]]
+        )
+    return [*remarks, *report["notes"]]
 
 
 def _grid(rows: list[list[str]]) -> str:
@@ -317,15 +310,15 @@ def rows_of(report: Report) -> list[tuple[str, str, str]]:
     order = dict.fromkeys(
         [*report["paper"][dataset_of(report)[0]], *(result["backend"] for result in results)]
     )
-    return [
-        (
-            f"{backend} ({ENGINES[engine]})" if engine and len(engines) > 1 else backend,
-            backend,
-            engine,
-        )
-        for backend in order
-        for engine in [engine for engine in engines if results_of(results, backend, engine)] or [""]
-    ]
+    rows = []
+    for backend in order:
+        ran = [engine for engine in engines if results_of(results, backend, engine)]
+        for engine in ran or [""]:
+            name = backend
+            if engine and len(engines) > 1:
+                name += f" ({ENGINES[engine]})"
+            rows.append((name, backend, engine))
+    return rows
 
 
 def factor(x: float | None, base: float | None) -> str:
@@ -345,13 +338,14 @@ def figure(x: float | None, mark: str = "") -> str:
 
 def measured(result: Result, field: str, base: Result | None = None) -> str:
     """Our figure with the marks that it needs, and its factor against base's."""
-    if not (x := result.get(field)):
+    x = result.get(field)
+    if not x:
         return figure(x)
-    return (
-        figure(x, "~" if result.get("estimated") else "")
-        + ("†" if result.get("disturbed") else "")
-        + (factor(x, base.get(field)) if base else "")
-    )
+    before = "~" if result.get("estimated") else ""
+    after = "†" if result.get("disturbed") else ""
+    if base:
+        after += factor(x, base.get(field))
+    return figure(x, before) + after
 
 
 def machine_of(report: Report) -> str:
@@ -363,7 +357,9 @@ def machine_of(report: Report) -> str:
 
 
 def duration(seconds: float, figure: Callable[[float], str] = figure) -> str:
-    unit, size = (
-        ("s", 1.0) if seconds >= 1 else ("ms", 1e-3) if seconds >= 0.999e-3 else ("us", 1e-6)
-    )
+    unit, size = "us", 1e-6
+    if seconds >= 1:
+        unit, size = "s", 1.0
+    elif seconds >= 0.999e-3:
+        unit, size = "ms", 1e-3
     return f"{figure(seconds / size)} {unit}"

@@ -47,13 +47,12 @@ def main() -> None:
     test = datasets.load(given.data, "test", config)
     digits = (config.height, config.width, config.channels) == (SIDE, SIDE, 1)
     judge = trained_judge(given.data) if digits else None
-    images, labels_of = (
-        test.images[SEEN : SEEN + given.count],
-        test.labels[SEEN : SEEN + given.count].astype(np.int64),
-    )
+    unseen = slice(SEEN, SEEN + given.count)
+    images, labels_of = test.images[unseen], test.labels[unseen].astype(np.int64)
+    figures, last = ("kept and sure", "any") if digits else ("error and seam", "the least")
     print(
-        f"{len(images)} images; {'kept and sure' if digits else 'error and seam'}: of one at"
-        f" random, of the best of {ways}, of {'any' if digits else 'the least'} of {ways}"
+        f"{len(images)} images; {figures}: of one at random, of the best of {ways}, of {last} of"
+        f" {ways}"
     )
     with serving(
         given.checkpoints, "--models", given.models, "--max-n", str(max(16, ways))
@@ -92,22 +91,14 @@ def main() -> None:
             for name, hidden in masks(len(images), config).items():
                 began = time.monotonic()
                 drawn = asked.completed(images, hidden, ways, candidates=ways)
-                holes = hidden.repeat(ways, 0)
-                tell(
-                    name,
-                    (
-                        as_judged(drawn, labels_of)
-                        if digits
-                        else [
-                            found.reshape(-1, ways)
-                            for found in (
-                                error(images.repeat(ways, 0), drawn, holes),
-                                seam(drawn, holes, config),
-                            )
-                        ]
-                    ),
-                    began,
-                )
+                if digits:
+                    found = as_judged(drawn, labels_of)
+                else:
+                    holes = hidden.repeat(ways, 0)
+                    errors = error(images.repeat(ways, 0), drawn, holes)
+                    seams = seam(drawn, holes, config)
+                    found = [errors.reshape(-1, ways), seams.reshape(-1, ways)]
+                tell(name, found, began)
 
 
 if __name__ == "__main__":

@@ -126,8 +126,9 @@ def machine(given: argparse.Namespace, measure: Measure) -> None:
                 text=True,
                 check=False,
             ).stdout.strip()
+        name = "emulated" if given.emulated else torch.cuda.get_device_name()
         return {
-            "name": "emulated" if given.emulated else torch.cuda.get_device_name(),
+            "name": name,
             "driver and clocks": driver,
             "torch": torch.__version__,
             "commit": provenance.commit(),
@@ -148,10 +149,12 @@ def preset_net(preset: str) -> Transformer:
 
 
 def pool_of(given: argparse.Namespace, preset: str, state: str, *, graphs: bool = True) -> GpuPool:
-    operators = (
-        torch.ops.linpix_emulated if given.emulated else None if graphs else torch.ops.linpix
-    )
-    recorder = (lambda work: work) if given.emulated and graphs else None
+    operators = recorder = None
+    if given.emulated:
+        operators = torch.ops.linpix_emulated
+        recorder = (lambda work: work) if graphs else None
+    elif not graphs:
+        operators = torch.ops.linpix
     pool = GpuPool(
         preset_net(preset),
         max(given.batch),
@@ -225,17 +228,13 @@ def decoded(pool: Callable[[], GpuPool], batch: int) -> Found:
 
 def timed(pool: Callable[[], GpuPool]) -> Found:
     passes = TIMED * pool().stride
-    return {
-        "us": {
-            rows: {
-                f"{tiles or 'usual'}{'' if overlap == '1' else ', no overlap'}": (
-                    taken / passes * 1e6
-                )
-                for (tiles, overlap), taken in seconds.items()
-            }
-            for rows, seconds in pool().seconds.items()
-        }
-    }
+    found = {}
+    for rows, seconds in pool().seconds.items():
+        found[rows] = {}
+        for (tiles, overlap), taken in seconds.items():
+            without = "" if overlap == "1" else ", no overlap"
+            found[rows][f"{tiles or 'usual'}{without}"] = taken / passes * 1e6
+    return {"us": found}
 
 
 def kernels(given: argparse.Namespace, measure: Measure) -> None:
@@ -260,12 +259,12 @@ def launched(work: Callable[[], object], device: str) -> list[tuple[str, float, 
     """Name, us in all, and number of each kernel that this starts; without a GPU, of each
     operator.
     """
-    with profile(
-        activities=[ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU]
-    ) as found:
+    activity, time_of = ProfilerActivity.CPU, "self_cpu_time_total"
+    if device == "cuda":
+        activity, time_of = ProfilerActivity.CUDA, "self_device_time_total"
+    with profile(activities=[activity]) as found:
         work()
         wait(device)
-    time_of = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     return [(event.key, getattr(event, time_of), event.count) for event in found.key_averages()]
 
 
@@ -305,12 +304,10 @@ def multiplied(wide: int, deep: int, batches: list[int], device: str) -> Found:
 
 
 def training(given: argparse.Namespace, measure: Measure) -> None:
+    steps = 3 if given.emulated else STEPS
     for preset, batch in product(given.preset, given.batch):
-        measure(
-            partial(trained, preset, batch, device_of(given), 3 if given.emulated else STEPS),
-            preset=preset,
-            batch=batch,
-        )
+        work = partial(trained, preset, batch, device_of(given), steps)
+        measure(work, preset=preset, batch=batch)
 
 
 KINDS = {

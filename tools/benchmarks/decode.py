@@ -58,21 +58,19 @@ EAGER_STEPS = 12  # of the eager engine, whose steps all cost the same and take 
 
 def main() -> None:
     given = parse()
-    needed = {
-        name for precision in given.precision for name in arithmetic(PRESETS["tiny"], precision)
-    }
+    needed = set()
+    for precision in given.precision:
+        needed.update(arithmetic(PRESETS["tiny"], precision))
     clock = processor_seconds if given.processor_time else time.perf_counter
     rates = {name: matrix_product(PRECISIONS[name], clock) for name in sorted(needed)}
     for name, rate in rates.items():
         print(f"matrix product {name}: {rate / 1e9:.0f} GFLOP/s", flush=True)
     results: list[dict[str, Any]] = []
     for source in sources(given):
-        eager = {
-            batch: None if given.without_eager else eager_step(source, batch, given.repeat, clock)
-            for batch in given.batch
-        }
-        for batch, step in eager.items():
-            if step:
+        eager = dict.fromkeys(given.batch)
+        if not given.without_eager:
+            for batch in given.batch:
+                step = eager[batch] = eager_step(source, batch, given.repeat, clock)
                 results.append(described(source, "eager", "fp32", batch, [step], step))
         for precision in given.precision:
             if not ops.compiled:
@@ -216,11 +214,12 @@ def limits(
     work, moved = arithmetic(config, precision), weights + 2 * batch * state
     product = batch / config.length * sum(amount / rates[name] for name, amount in work.items())
     memory = moved / read_rate(weights + batch * state, clock)
+    limited_by = "product" if product > memory else "memory"
     return {
         "gflop": rounded(sum(work.values()) / 1e9),
         "step_mb": rounded(moved / 1e6),
         "limit": rounded(batch / config.length / max(product, memory)),
-        "limited_by": "product" if product > memory else "memory",
+        "limited_by": limited_by,
     }
 
 
@@ -270,7 +269,7 @@ def decode(engine: Decoder, batch: int, repeat: int, clock: Clock) -> list[float
             steps.append(seconds_of(lambda at=at: quantum(engine, batch, at, row), clock) / row)
         decodes.append(steps)
     # the first was to warm up
-    return [statistics.median(steps) for steps in zip(*decodes[1:], strict=True)]
+    return np.median(decodes[1:], axis=0).tolist()
 
 
 def described(
@@ -281,7 +280,12 @@ def described(
     steps: list[float],
     eager: float | None,
 ) -> dict[str, Any]:
-    step, tenth = statistics.mean(steps), max(1, round(len(steps) / 10))
+    step, tail_over_head = statistics.mean(steps), None
+    if len(steps) > 1:
+        tenth = max(1, round(len(steps) / 10))
+        tail, head = statistics.median(steps[-tenth:]), statistics.median(steps[:tenth])
+        tail_over_head = rounded(tail / head)
+    ratio = rounded(eager / step) if eager else None
     return {
         "preset": source.name,
         "engine": engine,
@@ -289,17 +293,13 @@ def described(
         "batch": batch,
         "images_per_second": rounded(batch / step / source.net.config.length),
         "seconds_per_step": rounded(step),
-        "ratio_to_eager": rounded(eager / step) if eager else None,
+        "ratio_to_eager": ratio,
         "gflop": None,
         "step_mb": None,
         "limit": None,
         "limited_by": None,
         "share": None,
-        "tail_over_head": (
-            rounded(statistics.median(steps[-tenth:]) / statistics.median(steps[:tenth]))
-            if len(steps) > 1
-            else None
-        ),
+        "tail_over_head": tail_over_head,
     }
 
 

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from linpix.__main__ import main as linpix
@@ -197,14 +198,12 @@ async def measure(given: argparse.Namespace) -> None:
         cells = []
         for kind in (host.together, host.apart):
             runs = [kind() for _ in range(given.repeat)]
-            times = [
-                statistics.median(statistics.mean(one[part] for one in run) for run in runs)
-                for part in (0, 1)
-            ]
+            times = np.median([np.mean(run, axis=0) for run in runs], axis=0)
             cells += [f"{times[0]:.0f}", f"{times[1]:.0f}", f"{sum(times) / images:.2f}"]
         print(f"| {images} | {' | '.join(cells)} |", flush=True)
         if given.profile:
-            host.apart(profile := cProfile.Profile())
+            profile = cProfile.Profile()
+            host.apart(profile)
             pstats.Stats(profile).sort_stats("tottime").print_stats(20)
     decoder = instant(named("mnist-conditional"), 64)
     slots, images = list(range(1, 65)), images_of(Job(count=64, seed=0), "drawn")

@@ -25,7 +25,6 @@ import json
 import math
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+import numpy as np
 import torch
 
 from linpix.model import checkpoint, folders, provenance
@@ -213,20 +213,15 @@ def main() -> None:
 
 def measure(folder: Path, given: argparse.Namespace) -> None:
     limit_threads()
-    engine = Engine(
-        (instant if given.instant else new_decoder)(checkpoint.read(folder), given.batch)
-    )
+    made = instant if given.instant else new_decoder
+    engine = Engine(made(checkpoint.read(folder), given.batch))
     flags = (
-        "--models",
-        folder.name,
-        "--slots",
-        str(given.batch),
-        "--max-n",
-        "1024",
-        "--client-images",
-        "0",
+        f"--models={folder.name}",
+        f"--slots={given.batch}",
+        "--max-n=1024",
+        "--client-images=0",
     )
-    program = ("-m", "tools.benchmarks.host") if given.instant else ("-m", "linpix")
+    program = "-m", ("tools.benchmarks.host" if given.instant else "linpix")
     load: Load = by_httpx if given.python else by_wrk
     alone: list[Result] = []
     found: dict[str, list[Result]] = {}
@@ -248,28 +243,18 @@ def measure(folder: Path, given: argparse.Namespace) -> None:
     print(
         f"{machine()}; commit {provenance.commit()}; {given.batch} in flight, {given.repeat} rounds"
         f" of {given.seconds:g} s\n\n| {folder.name} | images/s | of the engine alone | processor,"
-        " ms an image | of the engine alone | event loop, ms a request"
-        " |\n|---|---|---|---|---|---|"
+        " ms an image | of the engine alone | event loop, ms a request |\n|---|---|---|---|---|---|"
     )
     for name, results in {"the engine alone": alone, **found}.items():
-        columns = [
-            [result.rate for result in results],
-            [result.rate / base.rate for result, base in zip(results, alone, strict=True)],
-            [1e3 * result.processor_s for result in results],
-            [
-                base.processor_s / result.processor_s
-                for result, base in zip(results, alone, strict=True)
-            ],
-            [1e3 * result.loop_s for result in results],
+        figures = []  # of each round
+        for (rate, processor_s, loop_s), base in zip(results, alone, strict=True):
+            shares = rate / base.rate, base.processor_s / processor_s
+            figures.append([rate, shares[0], 1e3 * processor_s, shares[1], 1e3 * loop_s])
+        cells = [
+            f"{np.median(values):.3g} ({min(values):.3g}..{max(values):.3g})"
+            for values in np.transpose(figures)
         ]
-        print(
-            f"| {name} | "
-            + " | ".join(
-                f"{statistics.median(values):.3g} ({min(values):.3g}..{max(values):.3g})"
-                for values in columns
-            )
-            + " |"
-        )
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

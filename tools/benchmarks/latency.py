@@ -16,7 +16,8 @@ import asyncio
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain, product
 
 import numpy as np
 
@@ -31,15 +32,21 @@ PICTURES, HALF = 20, 8
 PLAIN = "plain sample"
 
 
-def asking(pictures: list[Picture | None], n: int) -> Callable[[int], Ask]:
+Pictures = list[Picture | None]  # what is completed in turn; None: samples
+
+
+def asking(pictures: Pictures, n: int) -> Callable[[int], Ask]:
     return lambda index: Ask(index, n=n, picture=pictures[index % len(pictures)])
 
 
+Asking = Sequence[Callable[[int], Ask]]  # what each client asks for, by number
+
+
 async def latencies(
-    server: Process, clients: list[Callable[[int], Ask]], seconds: float
-) -> list[list[float]]:
-    """Seconds of each answer, by client. Raises RuntimeError for one that is not a completed
-    image.
+    server: Process, clients: Asking, seconds: float, others: Asking = ()
+) -> list[float]:
+    """Seconds of each answer that clients get while others ask too. Raises RuntimeError for one
+    that is not a completed image.
     """
     host, port = re.fullmatch(r"http://(.+):(\d+)", server.url).groups()
     end = time.monotonic() + seconds
@@ -56,7 +63,9 @@ async def latencies(
         connection.close()
         return found
 
-    return await asyncio.gather(*(client(index, make) for index, make in enumerate(clients)))
+    running = [client(index, make) for index, make in enumerate([*clients, *others])]
+    by_client = await asyncio.gather(*running)
+    return [*chain.from_iterable(by_client[: len(clients)])]
 
 
 def cell(seconds: list[float]) -> str:
@@ -71,19 +80,12 @@ class Steps:
 
     @staticmethod
     def _read(server: Process) -> dict[str, float]:
-        text = server.get("/metrics").text
-        return {
-            name: sum(
-                float(value)
-                for value in re.findall(rf"^linpix_engine_{name}(?:{{.*}})? (\S+)$", text, re.M)
-            )
-            for name in (
-                "step_seconds_sum",
-                "step_seconds_count",
-                "step_batch_size_sum",
-                "step_batch_size_count",
-            )
-        }
+        text, found = server.get("/metrics").text, {}
+        for metric, value in product(("step_seconds", "step_batch_size"), ("sum", "count")):
+            name = f"{metric}_{value}"
+            samples = re.findall(rf"^linpix_engine_{name}(?:{{.*}})? (\S+)$", text, re.M)
+            found[name] = sum(map(float, samples))
+        return found
 
     def taken(self) -> tuple[float, float]:
         now = {name: value - self.before[name] for name, value in self._read(self.server).items()}
@@ -91,6 +93,15 @@ class Steps:
             1e6 * now["step_seconds_sum"] / now["step_seconds_count"],
             now["step_batch_size_sum"] / now["step_batch_size_count"],
         )
+
+
+def kinds_of(server: Process, model: str) -> dict[str, Pictures]:
+    digits = Asked(server.url, model).drawn([index % 10 for index in range(PICTURES)])
+    kinds: dict[str, Pictures] = {PLAIN: [None]}
+    for name, hidden in masks(PICTURES).items():
+        pairs = zip(digits, hidden, strict=True)
+        kinds[f"{name} hidden"] = [Picture(upload(*pair)) for pair in pairs]
+    return kinds
 
 
 def main() -> None:
@@ -111,61 +122,34 @@ def main() -> None:
     with serving(
         ROOT / "checkpoints", "--models", given.model, "--max-queue", "1024", *EVERYBODY
     ) as server:
-        digits = Asked(server.url, given.model).drawn([index % 10 for index in range(PICTURES)])
-        kinds: dict[str, list[Picture | None]] = {PLAIN: [None]}
-        for name, hidden in masks(PICTURES).items():
-            kinds[f"{name} hidden"] = [
-                Picture(upload(*pair)) for pair in zip(digits, hidden, strict=True)
-            ]
-        found: dict[tuple[str, int, int], list[float]] = defaultdict(list)
-        beside: dict[str, tuple[list[float], list[tuple[float, float]]]] = defaultdict(
-            lambda: ([], [])
-        )
-        for turn in range(given.rounds + 1):  # the first is to warm up
-            for n in given.n:
-                for clients in given.clients:
-                    for name, pictures in kinds.items():
-                        by_client = asyncio.run(
-                            latencies(
-                                server,
-                                [asking(pictures, n)] * clients,
-                                given.seconds if turn else 0.1,
-                            )
-                        )
-                        found[name, n, clients] += (
-                            [each for one in by_client for each in one] if turn else []
-                        )
-            for name, others in {
-                "nothing": [],
-                **{name: [asking(kinds[name], 1)] * HALF for name in kinds},
-            }.items():
-                steps = Steps(server)
-                by_client = asyncio.run(
-                    latencies(
-                        server, [asking([None], 1)] * HALF + others, given.seconds if turn else 0.1
-                    )
-                )
-                if turn:
-                    beside[name][0].extend(each for one in by_client[:HALF] for each in one)
-                    beside[name][1].append(steps.taken())
+        kinds = kinds_of(server, given.model)
+        lines = {"nothing": [], **{name: [asking(kinds[name], 1)] * HALF for name in kinds}}
+        for turn in range(given.rounds + 1):
+            if turn < 2:  # the first one was to warm up
+                alone, beside, steps = (defaultdict(list) for _ in range(3))
+            seconds = given.seconds if turn else 0.1
+            for n, clients, name in product(given.n, given.clients, kinds):
+                asked = [asking(kinds[name], n)] * clients
+                alone[name, n, clients] += asyncio.run(latencies(server, asked, seconds))
+            for name, others in lines.items():
+                taken = Steps(server)
+                sampling = [asking([None], 1)] * HALF
+                beside[name] += asyncio.run(latencies(server, sampling, seconds, others))
+                steps[name].append(taken.taken())
     print(f"{machine()}; kernel {ops.kernel()}, commit {provenance.commit()}; {given.model}\n")
-    print(
-        "| | n | "
-        + " | ".join(f"{clients} client{'s' * (clients > 1)}" for clients in given.clients)
-        + " |"
-    )
-    print("|---" * (2 + len(given.clients)) + "|")
-    for name in kinds:
-        for n in given.n:
-            cells = [cell(found[name, n, clients]) for clients in given.clients]
-            print(f"| {name} | {n} | {' | '.join(cells)} |")
+    heads = [f"{clients} client{'s' * (clients > 1)}" for clients in given.clients]
+    print(f"| | n | {' | '.join(heads)} |")
+    print("|---" * (2 + len(heads)) + "|")
+    for name, n in product(kinds, given.n):
+        cells = [cell(alone[name, n, clients]) for clients in given.clients]
+        print(f"| {name} | {n} | {' | '.join(cells)} |")
     print(
         "\n| beside 8 clients that sample, 8 more | their latency, ms | a step, us | images in it |"
     )
     print("|---|---|---|---|")
-    for name, (seconds, taken) in beside.items():
-        step, images = np.median(taken, 0)
-        print(f"| {name} | {cell(seconds)} | {step:.0f} | {images:.1f} |")
+    for name in lines:
+        step, images = np.median(steps[name], 0)
+        print(f"| {name} | {cell(beside[name])} | {step:.0f} | {images:.1f} |")
 
 
 if __name__ == "__main__":

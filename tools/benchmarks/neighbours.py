@@ -9,13 +9,11 @@ one. Processor seconds are the whole server's, from the request to its answer: o
 add to them, but the streams do. They are beside the seconds of the clock.
 """
 
-import argparse
 import contextlib
 import io
 import json
 import os
 import socket
-import statistics
 import threading
 import time
 import urllib.parse
@@ -27,6 +25,7 @@ import numpy as np
 from PIL import Image
 
 from tools.benchmarks.restart import processor_seconds
+from tools.harness.arguments import new_parser, numbers, words
 from tools.harness.servers import ROOT, Process, serving
 
 STREAM = {"size": "2044x2044", "output_format": "webp", "stream": True}
@@ -35,13 +34,9 @@ WARM_S = 8.0  # of the processor, after which encoding and not drawing is what t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--trees", type=lambda text: text.split(","), default=[str(ROOT)])
-    parser.add_argument(
-        "--streams", type=lambda text: [int(n) for n in text.split(",")], default=[16, 32]
-    )
+    parser = new_parser(__doc__)
+    parser.add_argument("--trees", type=words, default=[str(ROOT)])
+    parser.add_argument("--streams", type=numbers, default=[16, 32])
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     print(
@@ -50,12 +45,8 @@ def main() -> None:
     for streams in (0, *given.streams):
         for tree in given.trees:
             with served(tree) as server, streaming(server, streams):
-                times = [timed(server, ask) for _ in range(given.rounds) for ask in (draw, edit)]
-                medians = [
-                    statistics.median(time[unit] for time in times[first::2])
-                    for first in (0, 1)
-                    for unit in (0, 1)
-                ]
+                rounds = [timed(server, draw) + timed(server, edit) for _ in range(given.rounds)]
+                medians = np.median(rounds, axis=0)
             print(f"| {tree} | {streams} |", *(f"{median:.2f} |" for median in medians), flush=True)
     print("\n| tree | answers | before, MiB | unread | 30 s after |\n|---|---|---|---|---|")
     for tree in given.trees:
@@ -154,15 +145,12 @@ def unread(server: Process) -> str:
     sent = f"POST /v1/images/edits HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + request.read()
     before, statuses = resident_mib(server), list[str]()
     with contextlib.ExitStack() as held:
-        clients = [
-            held.enter_context(
-                socket.create_connection(
-                    (where.hostname, where.port), 600, source_address=(f"127.0.0.{number}", 0)
-                )
+        clients = []
+        for number in (3, 3, 4, 5):  # two of one client
+            client = socket.create_connection(
+                (where.hostname, where.port), 600, source_address=(f"127.0.0.{number}", 0)
             )
-            for number in (3, 3, 4, 5)  # two of one client
-        ]
-        for client in clients:
+            clients.append(held.enter_context(client))
             client.sendall(sent)
         statuses = [client.recv(12).decode()[9:] for client in clients]
         time.sleep(2)

@@ -58,12 +58,8 @@ def upload(image: NDArray[np.uint8], hidden: Hidden, config: ModelConfig = DIGIT
     """A PNG of one picture (T,), transparent where it is hidden; what is beneath stays as it is."""
     shape = config.height, config.width
     alpha = np.where(hidden, 0, 255).astype(np.uint8).reshape(*shape, 1)
-    return png(
-        Image.fromarray(
-            np.concatenate([image.reshape(*shape, -1), alpha], -1),
-            "RGBA" if config.channels == 3 else "LA",
-        )
-    )
+    mode = "RGBA" if config.channels == 3 else "LA"
+    return png(Image.fromarray(np.concatenate([image.reshape(*shape, -1), alpha], -1), mode))
 
 
 def png(picture: Image.Image) -> bytes:
@@ -216,7 +212,8 @@ def sheet(asked: Asked, originals: Images, hidden: Hidden) -> Image.Image:
             seen = np.where(hole[:, None], np.array(HOLE, np.uint8), image.reshape(hole.size, -1))
             seen = seen.reshape(config.height, config.width, 3).repeat(scale, 0).repeat(scale, 1)
             whole.paste(Image.fromarray(seen), (margin + column * across, top))
-    return whole.quantize(64 if config.channels == 1 else 256)
+    colours = 64 if config.channels == 1 else 256
+    return whole.quantize(colours)
 
 
 def write_sheets(asked: Asked, images: Images, labels: NDArray[np.int64], folder: Path) -> None:

@@ -126,7 +126,8 @@ def photographed(
     side = round(min(width, height) * scene.at[2])
     left, top = (round(min(width, height) * place) for place in scene.at[:2])
     stroke = Image.fromarray(digit.reshape(28, 28)).resize((side, side), Image.Resampling.BICUBIC)
-    ink = np.clip((np.asarray(stroke, np.float64) - (120 if scene.thin else 70)) / 60, 0, 1)
+    faintest = 120 if scene.thin else 70
+    ink = np.clip((np.asarray(stroke, np.float64) - faintest) / 60, 0, 1)
     ink = np.asarray(
         Image.fromarray((255 * ink).astype(np.uint8)).filter(ImageFilter.GaussianBlur(side / 200))
     )
@@ -136,8 +137,9 @@ def photographed(
         gap, squares = scene.ruled
         for y in range(gap, height, gap):
             draw.line((0, y, width, y), (170, 190, 222), 2)
-        for x in range(gap, width if squares else 0, gap):
-            draw.line((x, 0, x, height), (170, 190, 222), 2)
+        if squares:
+            for x in range(gap, width, gap):
+                draw.line((x, 0, x, height), (170, 190, 222), 2)
     grain = np.clip(ink / 255 * random.normal(0.95, 0.06, ink.shape), 0, 1)
     sheet.paste(scene.ink, (left, top), Image.fromarray((255 * grain).astype(np.uint8)))
     picture = _seen(sheet, scene)
@@ -170,42 +172,31 @@ def _seen(sheet: Image.Image, scene: Scene) -> Image.Image:
     # where each point of the photograph is on the sheet: turned about the middle, the upper end
     # farther away
     seen = (cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y, 0.0, far)
+    beside = (58, 40, 30) if scene.table else scene.paper
     return sheet.transform(
-        sheet.size,
-        Image.Transform.PERSPECTIVE,
-        seen,
-        Image.Resampling.BICUBIC,
-        fillcolor=(58, 40, 30) if scene.table else scene.paper,
+        sheet.size, Image.Transform.PERSPECTIVE, seen, Image.Resampling.BICUBIC, fillcolor=beside
     )
 
 
-def in_colour(images: NDArray[np.uint8], given: list[Path]) -> list[Photograph]:
-    """images: (3, 3072), unless pictures are given."""
-    if given:
-        opened = [Image.open(file).convert("RGB") for file in given]
-        return [
-            Photograph(
-                file.stem,
-                picture,
-                (
-                    picture.width / 3,
-                    picture.height / 3,
-                    2 * picture.width / 3,
-                    2 * picture.height / 3,
-                ),
-            )
-            for file, picture in zip(given, opened, strict=True)
-        ]
+def given_pictures(files: list[Path]) -> list[Photograph]:
+    """Pictures with a hole in the middle."""
     found = []
-    for image, (name, size, hole) in zip(
-        images,
-        (
-            ("landscape", (512, 384), (0.4, 0.3, 0.6, 0.6)),
-            ("portrait", (384, 640), (0.2, 0.85, 0.7, 1.0)),
-            ("panorama", (1200, 400), (0.88, 0.25, 1.0, 0.75)),
-        ),
-        strict=True,
-    ):
+    for file in files:
+        picture = Image.open(file).convert("RGB")
+        x, y = picture.width / 3, picture.height / 3
+        found.append(Photograph(file.stem, picture, (x, y, 2 * x, 2 * y)))
+    return found
+
+
+def in_colour(images: NDArray[np.uint8]) -> list[Photograph]:
+    """images: (3, 3072)."""
+    found = []
+    frames = (
+        ("landscape", (512, 384), (0.4, 0.3, 0.6, 0.6)),
+        ("portrait", (384, 640), (0.2, 0.85, 0.7, 1.0)),
+        ("panorama", (1200, 400), (0.88, 0.25, 1.0, 0.75)),
+    )
+    for image, (name, size, hole) in zip(images, frames, strict=True):
         middle = Image.fromarray(image.reshape(32, 32, 3)).resize(
             (min(size),) * 2, Image.Resampling.LANCZOS
         )
@@ -242,9 +233,9 @@ def tried(
         "image": (f"{photograph.name}.jpg", buffer.getvalue()),
         "mask": ("mask.png", masked(photograph)),
     }
-    fields = {"model": model, "n": WAYS, "candidates": CANDIDATES, "seed": 1} | (
-        {} if photograph.label is None else {"prepare": "mnist"}
-    )
+    fields = {"model": model, "n": WAYS, "candidates": CANDIDATES, "seed": 1}
+    if photograph.label is not None:
+        fields["prepare"] = "mnist"
     (out / f"{photograph.name}.jpg").write_bytes(files["image"][1])
     (out / f"{photograph.name}-mask.png").write_bytes(files["mask"][1])
     answers = [
@@ -257,43 +248,39 @@ def tried(
             flush=True,
         )
         return [photograph.picture], []
-    own, laid = (
-        [base64.b64decode(item["b64_json"]) for item in answer.json()["data"]] for answer in answers
-    )
-    told = answers[0].json()
-    seen = base64.b64decode(told["prepared"]["b64_json"]) if told["prepared"] else own[0]
-    for name, content in [
-        ("seen", seen),
-        *((f"laid-{way + 1}", png) for way, png in enumerate(laid)),
-    ]:
-        (out / f"{photograph.name}-{name}.png").write_bytes(content)
+    own, laid = map(pictures_of, answers)
+    told, seen, inverted = answers[0].json(), own[0], ""
+    if told["prepared"]:
+        seen = base64.b64decode(told["prepared"]["b64_json"])
+        inverted = f", inverted {told['prepared']['inverted']}"
+    (out / f"{photograph.name}-seen.png").write_bytes(seen)
+    for way, png in enumerate(laid, 1):
+        (out / f"{photograph.name}-laid-{way}.png").write_bytes(png)
     facts = ["conditioning", "known", "crop", "warnings"]
     sure = " ".join(f"{item['confidence']:.2f}" for item in told["data"] if "confidence" in item)
     print(
         f"{photograph.name}: "
         + ", ".join(f"{fact} {told[fact]}" for fact in facts)
-        + (f", inverted {told['prepared']['inverted']}" if told["prepared"] else "")
-        + f", confidence {sure}",
+        + f"{inverted}, confidence {sure}",
         flush=True,
     )
-    holed = Image.open(io.BytesIO(files["image"][1])).convert("RGB")
-    holed.paste(
-        HOLE,
-        mask=Image.open(io.BytesIO(files["mask"][1]))
-        .getchannel("A")
-        .point(lambda value: 255 - value),
-    )
-    shown = Image.new("RGB", (28, 28), HOLE) if told["prepared"] else None
-    if shown is not None:
-        picture = Image.open(io.BytesIO(seen))
-        shown.paste(picture.convert("RGB"), mask=picture.getchannel("A"))
-    model_view = shown or Image.open(io.BytesIO(own[0])).convert("RGB")
-    return [
-        photograph.picture,
-        holed,
-        model_view,
-        *(Image.open(io.BytesIO(png)).convert("RGB") for png in laid),
-    ], own
+    holed = opened(files["image"][1]).convert("RGB")
+    known = opened(files["mask"][1]).getchannel("A")
+    holed.paste(HOLE, mask=known.point(lambda value: 255 - value))
+    model_view = opened(seen).convert("RGB")
+    if told["prepared"]:
+        model_view = Image.new("RGB", (28, 28), HOLE)
+        model_view.paste(opened(seen).convert("RGB"), mask=opened(seen).getchannel("A"))
+    whole = [opened(png).convert("RGB") for png in laid]
+    return [photograph.picture, holed, model_view, *whole], own
+
+
+def opened(content: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(content))
+
+
+def pictures_of(answer: httpx.Response) -> list[bytes]:
+    return [base64.b64decode(item["b64_json"]) for item in answer.json()["data"]]
 
 
 def sheet(lines: list[list[Image.Image]], side: int = 220) -> Image.Image:
@@ -301,10 +288,9 @@ def sheet(lines: list[list[Image.Image]], side: int = 220) -> Image.Image:
     for row, pictures in enumerate(lines):
         for column, picture in enumerate(pictures):
             scale = side / max(picture.size)
-            small = picture.resize(
-                (max(1, round(picture.width * scale)), max(1, round(picture.height * scale))),
-                Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS,
-            )
+            size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
+            way = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+            small = picture.resize(size, way)
             whole.paste(small, (column * (side + 4), row * (side + 4)))
     return whole
 
@@ -331,21 +317,17 @@ def main() -> None:
     given = parser.parse_args()
     of_digits, of_colours = given.models.split(",")
     test = datasets.load(given.digits, "test", PRESETS["mnist-small"])
-    random, judge = (
-        np.random.default_rng(7),
-        (None if given.no_judge else trained_judge(given.digits)),
-    )
-    chosen = [
-        int(np.flatnonzero(test.labels == label)[place])
-        for place, label in enumerate((2, 5, 8, 3, 4))
-    ]
-    photographs = [
-        photographed(scene, test.images[index], int(test.labels[index]), random)
-        for scene, index in zip(SCENES, chosen, strict=True)
-    ]
+    judge = None if given.no_judge else trained_judge(given.digits)
+    random, photographs = np.random.default_rng(7), []
+    for place, (scene, label) in enumerate(zip(SCENES, (2, 5, 8, 3, 4), strict=True)):
+        index = np.flatnonzero(test.labels == label)[place]
+        photographs.append(photographed(scene, test.images[index], label, random))
     files = [Path(name) for name in given.pictures.split(",") if name]
     config = checkpoint.named(of_colours, given.checkpoints).net.config
-    images = None if files else datasets.load(given.colours, "test", config).images[[1, 7, 13]]
+    if files:
+        in_colours = given_pictures(files)
+    else:
+        in_colours = in_colour(datasets.load(given.colours, "test", config).images[[1, 7, 13]])
     given.out.mkdir(parents=True, exist_ok=True)
     with serving(given.checkpoints, "--models", given.models) as server, server.client() as http:
         lines = []
@@ -353,16 +335,12 @@ def main() -> None:
             pictures, own = tried(http, of_digits, photograph, given.out)
             lines.append(pictures)
             if own and judge is not None:
-                flat = np.stack(
-                    [np.asarray(Image.open(io.BytesIO(png))).reshape(-1) for png in own]
-                )
-                classes, _ = judged(judge, flat)
+                flat = [np.asarray(opened(png)).reshape(-1) for png in own]
+                classes, _ = judged(judge, np.stack(flat))
                 print(f"    a {photograph.label}; the CNN sees {classes.tolist()}", flush=True)
         sheet(lines).save(given.out / "digits.png")
-        colours = in_colour(images if images is not None else np.empty((0, 0), np.uint8), files)
-        sheet([tried(http, of_colours, photograph, given.out)[0] for photograph in colours]).save(
-            given.out / "colours.png"
-        )
+        lines = [tried(http, of_colours, photograph, given.out)[0] for photograph in in_colours]
+        sheet(lines).save(given.out / "colours.png")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ All models have pictures of one size.
 
 import contextlib
 import os
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -90,9 +91,8 @@ def pictures(images: Images) -> Tensor:
 @torch.inference_mode()
 def judged(judge: Judge, images: Images) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The class of each image, and its probability."""
-    sure, classes = (
-        torch.cat([judge(part) for part in pictures(images).split(500)]).softmax(-1).max(-1)
-    )
+    logits = torch.cat([judge(part) for part in pictures(images).split(500)])
+    sure, classes = logits.softmax(-1).max(-1)
     return classes.numpy(), sure.numpy()
 
 
@@ -120,7 +120,8 @@ def trained_judge(data: Path, epochs: int = 2) -> Judge:
             optimizer.step()
             schedule.step()
     kept.parent.mkdir(exist_ok=True)
-    torch.save(judge.state_dict(), new := kept.with_suffix(f".{os.getpid()}"))
+    new = kept.with_suffix(f".{os.getpid()}")
+    torch.save(judge.state_dict(), new)
     new.replace(kept)  # whole, whoever else trains one
     return judge.eval()
 
@@ -151,10 +152,9 @@ def measured(asked: Asked, judge: Judge, originals: Images, labels: NDArray[np.i
     few = max(1, count // 20)
     for name, hidden in masks(count).items():
         by_prefix, _ = judged(judge, asked.completed(originals, from_first_hole_on(hidden)))
-        ways = judged(judge, asked.completed(originals[:few], hidden[:few], WAYS, 2 * 10**6))[
-            0
-        ].reshape(-1, WAYS)
-        share = np.stack([np.bincount(part, minlength=10) for part in ways]) / WAYS
+        drawn = asked.completed(originals[:few], hidden[:few], WAYS, 2 * 10**6)
+        ways, _ = judged(judge, drawn)
+        share = np.stack([np.bincount(of, minlength=10) for of in ways.reshape(-1, WAYS)]) / WAYS
         entropy = -(share * np.log2(np.where(share > 0, share, 1))).sum(-1).mean()
         found[f"completion, {name} hidden"] = seen(
             judge, asked.completed(originals, hidden), labels
@@ -170,17 +170,12 @@ def measured(asked: Asked, judge: Judge, originals: Images, labels: NDArray[np.i
 
 def nats(net: Transformer, originals: Images, hidden: NDArray[np.bool_]) -> dict[str, float]:
     """Of the hidden part of an image, of unknown class: the mean over images. hidden: (N, T)."""
-    earlier = [
-        -Scoring(net, image).complete().mixed[part].sum()
-        for image, part in zip(originals, hidden, strict=True)
-    ]
-    if net.patches is None:
-        return {"earlier nats": float(np.mean(earlier))}
-    known = [
-        -Scoring(net, image, ~part).complete().mixed.sum()
-        for image, part in zip(originals, hidden, strict=True)
-    ]
-    return {"nats": float(np.mean(known)), "earlier nats": float(np.mean(earlier))}
+    found: dict[str, list[float]] = {"earlier nats": [], "nats": []}
+    for image, part in zip(originals, hidden, strict=True):
+        found["earlier nats"].append(-Scoring(net, image).complete().mixed[part].sum())
+        if net.patches is not None:
+            found["nats"].append(-Scoring(net, image, ~part).complete().mixed.sum())
+    return {name: float(np.mean(each)) for name, each in found.items() if each}
 
 
 def measured_without_judge(asked: Asked, originals: Images) -> dict[str, dict[str, float]]:
@@ -218,21 +213,24 @@ def table(found: dict[str, Figures]) -> str:
         "nats": "nats",
         "earlier nats": "nats by earlier",
     }
-    columns = [
-        (what, model)
-        for what in whats
-        for model, figures in found.items()
-        if any(what in line for line in figures.values())
-    ]
+    columns = []
+    for what, (model, figures) in product(whats, found.items()):
+        if any(what in line for line in figures.values()):
+            columns.append((what, model))
     rows = [
         "| | " + " | ".join(f"{whats[what]}: `{model}`" for what, model in columns) + " |",
         "|---" * (1 + len(columns)) + "|",
     ]
     for name in next(iter(found.values())):
         cells = [found[model][name].get(what) for what, model in columns]
-        told = ["" if cell is None else f"{cell:.{2 if abs(cell) < 10 else 1}f}" for cell in cells]
-        rows.append(f"| {name} | {' | '.join(told)} |")
+        rows.append(f"| {name} | {' | '.join(map(printed, cells))} |")
     return "\n".join(rows)
+
+
+def printed(cell: float | None) -> str:
+    if cell is None:
+        return ""
+    return f"{cell:.2f}" if abs(cell) < 10 else f"{cell:.1f}"
 
 
 def main() -> None:
@@ -267,22 +265,20 @@ def main() -> None:
             given.url
             or stack.enter_context(serving(given.checkpoints, "--models", given.models)).url
         )
-        asked = [Asked(url, name, config) for name in models]
-        found = {
-            one.model: (
-                measured_without_judge(one, images)
-                if judge is None
-                else measured(one, judge, images, labels[: given.count])
-            )
-            for one in asked
-        }
+        found = {}
+        for model in models:
+            asked = Asked(url, model, config)
+            if judge is None:
+                found[model] = measured_without_judge(asked, images)
+            else:
+                found[model] = measured(asked, judge, images, labels[: given.count])
         for name, hidden in masks(len(images[:FEW])).items() if judge is not None else ():
             for model, figures in found.items():
                 net = checkpoint.named(model, given.checkpoints).net
                 figures[f"completion, {name} hidden"] |= nats(net, images[:FEW], hidden)
         print(table(found))
         if given.sheets is not None:
-            write_sheets(asked[-1], test.images, labels, given.sheets)
+            write_sheets(asked, test.images, labels, given.sheets)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--model", default="mnist-large")
     parser.add_argument(
         "--load",
-        type=lambda text: [[int(n) for n in each.split("x")] for each in text.split(",")],
+        type=lambda text: [[*map(int, each.split("x"))] for each in text.split(",")],
         default=[[64, 1], [64, 16], [64, 64], [256, 16], [16, 256]],
     )
     parser.add_argument("--seconds", type=float, default=8.0)
@@ -69,7 +69,9 @@ def loaded(server: Process, clients: int, n: int, seconds: float) -> Found:
     ]
     for process in each:
         process.start()
-    found = [status for _ in each for status in answers.get()]
+    found = []
+    for _ in each:
+        found += answers.get()
     for process in each:
         process.join()
     return {

@@ -5,6 +5,7 @@ corner.
 """
 
 from collections.abc import Sequence
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,7 +250,7 @@ DIGITS: dict[int, list[list[Points]]] = {
 
 def pen_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """All of them, (N, 784), and their classes, (N,)."""
-    images = [drawn(strokes) for hands in DIGITS.values() for strokes in hands]
+    images = [drawn(strokes) for strokes in chain.from_iterable(DIGITS.values())]
     return np.stack(images), np.repeat([*DIGITS], [len(hands) for hands in DIGITS.values()])
 
 
@@ -273,7 +274,7 @@ def drawn(strokes: Sequence[Points]) -> NDArray[np.uint8]:
     strength = np.zeros((SIDE, SIDE))
     y, x = np.mgrid[:SIDE, :SIDE] + 0.5
     for stroke in strokes:
-        for (x0, y0), (x1, y1) in zip(way := curve(stroke), way[1:], strict=False):
+        for (x0, y0), (x1, y1) in pairwise(curve(stroke)):
             length = (x1 - x0) ** 2 + (y1 - y0) ** 2
             along = np.clip(((x - x0) * (x1 - x0) + (y - y0) * (y1 - y0)) / (length or 1), 0, 1)
             away = np.hypot(x - x0 - along * (x1 - x0), y - y0 - along * (y1 - y0))

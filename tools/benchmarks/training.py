@@ -18,6 +18,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +79,17 @@ class Way:
 
 
 def measure(
-    preset: str, batch: int, rounds: int, compiled: tuple[bool, ...] = (True, False)
+    preset: str, batch: int, rounds: int, compiled: tuple[bool, ...]
 ) -> list[dict[str, Any]]:
     """A line for each way; those without torch.compile are named so."""
     config = PRESETS[preset]
     random = torch.Generator().manual_seed(0)
     images = torch.randint(256, (batch, config.subpixels), dtype=torch.uint8, generator=random)
     start = torch.full((batch,), 256)
+    kinds = {"operator": None, "chunked": chunked, "definition": definition}
     ways = {
-        (name, fast): Way(preset, parallel, fast, images, start)
-        for fast in compiled
-        for name, parallel in (("operator", None), ("chunked", chunked), ("definition", definition))
+        (name, fast): Way(preset, kinds[name], fast, images, start)
+        for fast, name in product(compiled, kinds)
     }
     for _ in range(rounds):
         for way in ways.values():
@@ -115,9 +116,8 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without torch.compile only")
     parser.add_argument("--json", help="write the results there too")
     given = parser.parse_args()
-    results = measure(
-        given.preset, given.batch, given.rounds, compiled=(False,) if given.eager else (True, False)
-    )
+    compiled = (False,) if given.eager else (True, False)
+    results = measure(given.preset, given.batch, given.rounds, compiled)
     where = (
         f"{platform.machine()}, {torch.get_num_threads()} threads, kernel {ops.kernel()}, torch"
         f" {torch.__version__}, commit {provenance.commit()}, preset {given.preset}, batch"
@@ -128,10 +128,8 @@ def main() -> None:
         + "\n\n| attention | torch.compile | images/s | of the definition |\n|---|---|---:|---:|"
     )
     for one in results:
-        print(
-            f"| {one['way']} | {'yes' if one['compiled'] else 'no'} |"
-            f" {one['images_per_second']:.2f} | {one['ratio']:.1f} |"
-        )
+        fast = "yes" if one["compiled"] else "no"
+        print(f"| {one['way']} | {fast} | {one['images_per_second']:.2f} | {one['ratio']:.1f} |")
     if given.json:
         Path(given.json).write_text(
             json.dumps({"where": where, "results": results}, indent=1) + "\n"

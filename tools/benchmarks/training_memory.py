@@ -77,10 +77,10 @@ def main() -> None:
     if given.point:
         print(json.dumps(measured(given, *given.point.split(","))))
         return
+    how = "compiled" if given.compile else "not compiled"
     print(
         f"`{given.preset}`, {given.attention} attention, batch {given.batch}, {given.chunks}"
-        f" chunks, {'compiled' if given.compile else 'not compiled'}; {machine()}, torch"
-        f" {torch.__version__}, commit {provenance.commit()}\n"
+        f" chunks, {how}; {machine()}, torch {torch.__version__}, commit {provenance.commit()}\n"
     )
     print(
         "| layers | N | | peak, MB | gradients in it, MB | peak of an image, MB | of plain | time,"
@@ -137,7 +137,8 @@ def measured(given: argparse.Namespace, form: str, layers: str, length: str) -> 
     if config.subpixels != int(length):
         config = dataclasses.replace(config, height=int(length) // 32, width=32, channels=1)
     torch.manual_seed(0)
-    net = net_for(config, feed_forward_chunks=given.chunks if chunked else 1)
+    chunks = given.chunks if chunked else 1
+    net = net_for(config, feed_forward_chunks=chunks)
     loss = loss_function(net, TrainConfig(compile=given.compile))
     images = torch.randint(0, 256, (given.batch, config.subpixels), dtype=torch.uint8)
     start = torch.full((given.batch,), START)

@@ -11,7 +11,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-BOUNDARY = "linpix-soak"
+BOUNDARY = "boundary-of-a-form"
+FORM = f"multipart/form-data; boundary={BOUNDARY}"
 # the service closes a connection that has been idle for --head-timeout: by then another is opened
 IDLE_S = 3.0
 LOST_S = 400.0  # until an answer is given up: more than a stretch of load has for all its answers
@@ -21,6 +22,18 @@ SLOW_S = 3.0
 EVERYBODY = ("--client-images", "0", "--max-requests", "0")
 
 
+def form(parts: dict[str, bytes]) -> bytes:
+    """The body of a form, in which image and mask are files."""
+    body = b""
+    for name, content in parts.items():
+        facts = f'name="{name}"'
+        if name in ("image", "mask"):
+            facts += f'; filename="{name}.png"\r\ncontent-type: image/png'
+        head = f"--{BOUNDARY}\r\ncontent-disposition: form-data; {facts}\r\n\r\n"
+        body += head.encode() + content + b"\r\n"
+    return body + f"--{BOUNDARY}--\r\n".encode()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
     """What is sent to be completed."""
@@ -28,6 +41,16 @@ class Picture:
     image: bytes
     mask: bytes | None = None
     keep_rows: int | None = None
+
+    def parts(self, fields: dict[str, object]) -> dict[str, bytes]:
+        """The parts of the form that sends it with these fields."""
+        parts = {name: str(value).lower().encode() for name, value in fields.items()}
+        if self.keep_rows is not None:
+            parts["keep_rows"] = str(self.keep_rows).encode()
+        parts["image"] = self.image
+        if self.mask is not None:
+            parts["mask"] = self.mask
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +74,15 @@ class Ask:
             "stream": self.stream,
             "temperature": self.temperature,
         }
-        if self.picture is None:
-            path, kind, body = (
-                "/v1/images/generations",
-                "application/json",
-                json.dumps(fields).encode(),
-            )
-        else:
-            path, kind, body = (
-                "/v1/images/edits",
-                f"multipart/form-data; boundary={BOUNDARY}",
-                self._form(fields),
-            )
+        path, kind = "/v1/images/generations", "application/json"
+        body = json.dumps(fields).encode()
+        if self.picture is not None:
+            path, kind, body = "/v1/images/edits", FORM, form(self.picture.parts(fields))
         deadline = "" if self.timeout is None else f"x-request-timeout: {self.timeout}\r\n"
         return (
             f"POST {path} HTTP/1.1\r\nhost: {host}\r\n{deadline}content-type: {kind}\r\n"
             f"content-length: {len(body)}\r\n\r\n"
         ).encode() + body
-
-    def _form(self, fields: dict[str, object]) -> bytes:
-        assert self.picture is not None
-        parts = [(f'name="{name}"', str(value).lower().encode()) for name, value in fields.items()]
-        if self.picture.keep_rows is not None:
-            parts.append(('name="keep_rows"', str(self.picture.keep_rows).encode()))
-        for name, content in (("image", self.picture.image), ("mask", self.picture.mask)):
-            if content is not None:
-                parts.append(
-                    (f'name="{name}"; filename="{name}.png"\r\ncontent-type: image/png', content)
-                )
-        return (
-            b"".join(
-                b"--%s\r\ncontent-disposition: form-data; %s\r\n\r\n%s\r\n"
-                % (BOUNDARY.encode(), name.encode(), content)
-                for name, content in parts
-            )
-            + b"--%s--\r\n" % BOUNDARY.encode()
-        )
 
 
 @dataclass(slots=True)
@@ -112,14 +108,10 @@ class Record:
         if self.left:
             return "left"
         if self.code:
-            return (
-                "refused"
-                if self.status in (429, 503) or self.code == "deadline_unreachable"
-                else "failed"
-            )
-        whole = [(index, seed) for index, seed, _ in sorted(self.images)] == [
-            (index, self.ask.seed + index) for index in range(self.ask.n)
-        ]
+            refused = self.status in (429, 503) or self.code == "deadline_unreachable"
+            return "refused" if refused else "failed"
+        came = [(index, seed) for index, seed, _ in sorted(self.images)]
+        whole = came == [(index, self.ask.seed + index) for index in range(self.ask.n)]
         return "completed" if self.status == 200 and whole and not self.broken else "lost"
 
     @property
@@ -147,9 +139,12 @@ class Connection:
         """Send a request and read its answer, or leave after so many seconds; one not answered in
         LOST_S is lost.
         """
-        record = Record(ask, time.monotonic() if due is None else due)
+        if due is None:
+            due = time.monotonic()
+        record = Record(ask, due)
+        patience_s = LOST_S if leave_after is None else leave_after
         try:
-            async with asyncio.timeout(LOST_S if leave_after is None else leave_after) as patience:
+            async with asyncio.timeout(patience_s) as patience:
                 await self._exchange(record)
         except (OSError, EOFError, ValueError, KeyError) as error:
             record.left = leave_after is not None and patience.expired()
@@ -204,13 +199,12 @@ class Connection:
         return await asyncio.open_connection(sock=narrow, limit=4096)
 
     async def _read(self, reader: asyncio.StreamReader, record: Record) -> None:
-        first, *lines = (
-            (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip().split("\r\n")
-        )
-        headers = {
-            name.lower(): value.strip()
-            for name, _, value in (line.partition(":") for line in lines)
-        }
+        head = await reader.readuntil(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").rstrip().split("\r\n")
+        headers = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
         status = int(first.split(" ")[1])
         if headers.get("transfer-encoding") == "chunked":
             record.status = status
@@ -219,14 +213,11 @@ class Connection:
         else:
             answer = json.loads(await reader.readexactly(int(headers["content-length"])))
             record.status = status  # only now: half an answer is none
-            _take(
-                record,
-                answer,
-                [
-                    {"image_index": index, "type": "completed"} | image
-                    for index, image in enumerate(answer.get("data", []))
-                ],
-            )
+            images = [
+                {"image_index": index, "type": "completed"} | image
+                for index, image in enumerate(answer.get("data", []))
+            ]
+            _take(record, answer, images)
         if headers.get("connection") == "close":
             self.close()
 

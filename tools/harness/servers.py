@@ -45,15 +45,13 @@ class Server:
 
     def quiet(self, *models: str) -> bool:
         """Whether every gauge is back to 0, and these models' slots are free."""
-        return all(
-            self.metric(name) == 0
-            for name in (
-                "linpix_requests_running",
-                "linpix_requests_waiting",
-                "linpix_engine_heartbeat_age_seconds",
-                *(f'linpix_state_slots_used{{model="{model}"}}' for model in models),
-            )
-        )
+        gauges = [
+            "linpix_requests_running",
+            "linpix_requests_waiting",
+            "linpix_engine_heartbeat_age_seconds",
+        ]
+        gauges += [f'linpix_state_slots_used{{model="{model}"}}' for model in models]
+        return all(self.metric(gauge) == 0 for gauge in gauges)
 
 
 class Process(Server):
@@ -66,24 +64,12 @@ class Process(Server):
         checkpoints: Path,
         *flags: str,
         before: Sequence[str] = (),
-        program: Sequence[str] = (
-            "-m",
-            "linpix",
-        ),
+        program: Sequence[str] = ("-m", "linpix"),
         begun: Callable[[int], None] = lambda pid: None,
     ) -> None:
         """program: how Python is asked for it · begun: called while it starts."""
-        command = [
-            *before,
-            sys.executable,
-            *program,
-            "serve",
-            "--port",
-            "0",
-            "--checkpoints",
-            str(checkpoints),
-            *flags,
-        ]
+        serve = ["serve", "--port=0", f"--checkpoints={checkpoints}", *flags]
+        command = [*before, sys.executable, *program, *serve]
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")
         }
@@ -99,15 +85,15 @@ class Process(Server):
         if not self.url:
             self.process.kill()
             self.process.wait()
-            raise RuntimeError(
-                "".join(self.printed) + ("" if begins else f"it has not begun within {HANG_S:g} s")
-            )
+            late = "" if begins else f"it has not begun within {HANG_S:g} s"
+            raise RuntimeError("".join(self.printed) + late)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.printed.append(line)
-            if not self.url and (found := re.search(r"at (http://[^\s\"]+)", line)):
+            found = re.search(r"at (http://[^\s\"]+)", line)
+            if found and not self.url:
                 self.url = found[1]
                 self._told.set()
         self._told.set()
@@ -187,9 +173,11 @@ class Quiet(BaseHTTPRequestHandler):
         length: int | None = None,
     ) -> None:
         """length: that it announces, if not the body's own."""
+        if length is None:
+            length = len(body)
         self.send_response(status)
         self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(body) if length is None else length))
+        self.send_header("content-length", str(length))
         self.end_headers()
         self.wfile.write(body)
 
@@ -212,9 +200,11 @@ def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 def when_possible(ask: Callable[[], httpx.Response]) -> httpx.Response:
     """Ask, and again when the answer says: after a cancelled comparison there is a pause."""
-    while (answer := ask()).status_code == 409 and "retry-after-ms" in answer.headers:
+    while True:
+        answer = ask()
+        if answer.status_code != 409 or "retry-after-ms" not in answer.headers:
+            return answer
         time.sleep(int(answer.headers["retry-after-ms"]) / 1000)
-    return answer
 
 
 def eventually(true: Callable[[], bool]) -> bool:

@@ -46,9 +46,10 @@ def new_decoder(
         return CudaDecoder(checkpoint, slots, pool, precision=chosen.precision)
     if state != "fp32":
         obstacle = gpu_obstacle(checkpoint.net.config, precision)
+        why = f": {obstacle}" if obstacle else ""
         raise ValueError(
-            "--state fp16 is for decoding on a GPU, but this model decodes on a "
-            f"CPU{f': {obstacle}' if obstacle else ''}; leave the flag out"
+            "--state fp16 is for decoding on a GPU, but this model decodes on a CPU"
+            f"{why}; leave the flag out"
         )
     if chosen.engine == "eager":
         return EagerDecoder(checkpoint, slots)

@@ -23,7 +23,7 @@ from linpix.model.sharing import SharedWeights
 from ..image import Image
 from .decoder import Advance, Decoder
 from .failures import EngineLost
-from .slots import Numbers, Plan
+from .slots import Numbers, Plan, slots_of
 
 READS_TOGETHER, READS_ON_GPU = 8, 64  # requests, or images, in one call of the kernels
 
@@ -91,9 +91,9 @@ class CompiledDecoder(BitwiseDecoder):
         self.precision = precision
         packed = pack(self.net, PRECISIONS[precision])
         self._shared = SharedWeights(packed.weights) if share else None
-        self.packed = self.reader = (
-            replace(packed, weights=self._shared.weights) if self._shared else packed
-        )
+        if self._shared:
+            packed = replace(packed, weights=self._shared.weights)
+        self.packed = self.reader = packed
         self._pools = pools_of(
             canvas=from_numpy(self.slots.canvas),
             known=from_numpy(self.slots.known),
@@ -155,7 +155,7 @@ class CudaDecoder(BitwiseDecoder):
 
     @_on_gpu()
     def take(self, images: list[Image]) -> None:
-        job, slots = images[0].job, [image.slot for image in images]
+        job, slots = images[0].job, slots_of(images)
         canvas = None if job.canvas is None else from_numpy(job.canvas)
         known = None if job.known is None else from_numpy(job.known)
         self.pool.put(slots, canvas, known)
@@ -167,14 +167,6 @@ class CudaDecoder(BitwiseDecoder):
 
     copy, read = _on_gpu()(BitwiseDecoder.copy), _on_gpu()(BitwiseDecoder.read)
     judge = _on_gpu()(BitwiseDecoder.judge)
-
-    def read_into(self, slots: Sequence[int]) -> Tensor:
-        return self.read_known(
-            from_numpy(self.slots.canvas[slots]),
-            from_numpy(self.slots.known[slots]),
-            self.pool,
-            torch.tensor(slots),
-        )
 
     @_on_gpu()
     def canvases(self, slots: Sequence[int]) -> NDArray[np.uint8]:

@@ -3,14 +3,13 @@
 EagerDecoder uses torch, step by step, and is easy to read; the decoders of compiled.py call csrc's
 kernels.
 
-A position counts an image's tokens. A step settles the token at a position, and moves the image to
-the next one. A pass is a step for which the image goes through the layers: where tokens are known
-or background, it need not.
+A position counts an image's tokens. A step fixes the token at a position, and moves the image to
+the next one. A pass is a step that runs the layers; known tokens and background need no pass.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from linpix.model.likelihood import class_log_probs
 from linpix.model.transformer import PREFILL_TOKENS
 
 from ..image import Image
-from .slots import Numbers, Plan, Slots
+from .slots import Numbers, Plan, Slots, slots_of
 
 
 class Advance(NamedTuple):
@@ -81,7 +80,7 @@ class Decoder(ABC):
         What the images share must then be prefilled in the first slot, piece by piece, and copied;
         or read, if `conditioned`.
         """
-        job, slots = images[0].job, [image.slot for image in images]
+        job, slots = images[0].job, slots_of(images)
         if job.known is not None:
             check_known(self.config, job.known)
         for slot in slots:
@@ -131,28 +130,22 @@ class Decoder(ABC):
             torch.arange(1, len(slots) + 1),
         )
         log_probs = class_log_probs(scores)
-        labels = [
-            int(row.argmax()) if (label := self.label(slot)) is None else label
-            for slot, row in zip(slots, log_probs, strict=True)
-        ]
-        return [
-            Recognised(label, float(row[label]), torn)
-            for label, row, torn in zip(
-                labels,
-                log_probs,
-                self.checkpoint.torn(drawn, self.slots.known[slots], labels),
-                strict=True,
-            )
-        ]
+        labels = []
+        for slot, row in zip(slots, log_probs, strict=True):
+            label = self.label(slot)
+            if label is None:
+                label = int(row.argmax())
+            labels.append(label)
+        torn = self.checkpoint.torn(drawn, self.slots.known[slots], labels)
+        judged = zip(labels, log_probs, torn, strict=True)
+        return [Recognised(label, float(row[label]), in_pieces) for label, row, in_pieces in judged]
 
     def read_into(self, slots: Sequence[int]) -> Tensor:
         """Fold what is known of images into their slots; returns class scores, (B, classes)."""
-        return self.read_known(
-            from_numpy(self.slots.canvas[slots]),
-            from_numpy(self.slots.known[slots]),
-            self.state,
-            torch.tensor(slots),
-        )
+        canvas = from_numpy(self.slots.canvas[slots])
+        known = from_numpy(self.slots.known[slots])
+        # a decoder reads into the pool that it was made with
+        return self.read_known(canvas, known, cast(State, self.pool), torch.tensor(slots))
 
     def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
         """The same for any state, at places, (B,). canvas: (B, T) uint8 · known: (B, T) bool. This
@@ -214,11 +207,9 @@ class EagerDecoder(Decoder):
 
     @property
     def kind(self) -> str:
-        return (
-            "eager+operator"
-            if isinstance(self.state, RecurrentState) and self.state.operator
-            else "eager"
-        )
+        if isinstance(self.state, RecurrentState) and self.state.operator:
+            return "eager+operator"
+        return "eager"
 
     def prefill(self, slots: Numbers, positions: Numbers, steps: Numbers) -> None:
         begin = int(positions[0])
@@ -247,19 +238,15 @@ class EagerDecoder(Decoder):
         table, positions, most = self.slots, self.slots.position[slots], int(steps[0])
         noise = noise_of(self.config, table.seed[slots], positions[:, None] + np.arange(most))
         at, t = from_numpy(slots.copy()), from_numpy(positions)
-        canvas, known = from_numpy(table.canvas[slots]), from_numpy(table.known[slots])
-        conditioned = from_numpy(table.conditioned[slots])
-        start, temperature = from_numpy(table.start[slots]), from_numpy(table.temperature[slots])
+        arrays = table.canvas, table.known, table.conditioned, table.start, table.temperature
+        canvas, *given = [from_numpy(array[slots]) for array in arrays]  # as step takes them
         finite = torch.ones(len(slots), dtype=torch.bool)
         for step in range(most):
             rows = int((step < steps).sum())
             with decode_threads(self.net, rows, int(positions[:rows].max()) + step):
                 finite[:rows] &= self.step(
                     canvas[:rows],
-                    known[:rows],
-                    conditioned[:rows],
-                    start[:rows],
-                    temperature[:rows],
+                    *(tensor[:rows] for tensor in given),
                     noise[:rows, step],
                     t[:rows] + step,
                     at[:rows],
@@ -284,19 +271,15 @@ class EagerDecoder(Decoder):
             (B,) ·
         noise: (B, C, 2) · returns (B,) bool, whether the row's parameters were finite.
         """
-        here = t[:, None] * self.config.token_size + torch.arange(self.config.token_size)
-        given = known.gather(1, here)
-        was_read = given[:, 0] & conditioned  # a token that was read must not change its slot again
-        parameters = self.net.step(
-            canvas,
-            t,
-            start,
-            self.state,
-            torch.where(was_read, PADDING_SLOT, slots),
-            known & conditioned[:, None] if self.config.patch else None,
-        )
+        subpixels = t[:, None] * self.config.token_size + torch.arange(self.config.token_size)
+        given = known.gather(1, subpixels)
+        was_read = given[:, 0] & conditioned
+        # a token that was read must not change its slot again
+        changed = torch.where(was_read, PADDING_SLOT, slots)
+        read = known & conditioned[:, None] if self.config.patch else None
+        parameters = self.net.step(canvas, t, start, self.state, changed, read)
         drawn = draw_token(self.net, parameters, t, noise, temperature)
-        canvas.scatter_(1, here, torch.where(given, canvas.gather(1, here), drawn))
+        canvas.scatter_(1, subpixels, torch.where(given, canvas.gather(1, subpixels), drawn))
         # sub-pixel 0 without a start token is NaN by design
         unpredicted = was_read | (t < self.config.first)
         return parameters.isfinite().all(-1) | unpredicted

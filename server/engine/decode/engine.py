@@ -17,7 +17,7 @@ from .decoder import Decoder
 from .failures import EngineLost, Outcome, isolate
 from .prefill import Prefills
 from .scheduler import QUANTUM_S, Scheduler
-from .slots import NEVER, Plan
+from .slots import NEVER, Plan, slots_of
 
 logger = logging.getLogger("linpix")
 PARTS = 8  # quanta of an image, at least: one that joins waits for the end of a quantum
@@ -58,16 +58,15 @@ class Engine:
         self._join()
         report.joined_at, report.running = time.monotonic(), len(self.slots.running)
         drawing = bool(self.slots.drawing.any())
-        ended = self._prefills.run(
-            self._decoded_s if drawing else QUANTUM_S, self.beat, report, others=drawing
-        )
+        seconds = self._decoded_s if drawing else QUANTUM_S
+        ended = self._prefills.run(seconds, self.beat, report, while_decoding=drawing)
         self.slots.drawing[[image.slot for image in ended if image.state is State.DRAWING]] = True
         for request in report.failed:
             self.scheduler.cancel(request)
-        streamed = self.slots.streams[self.slots.drawing].any()
-        plan = self.scheduler.plan(
-            self.config.row_length if streamed else -(-self.config.length // PARTS)
-        )
+        most = -(-self.config.length // PARTS)
+        if self.slots.streams[self.slots.drawing].any():
+            most = self.config.row_length
+        plan = self.scheduler.plan(most)
         if len(plan):
             self._decode(plan)
         self._leave([image for image in ended if image.state is State.DONE])
@@ -88,8 +87,11 @@ class Engine:
 
     def _join(self) -> None:
         """Give free slots to waiting images, for at most the time of a quantum."""
-        began = time.perf_counter()
-        while time.perf_counter() - began < QUANTUM_S and (images := self.scheduler.join()):
+        end = time.perf_counter() + QUANTUM_S
+        while time.perf_counter() < end:
+            images = self.scheduler.join()
+            if not images:
+                return
             request = images[0].request
             try:
                 self._take(images)
@@ -107,7 +109,7 @@ class Engine:
         """Put images that share what is known into their slots."""
         self.beat()
         job, length = images[0].job, self.config.length
-        slots = np.array([image.slot for image in images])
+        slots = np.array(slots_of(images))
         self.decoder.take(images)
         prefix, state = job.prefix // self.config.token_size, State.DRAWING
         if self.slots.conditioned[slots[0]] and prefix < length:  # else nothing is to be drawn
@@ -152,7 +154,7 @@ class Engine:
             self._end_failed(outcome)
         self._report_rows()
         if outcome.retries:
-            self._check_hope(plan, outcome)
+            self._check_engine_lives(plan, outcome)
         else:
             self._failed_quanta = 0
             self.scheduler.learn(len(plan), report.seconds / report.passes)
@@ -176,9 +178,9 @@ class Engine:
         due = np.flatnonzero(self.slots.drawing & (rows >= next_row))
         images = [self.slots.running[slot] for slot in due.tolist()]
         streams = [image.slot for image in images if image.job.stream]
-        canvases = (
-            dict(zip(streams, self.decoder.canvases(streams), strict=True)) if streams else {}
-        )
+        canvases = {}
+        if streams:
+            canvases = dict(zip(streams, self.decoder.canvases(streams), strict=True))
         for image in images:
             new = range(int(next_row[image.slot]), int(rows[image.slot]) + 1)
             self._report.rows.append((image, new, canvases.get(image.slot)))
@@ -207,24 +209,22 @@ class Engine:
                 image.state = State.DONE
                 done.append(image)
         self._report.finished += done  # before anything can raise: see `abandon`
-        canvases = self.decoder.canvases([image.slot for image in done]) if done else ()
+        canvases = self.decoder.canvases(slots_of(done)) if done else ()
         for image, canvas in zip(done, canvases, strict=True):
-            image.canvas = canvas
-            image.label = (
-                image.recognised.label if image.recognised else self.decoder.label(image.slot)
-            )
+            image.canvas, image.label = canvas, self.decoder.label(image.slot)
+            if image.recognised:
+                image.label = image.recognised.label
             self.slots.release(image)
         if self.decoder.fill_freed_with_nan:
             for slot in self.slots.free:
                 self.decoder.pool.fill_with_nan(slot)
 
-    def _check_hope(self, plan: Plan, outcome: Outcome) -> None:
+    def _check_engine_lives(self, plan: Plan, outcome: Outcome) -> None:
         """Raise EngineLost if MAX_FAILED_QUANTA quanta in a row decoded no image, nor a test image
         in a free slot.
         """
-        failed = len(outcome.failed) == len(plan) and not self._decodes_a_test_image(
-            int(plan[0, 0])
-        )
+        failed = len(outcome.failed) == len(plan)
+        failed = failed and not self._decodes_a_test_image(int(plan[0, 0]))
         self._failed_quanta = self._failed_quanta + 1 if failed else 0
         if self._failed_quanta == MAX_FAILED_QUANTA:
             raise EngineLost(

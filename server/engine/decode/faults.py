@@ -86,8 +86,10 @@ class _Breaking:
         done = self._decoder.quantum(plan)
         # after the run, which has changed state and sub-pixels: they must be restored before it is
         # run again
-        if "broken" in kinds or ("glitch" in kinds and first):
-            raise InjectedFault(f"injected: {'broken' if 'broken' in kinds else 'glitch'} {name}")
+        if "broken" in kinds:
+            raise InjectedFault(f"injected: broken {name}")
+        if "glitch" in kinds and first:
+            raise InjectedFault(f"injected: glitch {name}")
         for slot in self._failing.intersection(slots):
             raise InjectedFault(f"injected: throw at slot {slot} {name}")
         return done
@@ -99,17 +101,17 @@ class _Breaking:
         table = self._decoder.slots
         begun = [slot for slot in slots if table.position[slot]] or slots
         for rule in self._due:
-            if rule.kind in ("throw", "nan"):
-                chosen = (
-                    [slot for slot in slots if table.seed[slot] == rule.number]
-                    if rule.when == "image"
-                    else [self._faults.random.choice(begun)]
-                )
-                if rule.kind == "throw":
-                    self._failing.update(chosen)
-                else:
-                    for slot in chosen:
-                        self._decoder.pool.fill_with_nan(slot)
+            if rule.kind not in ("throw", "nan"):
+                continue
+            if rule.when == "image":
+                chosen = [slot for slot in slots if table.seed[slot] == rule.number]
+            else:
+                chosen = [self._faults.random.choice(begun)]
+            if rule.kind == "throw":
+                self._failing.update(chosen)
+                continue
+            for slot in chosen:
+                self._decoder.pool.fill_with_nan(slot)
 
     @property
     def saturated(self) -> int:

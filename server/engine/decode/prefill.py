@@ -17,6 +17,7 @@ from ... import logs
 from ..image import Image, Report, State
 from .decoder import Decoder
 from .failures import EngineLost
+from .slots import slots_of
 
 logger = logging.getLogger("linpix")
 
@@ -35,17 +36,18 @@ class Prefills:
         self._overdrawn_s = 0.0
 
     def run(
-        self, seconds: float, beat: Callable[[], None], report: Report, *, others: bool
+        self, seconds: float, beat: Callable[[], None], report: Report, *, while_decoding: bool
     ) -> list[Image]:
         """Run pieces for so many seconds, and report requests that raised twice. Raises EngineLost.
 
         Returns the images that are done with it.
 
-        others: other images decode. The time that a piece takes beyond its share is then taken off
-        the next calls, so that these images get theirs even if a piece is longer than a quantum.
-        beat is called before each piece.
+        while_decoding: other images decode. The time that a piece takes beyond its share is then
+        taken off the next calls, so that these images get theirs even if a piece is longer than a
+        quantum. beat is called before each piece.
         """
-        seconds -= self._overdrawn_s if others else 0.0
+        if while_decoding:
+            seconds -= self._overdrawn_s
         self.waiting = deque(
             group for group in self.waiting if group[0].state is not State.CANCELLED
         )
@@ -91,10 +93,11 @@ class Prefills:
         """Begin again after an exception; after a second one the request fails."""
         for group in groups:
             first = group[0]
+            what_next = " again" if first.retried else "; starting it again"
             logger.exception(
                 "prefill of %s raised an exception%s",
                 self._decoder.checkpoint.name,
-                " again" if first.retried else "; starting it again",
+                what_next,
                 extra=logs.of(first.request),
             )
             if first.retried:
@@ -116,13 +119,12 @@ class Prefills:
         first, decoder = groups[0][0], self._decoder
         if first.state is State.CHECKING:
             images = [image for [image] in groups]
-            for image, recognised in zip(
-                images, decoder.judge([image.slot for image in images]), strict=True
-            ):
+            judged = decoder.judge(slots_of(images))
+            for image, recognised in zip(images, judged, strict=True):
                 image.recognised = recognised
             return groups
         if first.state is State.READING:
-            decoder.read([[image.slot for image in group] for group in groups])
+            decoder.read([slots_of(group) for group in groups])
             return groups
         stride, length = decoder.prefill_stride, first.job.prefix // decoder.config.token_size
         most = int(left_s / self._token_s) // stride * stride if self._token_s else 0
@@ -135,6 +137,7 @@ class Prefills:
         self._position[first.slot] = position + steps
         if position + steps < length:
             return []
-        decoder.copy(slots := [image.slot for image in groups[0]])
+        slots = slots_of(groups[0])
+        decoder.copy(slots)
         self._position[slots] = length
         return groups

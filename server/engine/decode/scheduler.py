@@ -54,10 +54,9 @@ class Scheduler:
         """Forget a request, wherever it is, or do nothing if it is not here. Its slots are free at
         once.
         """
-        self.interactive, self.bulk = (
-            deque(image for image in images if image.request != request)
-            for images in (self.interactive, self.bulk)
-        )
+        interactive = [image for image in self.interactive if image.request != request]
+        bulk = [image for image in self.bulk if image.request != request]
+        self.interactive, self.bulk = deque(interactive), deque(bulk)
         for image in [*self.slots.running.values()]:
             if image.request == request:
                 image.state = State.CANCELLED

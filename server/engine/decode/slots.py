@@ -6,6 +6,7 @@ when the event loop has run.
 """
 
 import heapq
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,10 @@ Numbers = NDArray[np.int64]  # (B,)
 # (B, 2): the slots of a quantum, with their numbers of steps; most steps first
 Plan = NDArray[np.int64]
 NEVER = 2**62  # an image row that no image has
+
+
+def slots_of(images: Iterable[Image]) -> list[int]:
+    return [image.slot for image in images]
 
 
 class Slots:

@@ -44,8 +44,8 @@ def prefills(clock, token_s: float = 0.0, reading_s: float = 0.0) -> Prefills:
     )
 
 
-def run(queue: Prefills, seconds: float, *, others: bool = False) -> Report:
-    queue.run(seconds, lambda: None, report := Report(), others=others)
+def run(queue: Prefills, seconds: float, *, while_decoding: bool = False) -> Report:
+    queue.run(seconds, lambda: None, report := Report(), while_decoding=while_decoding)
     return report
 
 
@@ -82,7 +82,7 @@ def test_beside_images_that_are_drawn_it_gets_half_of_the_time_however_long_a_pi
         for _ in range(4):  # so there is always more to do
             queue.waiting.append(group())
         before = clock[0]
-        run(queue, quantum_s, others=True)
+        run(queue, quantum_s, while_decoding=True)
         read += clock[0] - before
         clock[0] += quantum_s
         drawn += quantum_s
@@ -99,10 +99,10 @@ def test_where_nothing_is_drawn_nothing_is_paid_back(clock):
 def test_what_was_not_used_is_not_saved(clock):
     queue = prefills(clock, reading_s=0.002)
     for _ in range(100):
-        run(queue, 0.05, others=True)
+        run(queue, 0.05, while_decoding=True)
     for _ in range(100):
         queue.waiting.append(group())
-    assert len(run(queue, 0.010, others=True).prefill_s) == pytest.approx(5, abs=1)
+    assert len(run(queue, 0.010, while_decoding=True).prefill_s) == pytest.approx(5, abs=1)
 
 
 # --- several in one call ---
