@@ -20,8 +20,8 @@ static/       the web page, which uses only the API
 Four kinds of object. A Job is what was asked: checked, frozen, picklable (engine/job.py). A Request
 is a job in progress: client, deadline, events, outcome (engine/request.py). An Image is everything
 about one image from the queue to its pixels, and a Report is what one quantum did
-(engine/image.py). Beside them, an Answer (web/answers.py) is what HTTP knows of a request, and an
-Event tells the answer what happened to one image.
+(engine/image.py). Beside them, an Order is what HTTP asks for, checked and frozen, and an Answer
+what sends it (both in web/answers.py); an Event tells the answer what happened to one image.
 
 To follow one request, read these files in this order:
   web/middleware/            connection.py reads its head; stack.py gives it an id, and checks host,
@@ -29,7 +29,7 @@ To follow one request, read these files in this order:
                              together
   web/routes/images.py       its fields are checked: types and ranges by web/request_schemas.py,
                              what decides pixels by engine/job.py; web/uploads.py decodes an upload.
-                             The result is an Answer, with its Job
+                             The result is an Order, with all that makes its Job
   web/answers.py             the Answer works when FastAPI sends it: it admits the request, waits
                              for its images, which web/routes/images.py encodes, releases the
                              request, and sends them

@@ -73,7 +73,19 @@ class ClientLeft(ServiceError):
         super().__init__(message, 499)
 
 
-# --- errors that nothing tells apart but their status and code ---
+class DeadlinePassed(ServiceError):
+    """The request was not finished in time."""
+
+
+class Draining(ServiceError):
+    """This process is about to end."""
+
+
+class EngineGone(ServiceError):
+    """This process can no longer decode."""
+
+
+# --- errors, with their texts; nothing tells the others apart but their status and code ---
 
 
 def model_not_found(model: str, loaded: Iterable[str]) -> ServiceError:
@@ -130,8 +142,8 @@ def queue_full(waiting: int, images: int, allowed: int, retry_after_s: float) ->
     )
 
 
-def deadline_passed(timeout_s: float) -> ServiceError:
-    return ServiceError(
+def deadline_passed(timeout_s: float) -> DeadlinePassed:
+    return DeadlinePassed(
         f"the request cannot be finished within {timeout_s:g} s; allow more time, request less, or"
         " try again when the service is less busy",
         504,
@@ -166,9 +178,9 @@ def batch_failed(cause: str) -> ServiceError:
     )
 
 
-def engine_gone(why: str) -> ServiceError:
-    """Ends requests in flight, and refuses new ones, when this process can no longer decode."""
-    return ServiceError(
+def engine_gone(why: str) -> EngineGone:
+    """Ends requests in flight, and refuses new ones."""
+    return EngineGone(
         f"{why}. The server is restarting: send the request again in a few seconds",
         503,
         "engine_gone",
@@ -181,8 +193,8 @@ def draining(
         "the server is shutting down; send the request to another server, "
         "or try again after the restart"
     ),
-) -> ServiceError:
-    return ServiceError(message, 503, "draining", retry_after_s=5.0)
+) -> Draining:
+    return Draining(message, 503, "draining", retry_after_s=5.0)
 
 
 def unauthorized(*, presented: bool) -> ServiceError:

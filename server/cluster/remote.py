@@ -5,11 +5,11 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..engine.job import Job
 from ..engine.request import Event, Request, Requests, ServedModel
-from ..errors import ServiceError, deadline_passed, engine_gone
+from ..errors import Draining, EngineGone, ServiceError, deadline_passed, engine_gone
 from ..metrics import Metrics
 
 logger = logging.getLogger("linpix")
@@ -18,7 +18,7 @@ RUNS = 2
 # seconds from a deadline until the front ends the request; the replica, which counts it, does so
 # before
 LATE_S = 0.5
-ELSEWHERE = "engine_gone", "draining"  # errors of a replica that ends: another can draw the same
+ELSEWHERE = EngineGone, Draining  # errors of a replica that ends: another can draw the same
 News = list[Event | ServiceError | None]  # None: a stream is admitted; an error is the last
 # of each model of a replica: facts of its decoder, and slots
 Described = dict[str, tuple[dict[str, str], int]]
@@ -90,27 +90,22 @@ class Remote(Requests):
         """Pass on what replicas answer. A call whose replica dies runs again, if nothing was passed
         on.
         """
-        call = Call(
-            id=request.id,
-            endpoint=request.endpoint,
-            client=request.client,
-            job=request.job,
-            facts=request.model.facts,
-            timeout_s=request.timeout_s,
-            spent_s=0.0,
-        )
         for run in range(RUNS):
             # an id of its own: other fronts may have the same, and if the same replica gets this
             # call again, late answers to its first run do not belong to it
-            call = replace(
-                call,
-                spent_s=time.monotonic() - request.began,
+            call = Call(
                 id=f"{request.id}.{secrets.token_hex(4)}",
+                endpoint=request.endpoint,
+                client=request.client,
+                job=request.job,
+                facts=request.model.facts,
+                timeout_s=request.timeout_s,
+                spent_s=time.monotonic() - request.began,
             )
             final = run + 1 == RUNS  # whether no other run follows
             try:
                 async for news in self._run_call(call):
-                    gone = [event for event in news if getattr(event, "code", "") in ELSEWHERE]
+                    gone = [event for event in news if isinstance(event, ELSEWHERE)]
                     if gone and not final:  # else it is the answer, which the replica has counted
                         raise ReplicaLost(str(gone[0]))
                     for event in news:

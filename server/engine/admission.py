@@ -19,9 +19,8 @@ from ..memory import collect
 from ..metrics import PRIORITIES, Metrics
 from .decode.engine import Engine
 from .image import Image, Report, again, chosen, images_of
-from .job import Job
 from .model import Model
-from .request import Event, Request, Requests, ServedModel
+from .request import Event, Request, Requests, ServedModel, Started
 from .thread import EngineThread, Work
 
 logger = logging.getLogger("linpix")
@@ -76,33 +75,34 @@ class Admission(Requests):
 
     # --- requests ---
 
-    def refusal(
-        self, client: str, job: Job | None = None, model: ServedModel | None = None
-    ) -> ServiceError | None:
-        job, limit = job or Job(), self._client_images
-        if limit:
-            theirs = {
-                request.id: request.undone
-                for request in self.in_progress.values()
-                if request.client == client
-            }
-            if (excess := (here := sum(theirs.values())) + job.count - limit) > 0:
-                until_s = sorted(
-                    end for model in self._all.values() for end, id in model.ends() if id in theirs
-                )
-                return client_limit(
-                    here,
-                    job.count,
-                    limit,
-                    until_s[min(excess, len(until_s)) - 1] if until_s else 0.0,
-                )
+    def check_room(
+        self, client: str, images: int = 1, *, bulk: bool = False, model: ServedModel | None = None
+    ) -> None:
+        theirs = {
+            request.id: request.undone
+            for request in self.in_progress.values()
+            if request.client == client
+        }
+        here, limit = sum(theirs.values()), self._client_images
+        excess = here + images - limit
+        if limit and excess > 0:
+            ends = [end for served in self._all.values() for end in served.ends()]
+            until_s = sorted(end for end, id in ends if id in theirs) or [0.0]
+            raise client_limit(here, images, limit, until_s[min(excess, len(until_s)) - 1])
         assert model is None or isinstance(model, Model)
-        refusals = [asked.refusal(job) for asked in ([model] if model else self.models.values())]
-        return refusals[0] if all(refusals) else None
+        full = None
+        for asked in [model] if model else self.models.values():
+            try:
+                return asked.check_room(images, bulk=bulk)
+            except ServiceError as error:
+                full = full or error
+        assert full is not None
+        raise full
 
     def _begin(self, request: Request) -> None:
         job, model = request.job, request.model
         assert isinstance(model, Model)
+        model.requests[request.id] = request
         if model.engine not in self._all:  # it was replaced while the upload was decoded
             self._add(model)
         request.expiry = asyncio.get_running_loop().call_at(
@@ -222,13 +222,13 @@ class Admission(Requests):
         )
         for image in report.joined:
             if (request := model.requests.get(image.request)) is not None and image.attempt == 1:
-                request.begun[image.index] = report.joined_at, *model.in_quanta
+                request.begun[image.index] = Started(
+                    report.joined_at, model.quanta_s, model.images_s
+                )
                 queue_wait.observe(report.joined_at - request.began)
         passed_s = now - report.joined_at
-        model.in_quanta = (
-            model.in_quanta[0] + passed_s,
-            model.in_quanta[1] + passed_s * report.running,
-        )
+        model.quanta_s += passed_s
+        model.images_s += passed_s * report.running
         for image, rows, canvas in report.rows:
             if (request := model.requests.get(image.request)) is not None:
                 if image.attempt == 1 and rows.start == request.given + 1:

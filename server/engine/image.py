@@ -9,7 +9,7 @@ candidates are drawn.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -88,14 +88,17 @@ def again(image: Image) -> Image | None:
 
 
 def chosen(image: Image) -> Image:
-    """The best attempt of this one, which is done, and those before it; it knows how many there
-    were.
+    """The best attempt of this one, which is done, and those before it; of several, a copy that
+    knows how many there were.
     """
     best, this = image.best, image.recognised
-    if best is None or this is None or best.recognised is None or this.rank > best.recognised.rank:
+    if best is None or this is None or best.recognised is None:
+        return image
+    if this.rank > best.recognised.rank:
         best = image
-    best.recognised = best.recognised and best.recognised._replace(attempts=image.attempt)
-    return best
+    assert best.recognised is not None
+    recognised = best.recognised._replace(attempts=image.attempt)
+    return replace(best, recognised=recognised)
 
 
 def best_of(images: Sequence[Recognised], count: int) -> list[int]:

@@ -6,6 +6,7 @@ import operator
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,12 @@ class Job:
         return 0 if self.known is None else first_hole(self.known)
 
 
-def new_job(
+def new_job(checkpoint: Checkpoint, answers: int, **options: Any) -> Job:
+    """options: of checked_options. Raises InvalidRequest, or TypeError."""
+    return Job(**checked_options(checkpoint, answers, **options))
+
+
+def checked_options(
     checkpoint: Checkpoint,
     answers: int,
     *,
@@ -87,9 +93,9 @@ def new_job(
     attempts: int | None = None,
     limit: int | None = None,
     able: str | None = "mnist-conditional",
-) -> Job:
-    """Check the options of images, and give those that are None their defaults. Raises
-    InvalidRequest, or TypeError.
+) -> dict[str, Any]:
+    """Check the options of images, and give those that are None their defaults: arguments of Job.
+    Raises InvalidRequest, or TypeError.
 
     seed: None is a random one · candidates: draw so many, and return the best · limit: the most
     images that a request may draw · able: the name of a model that draws the class first, if there
@@ -152,16 +158,16 @@ def new_job(
             "attempts",
             param="attempts",
         )
-    return Job(
-        model=checkpoint.name,
-        count=count,
-        answers=answers,
-        candidates=candidates is not None,
-        seed=seed,
-        temperature=temperature,
-        label=label,
-        attempts=attempts,
-    )
+    return {
+        "model": checkpoint.name,
+        "count": count,
+        "answers": answers,
+        "candidates": candidates is not None,
+        "seed": seed,
+        "temperature": temperature,
+        "label": label,
+        "attempts": attempts,
+    }
 
 
 def class_of(label: int | str | None, checkpoint: Checkpoint) -> int | None:

@@ -9,11 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ..errors import ServiceError, deadline_unreachable, queue_full
+from ..errors import deadline_unreachable, queue_full
 from .decode.engine import Engine
 from .decode.scheduler import QUANTUM_S, bulk_is_next
 from .image import Image, State
-from .job import Job
 from .request import Request, ServedModel
 
 MEASURED_S = 0.25  # seconds that images must have been in slots before their pace counts
@@ -23,10 +22,9 @@ MEASURED_SHARE = 8
 STALE_S = 5.0
 NEW = 0.2  # weight of one image in the smoothed pace
 CONFIDENT = 2  # images that must have been measured
-# factor on predicted times: when the queue is as long as deadlines allow, a bare prediction would
-# let
+# Factor on predicted times, which are a few percent off. Without this margin a full queue would
+# decode half of its images almost to the end and then drop them.
 SAFETY = 1.25
-# half of the admitted images be decoded nearly to their end for nothing
 
 
 # --- forecasts: when each admitted image will be done, from one measured number, without a clock
@@ -115,7 +113,8 @@ class Model(ServedModel):
         self.engine, self.pace, self.kernels = engine, Pace(), decoder.kernels
         self.requests: dict[str, Request] = {}  # in the order they came
         self._measured_at = -math.inf
-        self.in_quanta = 0.0, 0.0  # seconds of all quanta, and of the images that had slots in them
+        # seconds of all quanta, and of the images that had slots in them
+        self.quanta_s, self.images_s = 0.0, 0.0
         self._enough = max(1, self.config.length // MEASURED_SHARE)
 
     @property
@@ -130,58 +129,53 @@ class Model(ServedModel):
             if bulk in (None, request.job.bulk)
         )
 
-    def refusal(self, job: Job) -> ServiceError | None:
-        """queue_full, with the time until there is room, if there is none for a job now."""
+    def check_room(self, images: int, *, bulk: bool = False) -> None:
+        """Raise queue_full, with the time until there is room, if there is none for images now."""
         room = left = self.slots + self.queue[False] - self.undone
-        if job.bulk:
+        if bulk:
             running = self.undone - self.waiting()
             left = min(room, self.slots - running + self.queue[True] - self.waiting(bulk=True))
-        if (excess := job.count - left) <= 0:
-            return None
-        bulk = job.count <= room  # only bulk images have too little room
+        excess = images - left
+        if excess <= 0:
+            return
+        only_bulk = images <= room  # only bulk images have too little room
         # none, if all room is held by pictures to be scored
-        until_s = [end for end, _ in self.ends()]
-        return queue_full(
-            self.waiting(True if bulk else None),
-            job.count,
-            self.queue[bulk],
-            until_s[min(excess, len(until_s)) - 1] if until_s else 0.0,
+        until_s = [end for end, _ in self.ends()] or [0.0]
+        waiting = self.waiting(True if only_bulk else None)
+        raise queue_full(
+            waiting, images, self.queue[only_bulk], until_s[min(excess, len(until_s)) - 1]
         )
 
-    def admit(self, request: Request) -> None:
+    def check_time(self, request: Request) -> None:
         """Raises deadline_unreachable."""
         job, now = request.job, time.monotonic()
         if not self.requests and now - self._measured_at > STALE_S:
             self.pace = Pace()
-        if not job.scored:
-            tokens = self.undone * self.config.length + request.tokens * job.count  # at most
-            # all work divided among all slots, and one image more: Graham, "Bounds on
-            # multiprocessing timing anomalies"
-            bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(
-                self.slots
-            )
-            # others must not become late by it, but for hasty ones, which could keep it out
-            left_s = {
-                other.id: other.deadline - now
-                for other in (*self.requests.values(), request)
-                if other.timeout_s >= request.timeout_s
-            }
-            if bound_s * SAFETY > min(left_s.values()):  # hardly ever
-                new = [Remaining(request.id, request.tokens)] * job.count
-                late, before = (
-                    {
-                        id: SAFETY * end
-                        for end, id in self.ends(images, bulk=job.bulk)
-                        if SAFETY * end > left_s.get(id, math.inf)
-                    }
-                    for images in (new, ())
-                )
-                if late.keys() - before.keys():
-                    ahead = sum(
-                        other.undone for other in self.requests.values() if not other.job.scored
-                    )
-                    raise deadline_unreachable(left_s[request.id], late.get(request.id), ahead)
-        self.requests[request.id] = request
+        if job.scored:
+            return
+        tokens = self.undone * self.config.length + request.tokens * job.count  # at most
+        # all work divided among all slots, and one image more: Graham, "Bounds on
+        # multiprocessing timing anomalies"
+        bound_s = (self.config.length + tokens / self.slots) * self.seconds_per_token(self.slots)
+        # It must not make others late. Requests with a shorter timeout do not count: they could
+        # keep it out.
+        left_s = {
+            other.id: other.deadline - now
+            for other in (*self.requests.values(), request)
+            if other.timeout_s >= request.timeout_s
+        }
+        if bound_s * SAFETY <= min(left_s.values()):  # nearly always
+            return
+
+        def late_with(images: Sequence[Remaining]) -> dict[str, float]:
+            """When the images of late requests end, in seconds."""
+            ends = {id: SAFETY * end for end, id in self.ends(images, bulk=job.bulk)}
+            return {id: end for id, end in ends.items() if end > left_s.get(id, math.inf)}
+
+        late = late_with([Remaining(request.id, request.tokens)] * job.count)
+        if late.keys() - late_with(()).keys():
+            ahead = sum(other.undone for other in self.requests.values() if not other.job.scored)
+            raise deadline_unreachable(left_s[request.id], late.get(request.id), ahead)
 
     def ends(self, new: Sequence[Remaining] = (), *, bulk: bool = False) -> list[tuple[float, str]]:
         """Seconds until each image will be done, and its request. new: images that would come last
@@ -206,27 +200,28 @@ class Model(ServedModel):
             return self.pace(batch)
         drawn, seconds, now, running = 0, 0.0, time.monotonic(), 0
         for request in self.requests.values():
-            for index, (began, *_) in request.begun.items():
+            for index, started in request.begun.items():
                 image = request.images[index]
                 if image.slot and request.tokens >= self._enough:
                     drawn += request.tokens - int(self.engine.slots.left[image.slot])
-                    seconds, running = seconds + now - began, running + 1
+                    seconds, running = seconds + now - started.at, running + 1
         # not by the first tokens: they are cold
         known = 0 < self._enough * running <= drawn and seconds > MEASURED_S
         return (seconds / drawn) * math.sqrt(batch / running) if known else 0.0
 
     def measure(self, request: Request, image: Image) -> None:
-        """Learn from the time of an image that is done, or whose deadline has passed: else only
-        quick ones counted.
+        """Learn from finished images and from late ones. If late ones were left out, the pace
+        would look too fast.
         """
         self._measured_at = now = time.monotonic()
         # in no slot, nothing is left
         drawn = request.tokens - int(self.engine.slots.left[image.slot])
-        began, quanta_s, images_s = request.begun[image.index]
-        seconds = self.in_quanta[0] - quanta_s  # 0 by a coarse clock
-        # by the mean number of images: of a crowd, the last ends alone
+        started = request.begun[image.index]
+        seconds = self.quanta_s - started.quanta_s  # 0 by a coarse clock
+        # use the mean number of images: the last image of a crowd is alone at its end
         if drawn >= self._enough and seconds:
-            self.pace.learn((self.in_quanta[1] - images_s) / seconds, (now - began) / drawn)
+            batch = (self.images_s - started.images_s) / seconds
+            self.pace.learn(batch, (now - started.at) / drawn)
 
     def too_late(self) -> list[Request]:
         """Requests without a slot that would hardly be done in time even if they got one now.

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from linpix.model.attempts import Recognised
 from linpix.model.checkpoint import Checkpoint
 
-from ..errors import ClientLeft, ServiceError, deadline_passed, draining, engine_gone
+from ..errors import (
+    ClientLeft,
+    DeadlinePassed,
+    ServiceError,
+    deadline_passed,
+    draining,
+    engine_gone,
+)
 from ..metrics import Metrics
 from .image import Image
 from .job import Job
@@ -36,6 +43,14 @@ class Event(NamedTuple):
     scores: tuple[NDArray[np.float32], NDArray[np.float64]] | None = None
 
 
+class Started(NamedTuple):
+    """When an image got its first slot."""
+
+    at: float  # by time.monotonic
+    quanta_s: float  # Model.quanta_s at that time
+    images_s: float
+
+
 class ServedModel:
     """A model that requests may ask for, decoded in this process or in replicas."""
 
@@ -50,9 +65,9 @@ class ServedModel:
         # images that may wait: in all, of them bulk ones
         self.queue = max_queue, max_queue - max_queue // BULK_QUEUE
 
-    def admit(self, request: "Request") -> None:
-        """Take room for a request. Raises ServiceError if its deadline is too near. (Replicas admit
-        for themselves.)
+    def check_time(self, request: "Request") -> None:
+        """Raise ServiceError if a request's deadline is too near. (Replicas admit for
+        themselves.)
         """
 
 
@@ -73,8 +88,7 @@ class Request:
     tokens: int = field(init=False)  # of each image, to be drawn
     given: int = field(init=False)  # image rows of each that are known from the start
     images: list[Image] = field(default_factory=list)  # the current attempt at each
-    # of each first slot: time, in_quanta
-    begun: dict[int, tuple[float, float, float]] = field(default_factory=dict)
+    begun: dict[int, Started] = field(default_factory=dict)  # of images, by number
     drawn: float = 0.0  # when the last image was, by time.monotonic; 0: none yet
     outcome: str = "cancelled"  # "completed", "cancelled" or "failed": what is counted at its end
     late: bool = False  # its deadline has passed, or can no longer be met
@@ -114,7 +128,7 @@ class Request:
             async with asyncio.timeout(patience_s):
                 event = await self.events.get()
         if isinstance(event, ServiceError):
-            self.late |= event.code == "deadline_passed"
+            self.late |= isinstance(event, DeadlinePassed)
             raise event
         return event
 
@@ -149,16 +163,13 @@ class Requests:
         """
         return True
 
-    def refusal(
-        self, client: str, job: Job | None = None, model: ServedModel | None = None
-    ) -> ServiceError | None:
-        """The error that a client's job would get now for want of room; None if there is room.
-        Nothing is held.
+    def check_room(
+        self, client: str, images: int = 1, *, bulk: bool = False, model: ServedModel | None = None
+    ) -> None:
+        """Raise ServiceError if there is no room for a client's images now. Nothing is held.
 
-        job: None for one image · model: None for the one with most room · in a front, only replicas
-             know.
+        model: None for the one with most room. (In a front, only replicas know.)
         """
-        return None
 
     def _begin(self, request: Request) -> None:
         """Have an admitted request's images drawn, or its picture scored."""
@@ -194,9 +205,9 @@ class Requests:
             raise
         try:
             self.check_open()
-            if refusal := self.refusal(request.client, request.job, request.model):
-                raise refusal
-            request.model.admit(request)
+            job, model = request.job, request.model
+            self.check_room(request.client, job.count, bulk=job.bulk, model=model)
+            model.check_time(request)
         except ServiceError as error:
             self.metrics.requests_rejected.labels(error.code).inc()
             raise

@@ -22,8 +22,13 @@ from ..errors import InvalidRequest
 Format = Literal["png", "webp", "jpeg"]  # webp: lossless
 
 LARGEST_SIDE = 2048  # of an answer, in pixels; enlarging by nearest neighbour only adds bytes
-MEDIA_TYPES: dict[str, Format] = {"image/png": "png", "image/webp": "webp", "image/jpeg": "jpeg"}
 NPY = "application/x-npy"
+MEDIA_TYPES: dict[str, Format | Literal["npy"]] = {
+    "image/png": "png",
+    "image/webp": "webp",
+    "image/jpeg": "jpeg",
+    NPY: "npy",
+}
 JPEG_QUALITY = 95
 INLINE_PIXELS = 2**14  # of a picture that is written in 2 ms; the largest take 40 to 200 ms
 # the largest grey picture that Pillow does not write, and its zlib level

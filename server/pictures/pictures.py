@@ -174,7 +174,8 @@ def _opened(data: bytes, param: str) -> Picture:
         )
     if found.kind == "PNG" and "transparency" in picture.info:
         picture.info["transparency"] = _eight_bit(picture.info["transparency"], opened.tile[0][3])
-    picture = upright(picture, found.orientation)
+    if found.orientation != 1:
+        picture = upright(picture, found.orientation)
     alpha = None
     if picture.mode.startswith("I"):
         picture = eight_bits(picture)

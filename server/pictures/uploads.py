@@ -116,13 +116,12 @@ def read(
     if preparation == "mnist":
         check_preparable(config)
     picture = opened(image, "image")
-    clear = bool(config.palette) and not config.palette[0][3]
-    size, flat = picture.image.size, mask is not None or keep_rows is not None
     alpha = picture.alpha if mask is None else opened(mask, "mask").alpha
-    if preparation == "none" and (size[0] < config.width or size[1] < config.height):
+    width, height = picture.image.size
+    if preparation == "none" and (width < config.width or height < config.height):
         raise InvalidRequest(
             f"image must have at least the model's {config.width}x{config.height} pixels "
-            f"(width x height), got {size[0]}x{size[1]}",
+            f"(width x height), got {width}x{height}",
             param="image",
         )
     if mask is not None and alpha is None:
@@ -137,47 +136,21 @@ def read(
             " transparent pixels), or use a mask or keep_rows",
             param="image",
         )
+    clear = bool(config.palette) and not config.palette[0][3]
+    flat = mask is not None or keep_rows is not None or (scored and clear)
     if preparation == "mnist":
         return _prepared(
             picture, alpha, keep_rows, flat=flat, lay_back=lay_back, read=bool(config.patch)
         )
-    crop, missed = centred(size, (config.width, config.height)), 0.0
-    if keep_rows is not None:
-        holes = picture.alpha is not None and bool((cut(picture.alpha, crop) < OPAQUE).any())
-        if holes and not clear:
-            raise InvalidRequest(
-                "keep_rows and the transparent parts of the picture both say what to fill in; use"
-                " one of them",
-                param="keep_rows",
-            )
-        kept = np.arange(config.height)[:, None].repeat(config.width, axis=1) < keep_rows
-    elif alpha is None or (scored and mask is None and clear):
-        kept, flat = np.zeros(size[::-1], np.bool_), True
-    else:
-        crop, within, missed = moved(
-            alpha < OPAQUE,
-            size,
-            crop,
-            (
-                crop
-                if mask is None
-                else centred(alpha.shape[::-1], (crop[2] - crop[0], crop[3] - crop[1]))
-            ),
-        )
-        kept = cut(alpha, within) >= OPAQUE
-        if scored and mask is None and kept.all():
-            kept = ~kept
-    canvas, known, off = _values(picture, crop, kept, config, flat=flat)
-    if scored and known.all():
-        param = "keep_rows" if mask is None else "mask"
-        raise InvalidRequest(
-            f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or"
-            f" leave out {param} to score the whole picture",
-            param=param,
-        )
+    crop, kept, missed = _kept(
+        picture, alpha, config, keep_rows, masked=mask is not None, clear=clear, flat=flat
+    )
     if scored:
-        beneath, _, off = _values(picture, crop, np.ones_like(kept), config, flat=flat)
-        canvas = np.where(known[..., None], canvas, beneath)
+        canvas, known, off = _scored(
+            picture, crop, kept, config, keep_rows, masked=mask is not None, flat=flat
+        )
+    else:
+        canvas, known, off = _values(picture, crop, kept, config, flat=flat)
     over = _overlay(picture, crop, kept, config, flat=flat) if lay_back else None
     return Upload(
         canvas=canvas.reshape(-1),
@@ -188,6 +161,37 @@ def read(
         off=off,
         overlay=over,
     )
+
+
+def _kept(
+    picture: Picture,
+    alpha: NDArray[np.uint8] | None,
+    config: ModelConfig,
+    keep_rows: int | None,
+    *,
+    masked: bool,
+    clear: bool,
+    flat: bool,
+) -> tuple[Crop, NDArray[np.bool_], float]:
+    """The crop that the model sees; what is kept of it, (H, W) of any size; and the share of the
+    hidden area that is outside. Raises InvalidRequest.
+    """
+    size = picture.image.size
+    crop = within = centred(size, (config.width, config.height))
+    holes = picture.alpha is not None and bool((cut(picture.alpha, crop) < OPAQUE).any())
+    if keep_rows is not None and holes and not clear:
+        raise InvalidRequest(
+            "keep_rows and the transparent parts of the picture both say what to fill in; use"
+            " one of them",
+            param="keep_rows",
+        )
+    if alpha is None or (flat and not masked):  # the first rows are kept, or nothing
+        rows = np.arange(config.height)[:, None].repeat(config.width, axis=1)
+        return crop, rows < (keep_rows or 0), 0.0
+    if masked:
+        within = centred(alpha.shape[::-1], (crop[2] - crop[0], crop[3] - crop[1]))
+    crop, within, missed = moved(alpha < OPAQUE, size, crop, within)
+    return crop, cut(alpha, within) >= OPAQUE, missed
 
 
 def _values(
@@ -207,6 +211,33 @@ def _values(
     )
     there = pixels[..., 3] >= OPAQUE
     return values[..., None], known, float(distances[there].mean()) if there.any() else 0.0
+
+
+def _scored(
+    picture: Picture,
+    crop: Crop,
+    kept: NDArray[np.bool_],
+    config: ModelConfig,
+    keep_rows: int | None,
+    *,
+    masked: bool,
+    flat: bool,
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_], float]:
+    """As `_values`, but holes keep their values, and if nothing says what is hidden, all is. Raises
+    InvalidRequest.
+    """
+    if kept.all() and keep_rows is None and not masked:
+        kept = ~kept
+    canvas, known, _ = _values(picture, crop, kept, config, flat=flat)
+    if known.all():
+        param = "mask" if masked else "keep_rows"
+        raise InvalidRequest(
+            f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or"
+            f" leave out {param} to score the whole picture",
+            param=param,
+        )
+    beneath, _, off = _values(picture, crop, np.ones_like(kept), config, flat=flat)
+    return np.where(known[..., None], canvas, beneath), known, off
 
 
 def _straight(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:

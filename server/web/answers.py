@@ -6,9 +6,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import Request as Http
 from fastapi import Response
@@ -18,9 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from .. import logs
 from ..engine.job import Job, class_of
-from ..engine.request import Request
+from ..engine.request import Request, Requests, ServedModel
 from ..errors import ClientLeft, InvalidRequest, deadline_passed, exhausted, shown
 from ..pictures import encode
+from ..pictures.uploads import Upload
 from .error_handlers import sendable
 from .middleware.bodies import Exchange
 from .prompts import wish
@@ -30,91 +32,122 @@ from .service import Service, preferred
 # after a request's deadline, in which its client may still read the end of the stream; an answer
 # in one piece has this time from when it is ready, and more at the speed of a slow telephone
 UNREAD_S, SLOWEST_BYTES_S = 10.0, 2**15
+LISTED = 20  # largest number of unknown fields that a warning names
 T = TypeVar("T")
 logger = logging.getLogger("linpix")
 
 
-class Answer(Response):
-    """A response that does its work when it is sent. Its route only checks the fields, and makes
-    the job. FastAPI then calls it: the request is admitted, waited for, released once all of its
-    answer is known, and sent. Errors before the first byte reach the error handlers, as a route's
-    do.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What was asked for. All of it is checked, and all that needs no picture before an upload is
+    decoded. The Job is made of `options` once.
     """
 
-    job: Job
-    # when the first picture began to be encoded, and the last one ended; by time.monotonic
-    encoding = 0.0, 0.0
-    held_bytes = 0  # what it may have in memory until it is sent, besides what is small
+    # fmt: off
+    model: ServedModel
+    label: int | None
+    timeout_s: float
+    frame: encode.Frame
+    accepted: str                           # the media type that the client prefers
+    alone: bool                             # pictures themselves are the answer, not JSON
+    inline: bool                            # a picture is encoded in a moment: it needs no thread
+    revised_prompt: str | None
+    warnings: Sequence[str]
+    options: Mapping[str, Any] = field(default_factory=dict)  # arguments of Job
+    facts: Mapping[str, Any] = field(default_factory=dict)    # of all images of the answer
+    held_bytes: int = 0                     # what the answer may have in memory, until it is sent
+    # of images
+    format: encode.Format | Literal["npy"] = "png"  # npy: all pictures are the answer, as an array
+    as_url: bool = False
+    partial_images: int | None = None
+    upload: Upload | None = None            # the answer keeps all that is known of it
+    # fmt: on
 
-    def __init__(self, http: Http, fields: PictureFields) -> None:
-        """Raises InvalidRequest."""
-        super().__init__()
-        service: Service = http.app.state.service
-        self.http, self.service, self.warnings = http, service, list[str]()
-        self.model = service.find(fields.model)
-        self.config, self.checkpoint = self.model.config, self.model.checkpoint
-        http.state.model = self.model.name  # for the log
-        if fields.response_format not in (None, "b64_json", "url"):
-            raise InvalidRequest(
-                f"response_format must be b64_json or url, got {shown(fields.response_format)}",
-                param="response_format",
-            )
-        self.frame = encode.frame_of(fields.size, self.config)
-        if self.frame.warning:
-            self.warnings.append(self.frame.warning)
-        # whether a picture is encoded in a moment, so that no thread is needed
-        self.inline = self.frame.width * self.frame.height <= encode.INLINE_PIXELS
-        self.accepted = preferred(http.headers.get("accept", ""))
-        # the picture itself is the answer, in this format
-        self.sole_format = encode.MEDIA_TYPES.get(self.accepted)
-        header_s = http.state.timeout_s
-        if fields.timeout is not None and header_s not in (math.inf, fields.timeout):
-            raise InvalidRequest(
-                f"timeout {fields.timeout:g} contradicts {TIMEOUT_HEADER}: {header_s:g}; send one"
-                " of them",
-                param="timeout",
-            )
-        self.timeout_s = min(header_s, fields.timeout or math.inf, service.settings.request_timeout)
-        self.label = class_of(fields.label, self.checkpoint)
-        self.revised_prompt: str | None = None
-        if prompt := (fields.prompt or "").strip():
-            self._read(prompt)
-        if fields.model_extra:
-            names = [sendable(name)[:40] for name in sorted(fields.model_extra)]
-            more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-            self.warnings.append(f"ignored: {', '.join(names[:20])}{more}")
 
-    def _read(self, prompt: str) -> None:
-        """Have a prompt choose the class, if no label has done so."""
-        names, label = self.checkpoint.class_names, self.label
-        wished, revised, warning = wish(prompt, names)
+def order_of(http: Http, fields: PictureFields) -> Order:
+    """What all routes about pictures have in common. Raises ServiceError."""
+    service: Service = http.app.state.service
+    model = service.find(fields.model)
+    http.state.model = model.name  # for the log
+    if fields.response_format not in (None, "b64_json", "url"):
+        raise InvalidRequest(
+            f"response_format must be b64_json or url, got {shown(fields.response_format)}",
+            param="response_format",
+        )
+    frame = encode.frame_of(fields.size, model.config)
+    header_s = http.state.timeout_s
+    if fields.timeout is not None and header_s not in (math.inf, fields.timeout):
+        raise InvalidRequest(
+            f"timeout {fields.timeout:g} contradicts {TIMEOUT_HEADER}: {header_s:g}; send one"
+            " of them",
+            param="timeout",
+        )
+    label, revised_prompt = class_of(fields.label, model.checkpoint), None
+    warnings = [frame.warning]
+    if prompt := (fields.prompt or "").strip():
+        names = model.checkpoint.class_names
+        wished, revised_prompt, warning = wish(prompt, names)
         if None not in (label, wished) and label != wished:
             raise InvalidRequest(
                 f"label {shown(label)} contradicts prompt {shown(prompt)}; send one of them",
                 param="label",
             )
-        if warning:
-            self.warnings.append(warning)
-        self.revised_prompt = revised if label is None or wished is not None else names[label]
-        self.label = wished if label is None else label
+        warnings.append(warning)
+        if wished is not None:
+            label = wished
+        elif label is not None:
+            revised_prompt = names[label]
+    if fields.model_extra:
+        unknown = [sendable(name)[:40] for name in sorted(fields.model_extra)]
+        more = f" and {len(unknown) - LISTED} more" if len(unknown) > LISTED else ""
+        warnings.append(f"ignored: {', '.join(unknown[:LISTED])}{more}")
+    accepted = preferred(http.headers.get("accept", ""))
+    return Order(
+        model=model,
+        label=label,
+        timeout_s=min(header_s, fields.timeout or math.inf, service.settings.request_timeout),
+        frame=frame,
+        accepted=accepted,
+        alone=accepted in encode.MEDIA_TYPES,
+        inline=frame.width * frame.height <= encode.INLINE_PIXELS,
+        revised_prompt=revised_prompt,
+        warnings=[warning for warning in warnings if warning],
+    )
+
+
+class Answer(Response):
+    """A response that does its work when it is sent. Its route only makes the order. FastAPI then
+    calls it: the request is admitted, waited for, released once all of its answer is known (slots
+    are free before the client reads), and sent. Errors before the first byte reach the error
+    handlers, as a route's do.
+    """
+
+    # when the first picture began to be encoded, and the last one ended; by time.monotonic
+    encoding = 0.0, 0.0
+
+    def __init__(self, http: Http, order: Order) -> None:
+        """order: with its upload, if there is one."""
+        super().__init__()
+        self.http, self.order = http, order
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        requests, state = self.service.requests, self.http.state
+        order, state = self.order, self.http.state
+        requests: Requests = self.http.app.state.service.requests
         exchange: Exchange = scope["linpix.exchange"]
-        exchange.hold(self.held_bytes)
+        exchange.hold(order.held_bytes)
         request = Request(
             state.request_id,
             scope["path"].rsplit("/", 1)[1],
             state.client,
-            self.job,
-            self.model,
-            self.timeout_s,
+            Job(**order.options),
+            order.model,
+            order.timeout_s,
             state.began,
         )
         state.counted = True  # from here on, admission counts it
         try:
             with requests.admit(request):
-                if self.job.stream:
+                if request.job.stream:
                     await while_connected(self.http, requests.answering(request))
                     response: Response = EventSourceResponse(
                         self.events(request),
@@ -123,7 +156,7 @@ class Answer(Response):
                 else:
                     response = await while_connected(self.http, self.in_one_piece(request))
                     requests.release(request, "completed")
-                if self.job.stream:
+                if request.job.stream:
                     end = request.deadline + UNREAD_S
                 else:
                     end = time.monotonic() + UNREAD_S + len(response.body) / SLOWEST_BYTES_S
@@ -153,16 +186,18 @@ class Answer(Response):
         """Server-sent events. Releases the request with the last one."""
         raise NotImplementedError
 
-    async def made(self, request: Request, make: Callable[..., T], *arguments: object) -> T:
+    async def in_time(
+        self, request: Request, make: Callable[..., T], *arguments: object, inline: bool = True
+    ) -> T:
         """The result of work, which is done in a thread if it takes more than a moment. Raises
         ServiceError.
         """
         try:
-            if self.inline:
+            if inline and self.order.inline:
                 result = make(*arguments)
             else:
                 async with asyncio.timeout_at(request.deadline):
-                    result = await self.service.encoders.run(
+                    result = await self.http.app.state.service.encoders.run(
                         request.client, partial(make, *arguments)
                     )
         except TimeoutError:

@@ -4,7 +4,7 @@ import logging
 import sys
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request as Http
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
@@ -17,6 +17,7 @@ from ..errors import (
     MODEL_NOT_FOUND,
     UNEXPECTED,
     ClientLeft,
+    DeadlinePassed,
     InvalidRequest,
     ServiceError,
     in_seconds,
@@ -68,7 +69,7 @@ def response_of(error: ServiceError, allow: str = "") -> Response:
     return Response(envelope(error).model_dump_json(), error.status, headers, "application/json")
 
 
-async def handle(http: Request, failure: Exception) -> Response:
+async def handle(http: Http, failure: Exception) -> Response:
     """The answer to every request that fails before its answer begins. Gate calls it for what
     routes do not raise.
     """
@@ -88,11 +89,11 @@ async def handle(http: Request, failure: Exception) -> Response:
     return response_of(error, allow)
 
 
-def _count(http: Request, error: ServiceError) -> None:
+def _count(http: Http, error: ServiceError) -> None:
     """Count a request that was not admitted."""
     metrics: Metrics = http.app.state.service.requests.metrics
     reason = _REASONS.get(error.status) or _REASONS.get(error.code, error.code)
-    if error.code == "deadline_passed":
+    if isinstance(error, DeadlinePassed):
         metrics.deadlines_passed.labels("reading").inc()
     elif (
         error.code in (EXHAUSTED, UNEXPECTED)
@@ -144,7 +145,7 @@ def _of_fields(failure: RequestValidationError) -> ServiceError:
     )
 
 
-def _of_http(http: Request, failure: HTTPException) -> ServiceError:
+def _of_http(http: Http, failure: HTTPException) -> ServiceError:
     cause: BaseException | None = failure
     while cause is not None:  # FastAPI wraps exceptions that it meets while it reads a body
         if isinstance(cause, ServiceError):
@@ -177,7 +178,7 @@ def _of_http(http: Request, failure: HTTPException) -> ServiceError:
     return ServiceError(message, failure.status_code)
 
 
-def _allowed(http: Request) -> str:
+def _allowed(http: Http) -> str:
     """The methods of a path: the router names those of the first route that matches it, and HEAD is
     none of FastAPI's.
     """

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Depends
+from fastapi import Request as Http
 
 from linpix.model.config import ModelConfig
 from linpix.model.machine import usable_cores
@@ -128,9 +129,9 @@ class Service:
         )
 
 
-async def _service(request: Request) -> Service:
+async def _service(http: Http) -> Service:
     """Async, since FastAPI calls plain functions in threads: each request would wait for one."""
-    service: Service = request.app.state.service
+    service: Service = http.app.state.service
     return service
 
 

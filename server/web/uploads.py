@@ -10,7 +10,8 @@ import urllib.parse
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request as Http
+from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
@@ -26,7 +27,7 @@ from ..errors import (
     shown,
 )
 from ..pictures.uploads import Upload, read
-from .answers import Answer, while_connected
+from .answers import Order, while_connected
 from .middleware.bodies import JSON_MEDIA, PLAIN_BYTES
 from .request_schemas import (
     FORM_FIELDS,
@@ -86,11 +87,11 @@ class Form(MultiPartParser):
 class FormRoute(APIRoute):
     """A route that reads its form before FastAPI does, within our limits; or JSON in its place."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Callable[[Http], Coroutine[Any, Any, Response]]:
         self._handle = super().get_route_handler()
         return self.read
 
-    async def read(self, http: Request) -> Response:
+    async def read(self, http: Http) -> Response:
         """Read a request's form, and go on with the route. Raises ServiceError."""
         kind = http.headers.get("content-type", "")
         parse = _of_json if JSON_MEDIA.fullmatch(kind) else _of_multipart
@@ -102,7 +103,7 @@ class FormRoute(APIRoute):
             await form.close()  # its files are not needed while it waits for a slot
 
 
-async def _of_multipart(http: Request) -> FormData:
+async def _of_multipart(http: Http) -> FormData:
     parser = Form(
         http.headers,
         http.stream(),
@@ -141,7 +142,7 @@ async def _of_multipart(http: Request) -> FormData:
     return form
 
 
-async def _of_json(http: Request) -> FormData:
+async def _of_json(http: Http) -> FormData:
     """The form that the JSON of an edit stands for.
 
     Its pictures are taken out before the rest is parsed: JSON of megabytes may take 30 times as
@@ -212,25 +213,25 @@ def _file_of(reference: PictureReference, place: str, urls: dict[str, bytes]) ->
     return UploadFile(io.BytesIO(picture), size=len(picture), filename=param)
 
 
-async def decoded(answer: Answer, form: UploadFields, **options: Any) -> Upload:
+async def decoded(http: Http, order: Order, form: UploadFields, **options: Any) -> Upload:
     """A form's picture, with its mask or keep_rows. options: of `read`. Raises ServiceError.
 
     The files are read in a thread: waiting uploads stay in their files, and out of memory.
     """
-    http, service, mask = answer.http, answer.service, form.mask
+    service, mask = http.app.state.service, form.mask
     if (image := form.image) is None:
         raise InvalidRequest("send exactly one picture as image or image[], got 0", param="image")
-    if refusal := service.requests.refusal(http.state.client, answer.job, answer.model):
-        raise refusal
+    images, bulk = order.options.get("count", 1), order.options.get("bulk", False)
+    service.requests.check_room(http.state.client, images, bulk=bulk, model=order.model)
     try:
-        async with asyncio.timeout_at(http.state.began + answer.timeout_s) as limit:
+        async with asyncio.timeout_at(http.state.began + order.timeout_s) as limit:
             return await while_connected(
                 http,
                 service.decoders.run(
                     http.state.client,
                     lambda: read(
                         image.file.read(),
-                        answer.config,
+                        order.model.config,
                         mask=None if mask is None else mask.file.read(),
                         keep_rows=form.keep_rows,
                         **options,
@@ -240,7 +241,7 @@ async def decoded(answer: Answer, form: UploadFields, **options: Any) -> Upload:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise deadline_passed(answer.timeout_s) from None
+        raise deadline_passed(order.timeout_s) from None
     # from reading a file, or from starting a thread
     except (OSError, MemoryError, RuntimeError) as error:
         logger.exception("a picture could not be decoded")

@@ -134,7 +134,7 @@ class Host:
             600.0,
         )
         self.asked += images
-        model.admit(request)
+        model.check_time(request)
         self.admission.in_progress[request.id] = request
         self.admission._begin(request)
         self.thread._take_calls(wait=False)

@@ -39,11 +39,8 @@ class Bodies:
     """Limits that all bodies share; one client may use a part of each. For the event loop only."""
 
     def __init__(self, settings: Settings, requests: Requests) -> None:
-        self.settings, self.reading_now, self.refusal = (
-            settings,
-            requests.metrics.bodies_reading,
-            requests.refusal,
-        )
+        self.settings, self.reading_now = settings, requests.metrics.bodies_reading
+        self.check_room = requests.check_room
         self.closed = False  # the server drains
         self.reading: set[asyncio.Timeout] = set()  # the time limit of each body being read
         # by unit: what there is, what one client may have, and what each client has taken
@@ -140,8 +137,7 @@ class Exchange:
         if self._declared is not None and self._declared > self._max_bytes:
             raise errors.body_too_large(self._declared, self._max_bytes)
         if self._large:  # no megabytes are received for a request that would get 429
-            if refusal := self._bodies.refusal(client):
-                raise refusal
+            self._bodies.check_room(client)
             self.hold(self._declared or 0)
         return timeout_s
 

@@ -69,12 +69,9 @@ class Connection(HttpToolsProtocol):
     _writing: asyncio.TimerHandle | None = None  # ends a connection that takes nothing
     _refusal = b""  # the answer to what cannot be read; from then on, nothing more is read
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.parser = Parser(self)
-
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.parser = Parser(self)
         transport.max_size = READ_BYTES
         # what the system has not taken counts as unwritten
         transport.set_write_buffer_limits(0)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import Request
+from starlette.requests import Request as Http
 from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -136,7 +136,7 @@ class Gate:
                 found = getattr(scope.get("route"), "path", "(no route)")
                 logger.exception("unexpected failure at %s %s", method, found)
                 failure = exhausted() if has_run_out(failure) else unexpected(request_id)
-            await (await handle(Request(scope), failure))(scope, receive, exchange.send)
+            await (await handle(Http(scope), failure))(scope, receive, exchange.send)
         finally:
             # a refused request has not found its route yet, and routes that are not FastAPI's do
             # not say theirs

@@ -5,20 +5,20 @@ part.
 import base64
 import time
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 import numpy as np
-from fastapi import APIRouter, File, Request, Response
+from fastapi import APIRouter, File, Response
+from fastapi import Request as Http
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from ...engine.job import Job
-from ...engine.request import Request as Admitted
+from ...engine.request import Request
 from ...errors import InvalidRequest
 from ...pictures import encode, uploads
 from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers
-from ..answers import Answer, as_json
+from ..answers import Answer, Order, as_json, order_of
 from ..openapi import BODY, DRAWING, PNG, UPLOADING, error_responses, ok_response, png_headers
 from ..request_schemas import LIKELIHOOD, TIMEOUT_PARAMETER, LikelihoodForm
 from ..schemas import Conditioning, Digest, Name
@@ -171,80 +171,88 @@ _RESPONSES = _OK | error_responses(
         },
     },
 )
-async def score(form: Annotated[LikelihoodForm, File()], http: Request) -> Response:
+async def score(form: Annotated[LikelihoodForm, File()], http: Http) -> Response:
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the
     whole picture.
     """
-    scored = Scored(http, form)
-    scored.score(await decoded(scored, form, scored=True))
-    return scored
+    order, every = order_of(http, form), form.labels == "all"
+    model, config = order.model, order.model.config
+    http.state.images = 1  # for the log
+    if form.response_format == "url":
+        raise InvalidRequest(
+            "response_format must be b64_json here, or absent, got 'url'", param="response_format"
+        )
+    if every and not model.checkpoint.class_names:
+        raise InvalidRequest(
+            f"labels=all needs a model with classes, and {model.name} has none; leave it out",
+            param="labels",
+        )
+    upload = await decoded(http, order, form, scored=True)
+    labels = labels_of(model.checkpoint, upload, order.label, every=every)
+    png_bytes = encode.max_bytes(order.frame, 2, "png")
+    order = replace(
+        order,
+        warnings=[*order.warnings, *uploads.warnings_of(upload)],
+        options={
+            "model": model.name,
+            "scored": True,
+            "plausible": bool(form.classes),
+            "canvas": upload.canvas,
+            "known": upload.known,
+            "labels": labels,
+        },
+        facts=upload.facts,
+        held_bytes=NUMBER_BYTES * config.subpixels + png_bytes * 4 // 3,
+    )
+    return LikelihoodAnswer(http, order, every=every, drawn=form.response_format is not None)
 
 
-class Scored(Answer):
+class LikelihoodAnswer(Answer):
     """The likelihood of a job's picture."""
 
-    def __init__(self, http: Request, form: LikelihoodForm) -> None:
-        super().__init__(http, form)
-        http.state.images = 1  # for the log
-        if form.response_format == "url":
-            raise InvalidRequest(
-                "response_format must be b64_json here, or absent, got 'url'",
-                param="response_format",
-            )
-        if form.labels == "all" and not self.checkpoint.class_names:
-            raise InvalidRequest(
-                f"labels=all needs a model with classes, and {self.model.name} has none; leave"
-                " it out",
-                param="labels",
-            )
-        # as JSON, with the map as PNG
-        self.every, self.drawn = form.labels == "all", form.response_format is not None
-        self.job = Job(model=self.model.name, scored=True, plausible=bool(form.classes))
-        self.facts: dict[str, Any] = {}
-        png_bytes = encode.max_bytes(self.frame, 2, "png")
-        self.held_bytes = NUMBER_BYTES * self.config.subpixels + png_bytes * 4 // 3
+    def __init__(self, http: Http, order: Order, *, every: bool, drawn: bool) -> None:
+        """every: of each class too · drawn: with the map as a PNG."""
+        super().__init__(http, order)
+        self.every, self.drawn = every, drawn
 
-    def score(self, upload: uploads.Upload) -> None:
-        """Have the hidden part of a picture scored."""
-        self.warnings += uploads.warnings_of(upload)
-        labels = labels_of(self.checkpoint, upload, self.label, every=self.every)
-        self.job = replace(self.job, canvas=upload.canvas, known=upload.known, labels=labels)
-        self.facts = upload.facts
-
-    async def in_one_piece(self, request: Admitted) -> Response:
+    async def in_one_piece(self, request: Request) -> Response:
         event = await request.next_event()
         assert event is not None and event.scores is not None
-        self.inline &= event.scores[0].size <= INLINE_NUMBERS
-        return await self.made(request, self._response, *event.scores)
+        inline = event.scores[0].size <= INLINE_NUMBERS
+        known = request.job.known
+        return await self.in_time(request, self._response, known, *event.scores, inline=inline)
 
-    def _response(self, log_probs: NDArray[np.float32], priors: NDArray[np.float64]) -> Response:
-        job, checkpoint = self.job, self.checkpoint
-        assert job.known is not None
+    def _response(
+        self,
+        known: NDArray[np.bool_],
+        log_probs: NDArray[np.float32],
+        priors: NDArray[np.float64],
+    ) -> Response:
+        order, checkpoint = self.order, self.order.model.checkpoint
         bits, scores = likelihood(
-            checkpoint, job.known, log_probs, priors, self.label, every=self.every
+            checkpoint, known, log_probs, priors, order.label, every=self.every
         )
         source = {"model": checkpoint.name, "checkpoint": checkpoint.digest}
-        alone = self.sole_format == "png"  # only PNG: maps have transparent parts, and exact values
-        png = map_png(bits, self.config, self.frame) if self.drawn or alone else b""
+        config = order.model.config
+        # only PNG: maps have transparent parts, and exact values
+        alone = order.accepted == "image/png"
+        png = map_png(bits, config, order.frame) if self.drawn or alone else b""
         if alone:
             facts = source | {"precision": "fp32"}
             facts |= {name: f"{scores[name]:.6g}" for name in ("bits_per_dim", "log_likelihood")}
-            return Response(
-                png,
-                media_type="image/png",
-                headers={
-                    f"x-linpix-{name.replace('_', '-')}": quote(value, safe="+")
-                    for name, value in facts.items()
-                },
-            )
+            headers = {
+                f"x-linpix-{name.replace('_', '-')}": quote(value, safe="+")
+                for name, value in facts.items()
+            }
+            return Response(png, media_type="image/png", headers=headers)
         return as_json(
             Likelihoods(
                 created=int(time.time()),
                 **source,
-                warnings=self.warnings,
-                **self.facts,
+                warnings=order.warnings,
+                **order.facts,
                 **scores,
-                map=numbers(bits, self.config),
+                map=numbers(bits, config),
                 b64_json=base64.b64encode(png).decode() or None,
             )
         )

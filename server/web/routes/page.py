@@ -5,7 +5,8 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from fastapi import Request, Response
+from fastapi import Request as Http
+from fastapi import Response
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers
@@ -66,12 +67,12 @@ class Static(StaticFiles):
 FILES = Static(directory=STATIC)
 
 
-async def page(request: Request) -> Response:
-    return await FILES.get_response("index.html", request.scope)
+async def page(http: Http) -> Response:
+    return await FILES.get_response("index.html", http.scope)
 
 
-async def docs(request: Request) -> Response:
-    response = await FILES.get_response("docs.html", request.scope)
+async def docs(http: Http) -> Response:
+    response = await FILES.get_response("docs.html", http.scope)
     # Swagger UI has style attributes
     styled = POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
     response.headers["content-security-policy"] = styled

@@ -2,6 +2,7 @@
 by the test.
 """
 
+import contextlib
 import math
 import time
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import again, images_of
 from linpix.server.engine.job import Job
 from linpix.server.engine.model import Model
-from linpix.server.engine.request import Request
+from linpix.server.engine.request import Request, Started
 from linpix.server.errors import ServiceError
 
 
@@ -45,22 +46,34 @@ def ask(model: Model, name: str, images: int = 1, within_s: float = math.inf, **
     """Admit a request, and submit it."""
     job, began = Job(count=images, **options), time.monotonic()
     asked = Request(name, "generations", "somebody", job, model, within_s, began)
-    if (refusal := model.refusal(asked.job)) is not None:
-        raise refusal
-    model.admit(asked)
+    model.check_room(images, bulk=job.bulk)
+    model.check_time(asked)
+    model.requests[name] = asked
     if not asked.job.scored:
         asked.images = images_of(asked.job, name)
         model.engine.scheduler.submit(asked.images)
     return asked
 
 
+def room(model):
+    """The largest number of images that a request could have now."""
+    images = 0
+    with contextlib.suppress(ServiceError):
+        while True:
+            model.check_room(images + 1)
+            images += 1
+    return images
+
+
 def run(model: Model) -> list[str]:
     """Run a quantum and report it, as admission does; returns a request for each finished image."""
     report = model.engine.run_quantum()
     for image in report.joined:
-        model.requests[image.request].begun[image.index] = report.joined_at, *model.in_quanta
+        begun = model.requests[image.request].begun
+        begun[image.index] = Started(report.joined_at, model.quanta_s, model.images_s)
     passed_s = time.monotonic() - report.joined_at
-    model.in_quanta = model.in_quanta[0] + passed_s, model.in_quanta[1] + passed_s * report.running
+    model.quanta_s += passed_s
+    model.images_s += passed_s * report.running
     for image in report.finished:
         assert again(image) is None
         request = model.requests[image.request]
@@ -119,10 +132,10 @@ def test_what_leaves_in_a_slot_or_in_the_queue_gives_back_its_room(tiny):
     model = served(tiny, slots=1, max_queue=1)
     ask(model, "a", 2)
     run(model)
-    assert (model.waiting(), model.refusal(Job()) is None) == (1, False)
+    assert (model.waiting(), room(model)) == (1, 0)
     model.engine.scheduler.cancel("a")
     del model.requests["a"]
-    assert model.refusal(Job(count=2)) is None and model.refusal(Job(count=3)) is not None
+    assert room(model) == 2
     run(model)
     assert not model.engine.slots.running
 
@@ -131,11 +144,7 @@ def test_a_picture_to_be_scored_needs_room_in_the_queue_but_no_slot(tiny):
     model = served(tiny, slots=1, max_queue=4)
     ask(model, "scored", scored=True)
     image_takes(model, 6.4)
-    assert (
-        model.waiting() == 1
-        and model.refusal(Job(count=4)) is None
-        and model.refusal(Job(count=5)) is not None
-    )
+    assert (model.waiting(), room(model)) == (1, 4)
     ask(model, "drawn")
     assert model.ends() == [(pytest.approx(6.4), "drawn")], "it waits for nothing"
 
@@ -215,7 +224,8 @@ def test_an_image_is_measured_by_the_images_beside_it_and_not_by_those_at_its_en
     for other in others:
         model.engine.scheduler.cancel(other.id)
     # the last second alone
-    model.in_quanta, last.begun[0] = (4.0, 3 * 3.0 + 1.0), (clock.now - 4.0, 0.0, 0.0)
+    model.quanta_s, model.images_s = 4.0, 10.0  # three images for 3 s, and then one
+    last.begun[0] = Started(clock.now - 4.0, 0.0, 0.0)
     model.measure(last, last.images[0])
     assert model.pace(3) == pytest.approx(4 / drawn, rel=0.2)
     assert model.pace(1) == pytest.approx(model.pace(3) / math.sqrt(3)), (
@@ -232,7 +242,7 @@ def test_an_image_is_measured_even_if_another_has_its_slot_by_then(one_slot):
     one_slot.engine.run_quantum()
     assert one_slot.engine.slots.running[1].request == "second"
     [image] = report.finished
-    one_slot.in_quanta = 1.0, 1.0
+    one_slot.quanta_s = one_slot.images_s = 1.0
     one_slot.measure(first, image)
     assert one_slot.pace.measured == 1
 

@@ -37,8 +37,9 @@ class Held(Requests):
         super().__init__(Metrics([], "eager"))
         self.models, self.log, self.fails = {"tiny": MODEL}, [], fails
 
-    def refusal(self, *_: object) -> ServiceError | None:
-        return queue_full(1, 1, 0, 2.0) if self.in_progress else None
+    def check_room(self, *_, **__):
+        if self.in_progress:
+            raise queue_full(1, 1, 0, 2.0)
 
     def _begin(self, request: Request) -> None:
         self.log.append("begins")
