@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree  # nosec B405: of a package that its user has chosen
@@ -69,7 +70,9 @@ def filled(path: str, *, evenodd: bool = False) -> NDArray[np.bool_]:
             y = numbers[0] + y * (command == "v")
         turns[min(before, y) : max(before, y), x:] += 1 if y > before else -1
     inside = turns[:, :SIDE]
-    return np.asarray(inside % 2 == 1 if evenodd else inside != 0)
+    if evenodd:
+        inside = inside % 2
+    return np.asarray(inside != 0)
 
 
 def layers(svg: str) -> list[Layer]:
@@ -124,7 +127,7 @@ def painted(style: Style, chosen: dict[str, str], colours: dict[str, str]) -> ND
     """
     found = np.zeros((SIDE, SIDE, 4))  # colours are multiplied by alpha
     drawn = [style.head, *(style.parts[kind][chosen[kind]] for kind in ORDER if kind in chosen)]
-    for layer in (layer for part in drawn for layer in part):
+    for layer in chain(*drawn):
         text = colours.get(layer.fill, layer.fill.removeprefix("#"))
         text = text if len(text) == 6 else "".join(2 * letter for letter in text)
         found[layer.mask] *= 1 - layer.opacity
@@ -139,7 +142,7 @@ def faces(style: Style, seed: int, *, held_out: bool) -> Iterator[tuple[str, NDA
     held out, or not.
     """
     generator = np.random.default_rng((seed, held_out))
-    pairs = [(hair, dress) for hair in style.parts["hair"] for dress in style.parts["clothing"]]
+    pairs = [*product(style.parts["hair"], style.parts["clothing"])]
     unseen = np.random.default_rng(seed).random(len(pairs)) < 0.1
     allowed = [pair for pair, out in zip(pairs, unseen, strict=True) if out == held_out]
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import data as torch_data
 
@@ -22,8 +21,10 @@ from linpix.model.sequences import Sequences
 from linpix.model.transformer import Transformer
 
 from .datasets import Dataset
+from .init import Batch
 from .masks import known_of
-from .run import Batch, TrainConfig
+from .readers import Pixels
+from .run import TrainConfig
 from .workers import Workers, blocked_in_children
 
 FARTHEST = 3  # pixels by which an image is moved in y and in x
@@ -70,37 +71,24 @@ class Batches(torch_data.Dataset[Batch]):
             generator = np.random.default_rng((seed, 2, step))
             conditioned = generator.random(size) < self.config.conditional
             known = torch.from_numpy(known_of(generator, self.model, size) & conditioned[:, None])
-        images = self.data.images[picked]
         generator = np.random.default_rng((seed, 3, step))
-        changed, pictures = (
-            generator.random(size) < 0.5,
-            images.reshape(size, self.model.height, self.model.width, -1),
-        )
+        changed = generator.random(size) < 0.5
+        images = self.data.images[picked]
+        pictures = images.reshape(size, self.model.height, self.model.width, -1)
         if self.config.augment == "flip":
-            images = np.where(changed[:, None, None, None], pictures[:, :, ::-1], pictures).reshape(
-                size, -1
-            )
+            pictures[changed] = pictures[changed, :, ::-1]
         if self.config.augment == "shift" and known is not None:
             # images that are drawn whole stay in the middle, as those that it draws
             changed &= known.numpy().any(1)
-            images = np.stack(
-                [
-                    (
-                        self._moved(picture, *generator.integers(-FARTHEST, FARTHEST + 1, 2))
-                        if one
-                        else picture
-                    )
-                    for one, picture in zip(changed, pictures, strict=True)
-                ]
-            ).reshape(size, -1)
-        start = (
-            np.where(free, START, START + 1 + labels)
-            if self.model.classes
-            else np.full(size, START)
-        )
+            for index in np.flatnonzero(changed):
+                down, right = generator.integers(-FARTHEST, FARTHEST + 1, 2)
+                pictures[index] = self._moved(pictures[index], down, right)
+        start = np.full(size, START)
+        if self.model.classes:
+            start = np.where(free, START, START + 1 + labels)
         return torch.from_numpy(images), torch.from_numpy(start), known
 
-    def _moved(self, picture: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
+    def _moved(self, picture: Pixels, down: int, right: int) -> Pixels:
         """A picture, (height, width, channels), moved by whole pixels. Background comes in, or
         black.
         """
@@ -117,10 +105,8 @@ class Batches(torch_data.Dataset[Batch]):
     def _at(self, number: int, count: int) -> int:
         epoch, index = divmod(number, count)
         if epoch != self._epoch:
-            self._epoch, self._order = (
-                epoch,
-                np.random.default_rng((self.config.seed, 0, epoch)).permutation(count),
-            )
+            self._epoch = epoch
+            self._order = np.random.default_rng((self.config.seed, 0, epoch)).permutation(count)
         return int(self._order[index])
 
 
@@ -187,12 +173,13 @@ class Parts(torch_data.Dataset[list[Part]]):
         """All parts from a step on, made ahead by so many processes; 0: by this one, when they are
         asked for.
         """
+        context = "fork" if processes else None
         loader = torch_data.DataLoader(
             self,
             sampler=itertools.count(step),
             batch_size=None,
             num_workers=processes,
-            multiprocessing_context="fork" if processes else None,
+            multiprocessing_context=context,
             pin_memory=self._pinned,
         )
         # a signal to all processes stops the training, which then ends these

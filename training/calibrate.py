@@ -38,12 +38,14 @@ class Calibration:
     after: float
 
     def __str__(self) -> str:
-        return (
-            f"Its head was calibrated on {self.images:,} images that this training had held out"
-            f"{', half of them with known pixels' if self.masked else ''}: logits times"
-            f" {self.logit_factor:.3f}"
-            f"{'' if self.scale_factor is None else f', scales times {self.scale_factor:.3f}'}."
+        masked = ", half of them with known pixels" * self.masked
+        text = (
+            f"Its head was calibrated on {self.images:,} images that this training had held"
+            f" out{masked}: logits times {self.logit_factor:.3f}"
         )
+        if self.scale_factor is not None:
+            text += f", scales times {self.scale_factor:.3f}"
+        return f"{text}."
 
 
 def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
@@ -54,24 +56,17 @@ def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
     parameters, values = _predictions(net, data, seed)
     K, C = net.config.mixtures, net.config.token_size
     logits, scales = torch.zeros(2, parameters.shape[-1])
-    if has_scales := net.config.head == "mixture":
+    has_scales = net.config.head == "mixture"
+    if has_scales:
         logits[:K], scales[K * (1 + C) : K * (1 + 2 * C)] = 1, 1
     else:
         logits[:] = 1
-    log_logit_factor, log_scale_factor = fitted = (
-        nn.Parameter(torch.zeros(())),
-        nn.Parameter(torch.zeros(())),
-    )
+    fitted = nn.Parameter(torch.zeros(2))  # logarithms of both factors
 
     def bits() -> Tensor:
-        changed = (
-            parameters * (1 + logits * (log_logit_factor.exp() - 1)) + scales * log_scale_factor
-        )
-        return (
-            -log_likelihood(net.config, changed, values).sum()
-            / len(data.images)
-            * bits_per_dim(1.0, net.config)
-        )
+        changed = parameters * (1 + logits * (fitted[0].exp() - 1)) + scales * fitted[1]
+        nats = -log_likelihood(net.config, changed, values).sum() / len(data.images)
+        return nats * bits_per_dim(1.0, net.config)
 
     def step() -> float:
         optimizer.zero_grad()
@@ -79,45 +74,40 @@ def calibrate(net: Transformer, data: Dataset, *, seed: int = 0) -> Calibration:
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
-    optimizer = torch.optim.LBFGS(fitted, max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([fitted], max_iter=MAX_ITERATIONS, line_search_fn="strong_wolfe")
     before = float(bits().detach())
     optimizer.step(step)  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        factors = 1 + logits * (log_logit_factor.exp() - 1)
+        logit_factor, scale_factor = fitted.exp().tolist()
+        factors = 1 + logits * (logit_factor - 1)
         net.head.weight.mul_(factors[:, None])
-        net.head.bias.mul_(factors).add_(scales * log_scale_factor)
-        return Calibration(
-            len(data.images),
-            bool(net.config.patch),
-            float(log_logit_factor.exp()),
-            float(log_scale_factor.exp()) if has_scales else None,
-            before,
-            float(bits()),
-        )
+        net.head.bias.mul_(factors).add_(scales * fitted[1])
+        masked, after = bool(net.config.patch), float(bits())
+    if not has_scales:
+        scale_factor = None
+    return Calibration(len(data.images), masked, logit_factor, scale_factor, before, after)
 
 
 @torch.no_grad()
 def _predictions(net: Transformer, data: Dataset, seed: int) -> tuple[Tensor, Tensor]:
     """Parameters (1, n, P) and values (1, n * C) of hidden tokens that go through the layers."""
-    config, generator, parts = net.config, np.random.default_rng(seed), []
+    config, generator = net.config, np.random.default_rng(seed)
+    parameters, values = [], []
     for at in range(0, len(data.images), BATCH):
         images = torch.from_numpy(data.images[at : at + BATCH].copy()).to(net.device)
         labels = torch.from_numpy(data.labels[at : at + BATCH].copy()).to(net.device)
         start = START + 1 + labels if config.classes else torch.full_like(labels, START)
         tokens = images.view(len(images), config.length, -1)
-        if isinstance(net, Conditional):
-            known = None
-            if config.patch:
-                masks = (
-                    known_of(generator, config, len(images))
-                    & (generator.random(len(images)) < 0.5)[:, None]
-                )
-                known = torch.from_numpy(masks).to(net.device)
-            s = net.sequences(images, start, known)
-            place = s.pixel_image, s.pixel_t
-            parts.append((net.predict(s).parameters[place], tokens[place]))
-        else:
-            found, tokens = net(images, start)[:, config.first :], tokens[:, config.first :]
-            parts.append((found.flatten(0, 1), tokens.flatten(0, 1)))
-    parameters, values = (torch.cat(part) for part in zip(*parts, strict=True))
-    return parameters[None], values.flatten()[None]
+        if not isinstance(net, Conditional):
+            parameters.append(net(images, start)[:, config.first :].flatten(0, 1))
+            values.append(tokens[:, config.first :].flatten(0, 1))
+            continue
+        known = None
+        if config.patch:
+            masks = known_of(generator, config, len(images))
+            masks &= (generator.random(len(images)) < 0.5)[:, None]
+            known = torch.from_numpy(masks).to(net.device)
+        s = net.sequences(images, start, known)
+        parameters.append(net.predict(s).parameters[s.pixel_image, s.pixel_t])
+        values.append(tokens[s.pixel_image, s.pixel_t])
+    return torch.cat(parameters)[None], torch.cat(values).flatten()[None]

@@ -12,20 +12,21 @@ import hashlib
 import http.client
 import logging
 import os
+import shutil
 import sys
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from numpy.typing import NDArray
+from tqdm import tqdm
 
 from linpix.model.config import ModelConfig
 from linpix.model.palette import nearest
 
 from . import folders, idx, readers
-from .readers import DataError, Shape, Split
+from .readers import DataError, Labels, Pixels, Shape, Split
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +63,7 @@ CIFAR10_SUMS = {
 
 _COMPRESSIONS = ("", ".gz", ".xz")  # possible endings of a name; the first bytes decide the format
 _TIMEOUT_S = 30.0  # longest time without data from a mirror
-_LARGEST_DOWNLOAD_BYTES = 200_000_000  # CIFAR-10's archive has 170 million bytes
-_Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
+_Arrays = tuple[Pixels, Labels]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,14 @@ class Dataset:
     """
 
     name: str  # mnist, cifar10, or the folder's name
-    images: NDArray[np.uint8]  # (count, T)
+    images: Pixels  # (count, T)
     # (count,); -1 if unlabelled, which makes START + 1 + label unconditional
-    labels: NDArray[np.int64]
+    labels: Labels
     classes: tuple[str, ...]  # names, by label; () if unlabelled
+
+    def part(self, where: slice) -> "Dataset":
+        """Some of the images, with their labels."""
+        return replace(self, images=self.images[where], labels=self.labels[where])
 
 
 def load(
@@ -90,7 +94,8 @@ def load(
     addresses), LINPIX_MIRRORS or MIRRORS, the first of these that is given. Raises DataError.
     """
     shape = (config.height, config.width, 4 if config.palette else config.channels)
-    if mirrors is None and (listed := os.environ.get("LINPIX_MIRRORS")):
+    listed = os.environ.get("LINPIX_MIRRORS")
+    if mirrors is None and listed:
         mirrors = [base.strip() for base in listed.split(",") if base.strip()]
     known, home = _recognise(folder, shape)
     if known is None:
@@ -113,7 +118,9 @@ def load(
             f"for {model}",
             "give data of the model's shape, or a model of the data's shape",
         )
-    images, labels = known.read(home, split, MIRRORS[known.name] if mirrors is None else mirrors)
+    if mirrors is None:
+        mirrors = MIRRORS[known.name]
+    images, labels = known.read(home, split, mirrors)
     return Dataset(known.name, images, labels, known.classes)
 
 
@@ -122,13 +129,12 @@ def check_classes(data: Dataset, names: tuple[str, ...], model: str) -> None:
     order of these.
     """
     if len(data.classes) == len(names) and data.classes != names:
-        ours, theirs = (
-            ", ".join(name for name in these if name not in those) or "the same in another order"
-            for these, those in ((names, data.classes), (data.classes, names))
-        )
+        ours = ", ".join(name for name in names if name not in data.classes)
+        theirs = ", ".join(name for name in data.classes if name not in names)
+        same = "the same in another order"
         raise DataError(
             data.name,
-            f"has the classes {theirs}, where {model} has {ours}",
+            f"has the classes {theirs or same}, where {model} has {ours or same}",
             "give the data that the model was trained on, or give the folders the names of its"
             " classes",
         )
@@ -152,18 +158,11 @@ def _recognise(folder: Path, shape: Shape) -> tuple[_Known | None, Path]:
     pictures.
     """
     if folder.is_file():
-        batch = _is_batch(
-            next(
-                (
-                    name
-                    for name, _ in readers.tar_members(
-                        folder, lambda name: _is_batch(name) or folders.is_picture(name)
-                    )
-                ),
-                "",
-            )
+        members = readers.tar_members(
+            folder, lambda name: _is_batch(name) or folders.is_picture(name)
         )
-        return (_CIFAR10 if batch else None), folder
+        name, _ = next(members, ("", b""))
+        return (_CIFAR10 if _is_batch(name) else None), folder
     # if both are here, take the one that fits
     for known in sorted(_KNOWN, key=lambda known: known.shape != shape):
         for home in known.homes:
@@ -178,9 +177,10 @@ def _recognise(folder: Path, shape: Shape) -> tuple[_Known | None, Path]:
         if known.shape == shape and ".tar" not in folder.suffixes:
             inside = folder / known.name
             return known, inside if inside.is_dir() else folder
+    problem = "is empty, expected data" if folder.exists() else "does not exist"
     raise DataError(
         folder,
-        "is empty, expected data" if folder.exists() else "does not exist",
+        problem,
         "check the path (only MNIST and CIFAR-10 can be downloaded, into a folder, for a model "
         "of 28 x 28 x 1 or 32 x 32 x 3)",
     )
@@ -197,8 +197,10 @@ def _is_mnist(home: Path, split: Split) -> bool:
 
 
 def _read_mnist(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
-    def read(kind: str, dimensions: int) -> NDArray[np.uint8]:
-        stem = f"{'train' if split == 'train' else 't10k'}-{kind}-idx{dimensions}-ubyte"
+    beginning = "train" if split == "train" else "t10k"
+
+    def read(kind: str, dimensions: int) -> Pixels:
+        stem = f"{beginning}-{kind}-idx{dimensions}-ubyte"
 
         def check(file: Path, name: object) -> None:
             _check_sum(readers.unpack(file.read_bytes(), name), name, MNIST_SUMS[stem])
@@ -216,12 +218,12 @@ def _read_mnist(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
 
 
 def _read_cifar10(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
-    stems = [
-        stem for stem in CIFAR10_SUMS if stem.startswith("data" if split == "train" else "test")
-    ]
-    loose = {stem: path for stem in stems if (path := _find(home, stem))}
+    beginning = "data" if split == "train" else "test"
+    stems = [stem for stem in CIFAR10_SUMS if stem.startswith(beginning)]
+    there = {stem: _find(home, stem) for stem in CIFAR10_SUMS}
+    where = {stem: path for stem, path in there.items() if path and stem in stems}
     archive = home if home.is_file() else _find(home, CIFAR10_ARCHIVE)
-    if not archive and not any(_find(home, stem) for stem in CIFAR10_SUMS):
+    if not archive and not any(there.values()):
         archive = _fetch(
             f"{CIFAR10_ARCHIVE}.gz",
             home,
@@ -229,19 +231,15 @@ def _read_cifar10(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
             lambda file, name: _check_sum(file.read_bytes(), name, CIFAR10_ARCHIVE_SUM),
         )
     original = False
-    if archive and len(loose) < len(stems):
-        batches = {
-            PurePosixPath(name).name: raw
-            for name, raw in readers.tar_members(
-                archive, lambda name: PurePosixPath(name).name in stems
-            )
-        }
+    if archive and len(where) < len(stems):
+        members = readers.tar_members(archive, lambda name: PurePosixPath(name).name in stems)
+        batches = {PurePosixPath(name).name: raw for name, raw in members}
         where = {stem: archive / stem for stem in batches}
         original = _md5(archive.read_bytes()) == CIFAR10_ARCHIVE_SUM
     else:
-        batches = {stem: readers.contents(path) for stem, path in loose.items()}
-        where = loose
-    if missing := [stem for stem in stems if stem not in batches]:
+        batches = {stem: readers.contents(path) for stem, path in where.items()}
+    missing = [stem for stem in stems if stem not in batches]
+    if missing:
         raise DataError(
             archive or home,
             f"lacks {', '.join(missing)}, which the {split} split needs",
@@ -250,16 +248,16 @@ def _read_cifar10(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
         )
     parts = [readers.read_cifar10(batches[stem], where[stem]) for stem in stems]
     for stem in stems:
-        if not original and (got := _md5(batches[stem])) != CIFAR10_SUMS[stem]:
+        got = _md5(batches[stem])
+        if not original and got != CIFAR10_SUMS[stem]:
             _log.warning(
                 "%s has well-formed records, but an unknown MD5, %s, so damage cannot be detected;"
                 " using it anyway",
                 readers.written(str(where[stem])),
                 got,
             )
-    return np.concatenate([images for images, _ in parts]), np.concatenate(
-        [labels for _, labels in parts]
-    )
+    images = np.concatenate([images for images, _ in parts])
+    return images, np.concatenate([labels for _, labels in parts])
 
 
 _MNIST = _Known(
@@ -289,15 +287,13 @@ def _find(home: Path, stem: str) -> Path | None:
 
     A broken link is found too: reading it raises a clear error.
     """
-    paths = (home / (stem + end) for end in _COMPRESSIONS)
-    return next(
-        (
-            path
-            for path in (path / path.name if path.is_dir() else path for path in paths)
-            if os.path.lexists(path)
-        ),
-        None,
-    )
+    for end in _COMPRESSIONS:
+        path = home / (stem + end)
+        if path.is_dir():
+            path = path / path.name
+        if os.path.lexists(path):
+            return path
+    return None
 
 
 def _is_batch(name: str) -> bool:
@@ -309,7 +305,8 @@ def _md5(raw: bytes) -> str:
 
 
 def _check_sum(raw: bytes, name: object, expected: str) -> None:
-    if (got := _md5(raw)) != expected:
+    got = _md5(raw)
+    if got != expected:
         raise DataError(
             name,
             f"differs from the published file: expected MD5 {expected}, got {got}",
@@ -368,31 +365,11 @@ def _download(url: str, target: Path) -> None:
         urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer,  # nosec B310
         target.open("wb") as file,
     ):
-        size, done = int(answer.headers.get("Content-Length") or 0), 0
-        live = "\r" if sys.stderr.isatty() else ""
-        print(
-            f"downloading {url} to {target.parent} ({size / 1e6:.1f} MB)",
-            end="" if live else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
-        while chunk := answer.read(1 << 18):
-            file.write(chunk)
-            done += len(chunk)
-            if done > _LARGEST_DOWNLOAD_BYTES:
-                raise DataError(
-                    url,
-                    f"sent over {_LARGEST_DOWNLOAD_BYTES:,} bytes, more than any data set file",
-                    "try later",
-                )
-            if live:
-                print(
-                    f"\rdownloading {url}: {done / 1e6:.1f} of {size / 1e6:.1f} MB ",
-                    end="",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        if live:
-            print(file=sys.stderr)
+        size = int(answer.headers.get("Content-Length") or 0)
+        print(f"downloading {url} to {target.parent} ({size / 1e6:.1f} MB)", file=sys.stderr)
+        quiet = not sys.stderr.isatty()
+        with tqdm.wrapattr(answer, "read", size, desc=target.name, disable=quiet) as reading:
+            shutil.copyfileobj(reading, file)
+        done = file.tell()
     if size and done != size:
         raise DataError(url, f"ended after {done:,} of {size:,} bytes", "try later")

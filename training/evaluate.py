@@ -5,10 +5,10 @@ intervals.
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
@@ -19,6 +19,8 @@ from linpix.model.inputs import START
 from linpix.model.likelihood import uniform_prior
 from linpix.model.packing import Packed, pools_of, rows_of
 from linpix.model.transformer import Transformer
+
+from .readers import Labels, Pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,9 @@ class Accuracy:
 
 def evaluate(
     net: Transformer,
-    images: NDArray[np.uint8],
+    images: Pixels,
     *,
-    labels: NDArray[np.int64] | None = None,
+    labels: Labels | None = None,
     packed: Packed | None = None,
     progress: bool = False,
 ) -> Evaluation:
@@ -51,8 +53,8 @@ def evaluate(
 
 def evaluate_classes(
     net: Transformer,
-    images: NDArray[np.uint8],
-    labels: NDArray[np.int64],
+    images: Pixels,
+    labels: Labels,
     *,
     packed: Packed | None = None,
     progress: bool = False,
@@ -65,7 +67,8 @@ def evaluate_classes(
     starts = START + np.arange(int(config.class_first), config.classes + 1)
     nats = _nats(net, images, np.tile(starts[:, None], len(images)), packed, progress)
     under = nats[-config.classes :]
-    found = _evaluation(_bits(net, under if config.class_first else nats[:1]), began)
+    without_label = under if config.class_first else nats[:1]
+    found = _evaluation(_bits(net, without_label), began)
     return found, Accuracy(*_mean((under.argmin(0) == torch.from_numpy(labels)).double()))
 
 
@@ -81,9 +84,9 @@ def _mean(values: Tensor) -> tuple[float, float]:
 
 def bits_of(
     net: Transformer,
-    images: NDArray[np.uint8],
+    images: Pixels,
     *,
-    labels: NDArray[np.int64] | None = None,
+    labels: Labels | None = None,
     packed: Packed | None = None,
     progress: bool = False,
 ) -> Tensor:
@@ -106,14 +109,15 @@ def bits_of(
 
 def _bits(net: Transformer, nats: Tensor) -> Tensor:
     """Bits/dim (count,) of images from their nats (n, count) under n possible starts."""
-    prior = uniform_prior(net.config.classes if net.config.class_first else 1)
+    starts = net.config.classes if net.config.class_first else 1
+    prior = uniform_prior(starts)
     return -(prior - nats).logsumexp(0) * bits_per_dim(1.0, net.config)
 
 
 def _nats(
     net: Transformer,
-    images: NDArray[np.uint8],
-    starts: NDArray[np.int64],
+    images: Pixels,
+    starts: Labels,
     packed: Packed | None,
     progress: bool,
 ) -> Tensor:
@@ -125,14 +129,12 @@ def _nats(
         range(0, len(images), batch), disable=not progress, desc="evaluate", unit="batch"
     ):
         part = torch.from_numpy(images[at : at + batch].copy())
-        nats = [
-            (
-                _parallel_nats(net, part.to(net.device), start)
-                if packed is None
-                else _stepped_nats(net, packed, part, start)
-            )
-            for start in torch.from_numpy(starts[:, at : at + batch].copy())
-        ]
+        nats = []
+        for start in torch.from_numpy(starts[:, at : at + batch].copy()):
+            if packed is None:
+                nats.append(_parallel_nats(net, part.to(net.device), start))
+            else:
+                nats.append(_stepped_nats(net, packed, part, start))
         parts.append(torch.stack(nats).cpu())
     return torch.cat(parts, 1)
 
@@ -151,17 +153,39 @@ def _parallel_nats(net: Transformer, images: Tensor, start: Tensor) -> Tensor:
 
 def _stepped_nats(net: Transformer, packed: Packed, images: Tensor, start: Tensor) -> Tensor:
     """The same as _parallel_nats, by the compiled engine."""
-    rows, state = len(start), RecurrentState(net.config, len(start))
     canvas = torch.cat([images[:1], images])  # slot 0 is for padding
     known = torch.ones_like(canvas, dtype=torch.bool)
-    log_probs, finite, *_ = packed.decode(
+    temperature = torch.ones(len(start))
+    log_probs = decoded(net, packed, canvas, known, temperature, start=start, log_probs=True)
+    return -log_probs.double().sum(1)
+
+
+def decoded(
+    net: Transformer,
+    packed: Packed,
+    canvas: Tensor,
+    known: Tensor,
+    temperature: Tensor,
+    *,
+    log_probs: bool = False,
+    **rows: Any,
+) -> Tensor:
+    """Draw what is not known of canvas, in place, with the compiled engine; returns the
+    log-probabilities of all sub-pixels, if they are asked for.
+
+    canvas, known: (1 + B, T), of which slot 0 is for padding · temperature: (B,) · rows: see
+    rows_of. Raises FloatingPointError if the model's parameters are not finite.
+    """
+    count = len(canvas) - 1
+    state = RecurrentState(net.config, count)
+    found, finite, *_ = packed.decode(
         pools_of(canvas=canvas, known=known, S=state.S, z=state.z, last=state.last),
-        rows_of(slot=range(1, rows + 1), steps=[net.config.length] * rows, start=start),
-        torch.ones(rows),
-        log_probs=True,
+        rows_of(slot=range(1, count + 1), steps=[net.config.length] * count, **rows),
+        temperature,
+        log_probs=log_probs,
     )
     if not bool(finite.all()):
         raise FloatingPointError(
             "the model's parameters are not finite; evaluate another checkpoint"
         )
-    return -log_probs.double().sum(1)
+    return found

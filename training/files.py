@@ -2,13 +2,13 @@
 from has a digest, and a folder is written by one run at a time.
 """
 
-import contextlib
 import errno
 import hashlib
 import io
 import os
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ _MARK = b"\nsha256 "  # begins the end of a state, which is the digest of all be
 _END_BYTES = len(_MARK) + 64
 
 
-@contextlib.contextmanager
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """The error of the system for a file that cannot be written becomes a sentence with the
     cure.
@@ -51,7 +51,7 @@ def put(path: Path, content: bytes | memoryview) -> None:
                 os.fsync(file.fileno())  # or a failing machine could leave an empty file
             os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
 
@@ -83,7 +83,7 @@ def load_state(raw: bytes) -> Any:
     return torch.load(io.BytesIO(raw), weights_only=True, map_location="cpu")
 
 
-@contextlib.contextmanager
+@contextmanager
 def undamaged(path: Path, cure: str) -> Iterator[None]:
     """Whatever goes wrong with what a file contains becomes a ValueError that names the file."""
     try:
@@ -92,7 +92,7 @@ def undamaged(path: Path, cure: str) -> Iterator[None]:
         raise ValueError(f"{path} is damaged ({type(error).__name__}); {cure}") from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def locked(folder: Path, what: Path, cure: str) -> Iterator[None]:
     """Hold a folder, which is created, as long as the block and this process last. Raises
     ValueError if another process holds it.
@@ -103,7 +103,7 @@ def locked(folder: Path, what: Path, cure: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = None
     try:
-        with contextlib.suppress(ImportError, OSError):
+        with suppress(ImportError, OSError):
             import fcntl
 
             descriptor = os.open(folder, os.O_RDONLY)
@@ -114,7 +114,7 @@ def locked(folder: Path, what: Path, cure: str) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 folder.rmdir()
     finally:
         if descriptor is not None:

@@ -3,12 +3,12 @@
 Only `train` and `experiment` need torch, as some of their flags are fields of settings.
 """
 
-import argparse
-import dataclasses
 import math
 import os
 import sys
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,29 +28,26 @@ def number(
         if not least <= value <= most:
             bounds = f"at least {least}" if math.isinf(most) else f"{least} to {most}"
             wanted = ("an integer, " if kind is int else "a number, ") + bounds
-            raise argparse.ArgumentTypeError(
-                f"must be {word and f'{word} or '}{wanted}; got {text!r}"
-            )
+            raise ArgumentTypeError(f"must be {word and f'{word} or '}{wanted}; got {text!r}")
         return value
 
     return parse
 
 
-def model_flags(
-    parser: argparse.ArgumentParser, *, positional: bool = False, required: bool = True
-) -> None:
+def model_flags(parser: ArgumentParser, *, positional: bool = False, required: bool = True) -> None:
+    add = parser.add_argument
     text = "a name under --checkpoints, or a folder"
     if positional:
-        parser.add_argument("model", help=text)
+        add("model", help=text)
     elif required:
-        parser.add_argument("--model", required=True, help=text)
+        add("--model", required=True, help=text)
     else:
-        parser.add_argument("--model", help=f"{text}; default: the first of linpix models")
+        add("--model", help=f"{text}; default: the first of linpix models")
     checkpoints_flag(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--json", action="store_true", help="print one JSON object")
 
 
-def checkpoints_flag(parser: argparse.ArgumentParser) -> None:
+def checkpoints_flag(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoints",
         type=Path,
@@ -62,7 +59,7 @@ def checkpoints_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _device(parser: argparse.ArgumentParser) -> None:
+def _device(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device to compute on"
     )
@@ -70,7 +67,7 @@ def _device(parser: argparse.ArgumentParser) -> None:
 
 def _new_folder(text: str) -> str:
     if Path(text).name in ("", ".."):
-        raise argparse.ArgumentTypeError(
+        raise ArgumentTypeError(
             f"must be a folder that does not exist yet, such as runs/mine; got {text!r}"
         )
     return text
@@ -79,18 +76,19 @@ def _new_folder(text: str) -> str:
 def _temperatures(text: str) -> Any:
     bounds = [number(float, 0, 10)(part) for part in text.split(",")]
     if len(bounds) != 2 or bounds[0] > bounds[1]:
-        raise argparse.ArgumentTypeError(
+        raise ArgumentTypeError(
             f"must be two numbers, the lower first, such as 0.5,1.2; got {text!r}"
         )
     return bounds
 
 
-def train(parser: argparse.ArgumentParser) -> None:
+def train(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     from linpix.model.config import PRESETS, AttentionKind, FeatureMap, Head
 
     from .run import TrainConfig
 
-    parser.add_argument(
+    add(
         "preset",
         nargs="?",
         metavar="PRESET",
@@ -99,7 +97,7 @@ def train(parser: argparse.ArgumentParser) -> None:
             f"{', '.join(sorted(PRESETS))}; with --preset, give the folder of pictures here"
         ),
     )
-    parser.add_argument(
+    add(
         "--preset",
         dest="chosen",
         choices=["auto", *sorted(PRESETS)],
@@ -110,10 +108,8 @@ def train(parser: argparse.ArgumentParser) -> None:
             " random for pictures of few colours, such as sprites, which get a palette"
         ),
     )
-    parser.add_argument(
-        "--data", help="folder of the data set; if it is empty, the data are downloaded"
-    )
-    parser.add_argument(
+    add("--data", help="folder of the data set; if it is empty, the data are downloaded")
+    add(
         "--out",
         type=_new_folder,
         required=True,
@@ -123,19 +119,15 @@ def train(parser: argparse.ArgumentParser) -> None:
         ),
     )
     _device(parser)
-    parser.add_argument(
-        "--attention", choices=get_args(AttentionKind), default="linear", help="kind of attention"
-    )
-    parser.add_argument(
+    add("--attention", choices=get_args(AttentionKind), default="linear", help="kind of attention")
+    add(
         "--feature-map",
         choices=get_args(FeatureMap),
         default="elu+1",
         help="feature map of linear attention",
     )
-    parser.add_argument(
-        "--lsh-rounds", type=number(int, 1), default=1, help="hashing rounds of lsh attention"
-    )
-    parser.add_argument(
+    add("--lsh-rounds", type=number(int, 1), default=1, help="hashing rounds of lsh attention")
+    add(
         "--layers",
         type=number(int, 1),
         help=(
@@ -143,7 +135,7 @@ def train(parser: argparse.ArgumentParser) -> None:
             "the model of --init has fewer layers, the new ones change nothing at first"
         ),
     )
-    parser.add_argument(
+    add(
         "--head",
         choices=get_args(Head),
         help=(
@@ -151,7 +143,7 @@ def train(parser: argparse.ArgumentParser) -> None:
             " pictures; default: the preset's. With --init, another kind of head begins at random"
         ),
     )
-    parser.add_argument(
+    add(
         "--colours",
         type=number(int, 2, 256),
         help=(
@@ -159,15 +151,15 @@ def train(parser: argparse.ArgumentParser) -> None:
             " 64); with --preset auto, choose this preset"
         ),
     )
-    parser.add_argument(
+    add(
         "--reversible",
         action="store_true",
         help=(
             "reversible residuals with pre-norm: memory use does not grow with the number of layers"
         ),
     )
-    parser.add_argument("--twin-of", default="", help="name of the model to compare this one with")
-    parser.add_argument(
+    add("--twin-of", default="", help="name of the model to compare this one with")
+    add(
         "--init",
         help=(
             "model whose weights training starts from; it may have fewer layers, or a half, "
@@ -175,7 +167,7 @@ def train(parser: argparse.ArgumentParser) -> None:
         ),
     )
     checkpoints_flag(parser)
-    parser.add_argument(
+    add(
         "--fall-from",
         metavar="FOLDER",
         help=(
@@ -184,31 +176,27 @@ def train(parser: argparse.ArgumentParser) -> None:
             " --max-images (default: a quarter of that run's images)"
         ),
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="continue the run in --out, which must exist"
-    )
-    parser.add_argument(
+    add("--resume", action="store_true", help="continue the run in --out, which must exist")
+    add(
         "--max-minutes",
         type=number(float, 0),
         default=math.inf,
         help="stop after this many minutes; --resume continues",
     )
-    parser.add_argument(
+    add(
         "--max-images",
         type=number(int, 1),
         default=math.inf,
         help="stop after this many images; --resume continues",
     )
-    parser.add_argument(
-        "--save-minutes", type=number(float, 0.01), default=2.0, help="minutes between saves"
-    )
-    parser.add_argument(
+    add("--save-minutes", type=number(float, 0.01), default=2.0, help="minutes between saves")
+    add(
         "--evaluate-minutes",
         type=number(float, 0.01),
         default=10.0,
         help="minutes between evaluations",
     )
-    parser.add_argument(
+    add(
         "--processes",
         type=number(int, 1),
         help=(
@@ -216,13 +204,13 @@ def train(parser: argparse.ArgumentParser) -> None:
             "one per thread, as long as each has at least 4 images"
         ),
     )
-    for field in dataclasses.fields(TrainConfig):
+    for field in fields(TrainConfig):
         kind: dict[str, Any] = {"type": type(field.default)}
         if isinstance(field.default, bool):
-            kind = {"action": argparse.BooleanOptionalAction}
+            kind = {"action": BooleanOptionalAction}
         elif isinstance(field.default, tuple):
             kind = {"type": float, "nargs": len(field.default)}
-        parser.add_argument(
+        add(
             f"--{field.name.replace('_', '-')}",
             default=None,
             **kind,
@@ -233,28 +221,29 @@ def train(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def evaluate(parser: argparse.ArgumentParser) -> None:
+def evaluate(parser: ArgumentParser) -> None:
+    add = parser.add_argument
     model_flags(parser, positional=True)
-    parser.add_argument(
+    add(
         "--data",
         required=True,
         help="folder of the data set; if it is empty, the data are downloaded",
     )
     _device(parser)
-    parser.add_argument("--limit", type=number(int, 1), help="use only the first N test images")
-    parser.add_argument(
+    add("--limit", type=number(int, 1), help="use only the first N test images")
+    add(
         "--engine",
         choices=("auto", "eager", "compiled"),
         default="eager",
         help="eager: torch, all positions in parallel; compiled: the kernels, step by step",
     )
-    parser.add_argument(
+    add(
         "--precision",
         choices=("auto", "fp32", "bf16", "int8"),
         default="auto",
         help="precision of the compiled engine's matrix products",
     )
-    parser.add_argument(
+    add(
         "--labels",
         choices=("all",),
         help=(
@@ -262,7 +251,7 @@ def evaluate(parser: argparse.ArgumentParser) -> None:
             "if all classes are equally probable at first; needs one pass per class"
         ),
     )
-    parser.add_argument(
+    add(
         "--classes",
         type=number(int, 1, 1_000_000),
         nargs="?",
@@ -273,7 +262,7 @@ def evaluate(parser: argparse.ArgumentParser) -> None:
             "the same data, recognises as the requested class"
         ),
     )
-    parser.add_argument(
+    add(
         "--write",
         action="store_true",
         help=(
@@ -281,16 +270,14 @@ def evaluate(parser: argparse.ArgumentParser) -> None:
             " four flags (default: the checkpoint's own values, or values that suit its data)"
         ),
     )
-    parser.add_argument(
-        "--temperature", type=number(float, 0, 10), help="temperature of requests that give none"
-    )
-    parser.add_argument(
+    add("--temperature", type=number(float, 0, 10), help="temperature of requests that give none")
+    add(
         "--temperature-range",
         type=_temperatures,
         metavar="LOW,HIGH",
         help="range of useful temperatures",
     )
-    parser.add_argument(
+    add(
         "--attempts",
         type=number(int, 1, 16),
         help=(
@@ -298,23 +285,24 @@ def evaluate(parser: argparse.ArgumentParser) -> None:
             "recognised and not torn, for requests that do not say so"
         ),
     )
-    parser.add_argument("--limits", help="one sentence about what the model cannot do")
-    parser.add_argument("--grid", help="write a grid of samples to this .png file")
+    add("--limits", help="one sentence about what the model cannot do")
+    add("--grid", help="write a grid of samples to this .png file")
 
 
-def export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_folder", help="folder written by `linpix train`")
-    parser.add_argument("--data", required=True, help="folder of the data set used in training")
-    parser.add_argument("--out", type=_new_folder, required=True, help="checkpoint folder to write")
-    parser.add_argument(
+def export(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("run_folder", help="folder written by `linpix train`")
+    add("--data", required=True, help="folder of the data set used in training")
+    add("--out", type=_new_folder, required=True, help="checkpoint folder to write")
+    add(
         "--twin-of", help="name of the model to compare it with; default: the one given in training"
     )
-    parser.add_argument(
+    add(
         "--fp32",
         action="store_true",
         help="keep all weights in float32, not only the head and the norm before it",
     )
-    parser.add_argument(
+    add(
         "--calibrate",
         action="store_true",
         help=(
@@ -324,27 +312,26 @@ def export(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def import_(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("reference", help=".pth file of the checkpoint")
-    parser.add_argument(
+def import_(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("reference", help=".pth file of the checkpoint")
+    add(
         "--heads",
         type=number(int, 1),
         required=True,
         help="number of attention heads, which the file does not store",
     )
-    parser.add_argument(
+    add(
         "--attention",
         choices=("linear", "softmax"),
         default="linear",
         help="kind of attention that the model was trained with",
     )
-    parser.add_argument(
-        "--data", help="folder of the training data; needed for the distribution of sub-pixel 0"
-    )
-    parser.add_argument("--out", type=_new_folder, required=True, help="checkpoint folder to write")
+    add("--data", help="folder of the training data; needed for the distribution of sub-pixel 0")
+    add("--out", type=_new_folder, required=True, help="checkpoint folder to write")
 
 
-def experiment(parser: argparse.ArgumentParser) -> None:
+def experiment(parser: ArgumentParser) -> None:
     from .experiments import ExperimentName, study
 
     names = parser.add_subparsers(dest="experiment", required=True, metavar="NAME")
@@ -368,11 +355,11 @@ def experiment(parser: argparse.ArgumentParser) -> None:
             default=math.inf,
             help="stop after this many minutes; the same command continues",
         )
-        for field in dataclasses.fields(kind.settings_type):
+        for field in fields(kind.settings_type):
             action: dict[str, Any] = {"type": type(field.default), "default": field.default}
             text = field.metadata["help"]
             if isinstance(field.default, bool):
-                action = {"action": argparse.BooleanOptionalAction, "default": field.default}
+                action = {"action": BooleanOptionalAction, "default": field.default}
             elif isinstance(field.default, tuple):
                 action = {"type": lambda text: text.split(","), "action": "extend"}
                 text += f" (default: {','.join(field.default)})"

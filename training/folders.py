@@ -11,13 +11,15 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .readers import (
     DataError,
+    Labels,
+    Pixels,
     Shape,
     Split,
     Unreadable,
@@ -173,7 +175,8 @@ def _members(path: Path) -> Iterator[tuple[str, bytes, str]]:
     others: dict[str, str] = {}
 
     def wanted(name: str) -> bool:
-        if PurePosixPath(name).suffix and (reason := _reason(name, b"")):
+        reason = PurePosixPath(name).suffix and _reason(name, b"")
+        if reason:
             others[name] = reason
         return name not in others and not is_litter(name)
 
@@ -200,9 +203,7 @@ def _reason(name: str, source: Path | bytes) -> str:
     return "" if _STARTS.match(source) else "neither suffix nor content of a picture"
 
 
-def read_pictures(
-    path: Path, split: Split, shape: Shape
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
+def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[Pixels, Labels, tuple[str, ...]]:
     """One split of a folder or tar archive of pictures: images (count, T), labels (count,), class
     names.
 
@@ -215,38 +216,26 @@ def read_pictures(
             f"is for a model of {shape[2]} channels, but pictures can be read only with 1 or 3",
             "use a model of 1 or 3 channels",
         )
-    found: dict[str, Path | bytes] = {}
-    left: dict[str, list[str]] = {}  # names, by the reason to leave them out
-    files: Iterable[tuple[str, Path | bytes, str]]
-    if path.is_dir():
-        files = ((file.relative_to(path).as_posix(), file, reason) for file, reason in walk(path))
-    else:
-        files = _members(path)
-    for name, source, reason in files:
-        if reason:
-            left.setdefault(reason, []).append(name)
-        else:
-            found[name] = source  # broken links too: reading one raises a clear error
+    found, left = _found(path)
     out = reasons(left)
     if not found:
+        there = f"; it has {out}" if out else ""
         raise DataError(
             path,
             f"has no pictures ({', '.join(PICTURE_SUFFIXES)}), and no files with the names of MNIST"
             " (train-images-idx3-ubyte.gz, ...) or of CIFAR-10's binary version, not the one for"
-            f" Python (data_batch_1.bin, ...){'; it has ' if out else ''}{out}",
+            f" Python (data_batch_1.bin, ...){there}",
             cure(left),
         )
     if out:
-        _log.warning("%s: left out %s", written(str(path)), written(out))
+        _warn(path, f"left out {out}")
     class_of, classes = arrange(found, path, split)
-    tables = [
-        name for names in left.values() for name in names if name.lower().endswith((".csv", ".tsv"))
-    ]
+    tables = [name for name in chain(*left.values()) if name.lower().endswith((".csv", ".tsv"))]
     if tables and not classes:
-        _log.warning(
-            "%s: pictures have no classes, since %s is not read; for classes, move the pictures"
-            " into a folder for each",
-            *map(written, (str(path), _listed(tables))),
+        _warn(
+            path,
+            f"pictures have no classes, since {_listed(tables)} is not read; for classes, move the"
+            " pictures into a folder for each",
         )
     images = np.empty((len(class_of), math.prod(shape)), np.uint8)
     labels = np.full(len(class_of), -1)
@@ -265,12 +254,32 @@ def read_pictures(
     if not count:
         raise unreadable[0]
     if unreadable:
-        _log.warning(
-            "left out %s%s",
-            written(str(unreadable[0])),
-            f", and {len(unreadable) - 1:,} more of such" * (len(unreadable) > 1),
-        )
+        more = f", and {len(unreadable) - 1:,} more of such" * (len(unreadable) > 1)
+        _log.warning("left out %s%s", written(str(unreadable[0])), more)
     return images[:count], labels[:count], classes
+
+
+def _found(path: Path) -> tuple[dict[str, Path | bytes], dict[str, list[str]]]:
+    """The pictures in a folder or archive, by name; and the names of what is left out, by the
+    reason.
+    """
+    files: Iterable[tuple[str, Path | bytes, str]] = (
+        _members(path)
+        if path.is_file()
+        else ((file.relative_to(path).as_posix(), file, reason) for file, reason in walk(path))
+    )
+    found: dict[str, Path | bytes] = {}
+    left: dict[str, list[str]] = {}
+    for name, source, reason in files:
+        if reason:
+            left.setdefault(reason, []).append(name)
+        else:
+            found[name] = source  # broken links too: reading one raises a clear error
+    return found, left
+
+
+def _warn(where: Path, text: str) -> None:
+    _log.warning("%s: %s", written(str(where)), written(text))
 
 
 def arrange(
@@ -284,51 +293,9 @@ def arrange(
     shuffled but the same on every machine, and a picture added later moves few others to the other
     split.
     """
-    inner: _Parts = {name: _without_shards(PurePosixPath(name).parts) for name in names}
-    while (splits := _splits(inner)).keys() == {"train"} or (
-        not splits
-        and len({parts[0] for parts in inner.values()}) == 1
-        and min(map(len, inner.values())) > 2
-    ):
-        inner = {name: parts[1:] for name, parts in inner.items()}  # without an outer folder
-    # each class may have splits, instead of each split classes
-    if not splits and min(map(len, inner.values())) > 2:
-        turned = {name: (parts[1], parts[0], *parts[2:]) for name, parts in inner.items()}
-        both = _splits(turned)
-        if len(both) == 2 and {parts[1] for parts in turned.values()} == {
-            parts[1] for parts in turned.values() if parts[0] == both["train"]
-        }:
-            inner, splits = turned, both
-    if splits:
-        if others := sorted({parts[0] for parts in inner.values()} - set(splits.values())):
-            beside = " and ".join(splits.values())
-            _log.warning(
-                "%s: left out %s, beside %s", *map(written, (str(where), _listed(others), beside))
-            )
-        within = {kind: _below(folder, inner) for kind, folder in splits.items()}
-        inner, chosen = within.get("train", {}), set(within.get(split, ()))
-        if inner and not _alike(inner, within["test"]):
-            _log.warning(
-                "%s: left out %s, which has no class of %s",
-                *map(written, (str(where), splits["test"], splits["train"])),
-            )
-            splits = {}
-        else:
-            if unseen := sorted(_classes(within["test"]) - _classes(inner)) if inner else []:
-                _log.warning(
-                    "%s: has no pictures in %s for %s",
-                    *map(written, (str(where), splits["train"], _listed(unseen))),
-                )
-            inner = inner | within["test"]
-    if not splits:
-        order = sorted(
-            inner,
-            key=lambda name: hashlib.md5(
-                "/".join(inner[name]).encode("utf-8", "surrogateescape"), usedforsecurity=False
-            ).digest(),
-        )
-        tenth = set(order[-max(1, len(order) // 10) :])
-        chosen = tenth if split == "test" else set(inner) - tenth
+    inner, splits = _unwrapped({name: _without_shards(PurePosixPath(name).parts) for name in names})
+    train, test = _divided(inner, splits, where)
+    inner, chosen = train | test, train if split == "train" else test
     if not chosen:
         raise DataError(
             where,
@@ -337,10 +304,11 @@ def arrange(
         )
     deeper = sorted({parts[:-1] for parts in inner.values() if len(parts) > 2})
     if len(deeper) > len({folders[0] for folders in deeper}):  # more than one folder in a class
-        _log.warning(
-            "%s: all below a folder is one class, so %s are not classes; name the folders of splits"
-            " train and test",
-            *map(written, (str(where), _listed(["/".join(folders) for folders in deeper]))),
+        listed = _listed(["/".join(folders) for folders in deeper])
+        _warn(
+            where,
+            f"all below a folder is one class, so {listed} are not classes; name the folders of"
+            " splits train and test",
         )
     flat = sorted(name for name, parts in inner.items() if len(parts) == 1)
     if flat and len(flat) < len(inner):
@@ -353,6 +321,59 @@ def arrange(
     class_of = {} if flat else {name: _class_name(parts[0], where) for name, parts in inner.items()}
     classes = tuple(sorted(set(class_of.values()), key=_numbers_by_value))
     return {name: class_of.get(name, "") for name in ordered}, classes
+
+
+def _unwrapped(inner: _Parts) -> tuple[_Parts, dict[Split, str]]:
+    """The pictures without folders around all of them, and the folders of the splits, if there are
+    any.
+    """
+    splits = _splits(inner)
+    while splits.keys() == {"train"} or (not splits and _are_in_one(inner)):
+        inner = {name: parts[1:] for name, parts in inner.items()}
+        splits = _splits(inner)
+    if splits or min(map(len, inner.values())) <= 2:
+        return inner, splits
+    # each class may have splits, instead of each split classes
+    turned = {name: (parts[1], parts[0], *parts[2:]) for name, parts in inner.items()}
+    both = _splits(turned)
+    if len(both) == 2:
+        classes = {parts[1] for parts in turned.values()}
+        if classes == {parts[1] for parts in turned.values() if parts[0] == both["train"]}:
+            return turned, both
+    return inner, {}
+
+
+def _are_in_one(inner: _Parts) -> bool:
+    """Whether one folder has all pictures, in folders."""
+    outer = {parts[0] for parts in inner.values()}
+    return len(outer) == 1 and min(map(len, inner.values())) > 2
+
+
+def _divided(inner: _Parts, splits: dict[Split, str], where: Path) -> tuple[_Parts, _Parts]:
+    """The pictures for training and for testing."""
+    if splits:
+        others = sorted({parts[0] for parts in inner.values()} - set(splits.values()))
+        if others:
+            _warn(where, f"left out {_listed(others)}, beside {' and '.join(splits.values())}")
+        test = _below(splits["test"], inner)
+        if "train" not in splits:
+            return {}, test
+        train = _below(splits["train"], inner)
+        if _alike(train, test):
+            unseen = sorted(_classes(test) - _classes(train))
+            if unseen:
+                _warn(where, f"has no pictures in {splits['train']} for {_listed(unseen)}")
+            return train, test
+        _warn(where, f"left out {splits['test']}, which has no class of {splits['train']}")
+        inner = train
+    ordered = sorted(inner, key=lambda name: _digest("/".join(inner[name])))
+    tenth = set(ordered[-max(1, len(ordered) // 10) :])
+    train = {name: parts for name, parts in inner.items() if name not in tenth}
+    return train, {name: inner[name] for name in tenth}
+
+
+def _digest(path: str) -> bytes:
+    return hashlib.md5(path.encode("utf-8", "surrogateescape"), usedforsecurity=False).digest()
 
 
 def _splits(inner: _Parts) -> dict[Split, str]:
@@ -372,15 +393,15 @@ def _splits(inner: _Parts) -> dict[Split, str]:
             alike.setdefault(rest, {}).setdefault(str(word.lastgroup), folder)
     for kinds in alike.values():
         if "train" in kinds and len(kinds) > 1:
-            train, tests = (
-                kinds.pop("train"),
-                [kinds[kind] for kind in ("test", "validation") if kind in kinds],
-            )
+            train = kinds["train"]
+            tests = [kinds[kind] for kind in ("test", "validation") if kind in kinds]
             fit = (test for test in tests if _alike(_below(train, inner), _below(test, inner)))
             return {"train": train, "test": next(fit, tests[0])}
     if len(folders) == 1 and len(inner) == sum(len(parts) > 1 for parts in inner.values()):
         for kind, folder in alike.get("", {}).items():
-            return {"train" if kind == "train" else "test": folder}
+            if kind == "train":
+                return {"train": folder}
+            return {"test": folder}
     return {}
 
 
@@ -421,16 +442,15 @@ def reasons(left: dict[str, list[str]]) -> str:
 
 def cure(left: dict[str, list[str]]) -> str:
     """What to do with a folder that has only such files, and no pictures."""
-    suffixes = {PurePosixPath(name).suffix.lower() for names in left.values() for name in names}
+    names = [*chain(*left.values())]
+    suffixes = {PurePosixPath(name).suffix.lower() for name in names}
     if suffixes.intersection(_ARRAYS):  # as Kaggle and Hugging Face have them
         return (
             "save each picture in it as a PNG file, in a folder for its class, such as 7/0001.png;"
             " in Python, PIL.Image.fromarray(pixels.reshape(28, 28).astype('uint8')).save(path)"
             " saves one"
         )
-    if suffixes.intersection(_ARCHIVES) and not any(
-        "ubyte" in name for names in left.values() for name in names
-    ):
+    if suffixes.intersection(_ARCHIVES) and not any("ubyte" in name for name in names):
         return "unpack the archive, and give the folder with its pictures"
     return "give the folder that holds such files or pictures itself"
 

@@ -9,10 +9,9 @@ import string
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import readers
-from .readers import DataError, Shape, Split
+from .readers import DataError, Labels, Pixels, Shape, Split
 
 _log = logging.getLogger(__name__)
 
@@ -40,15 +39,14 @@ def found(home: Path) -> dict[str, _Files]:
     for path in sorted(home.iterdir()) if home.is_dir() else ():
         # Kaggle unpacks each into a folder of its name
         path = path / path.name if path.is_dir() else path
-        if (name := _NAME.fullmatch(path.name)) and not path.is_dir() and os.path.lexists(path):
+        name = _NAME.fullmatch(path.name)
+        if name and not path.is_dir() and os.path.lexists(path):
             split: Split = "train" if name["split"] == "train" else "test"
             sets.setdefault(name["data"], {}).setdefault((split, name["kind"]), path)
     return sets
 
 
-def read(
-    home: Path, split: Split, shape: Shape
-) -> tuple[str, NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
+def read(home: Path, split: Split, shape: Shape) -> tuple[str, Pixels, Labels, tuple[str, ...]]:
     """Name, images (count, T), labels (count,) and class names of one split. The names of most data
     are numbers.
     """
@@ -60,7 +58,8 @@ def read(
             "put the files of one of them into a folder of its own",
         )
     [(data, files)] = sets.items()
-    if missing := [kind for kind in ("images", "labels") if (split, kind) not in files]:
+    missing = [kind for kind in ("images", "labels") if (split, kind) not in files]
+    if missing:
         raise DataError(
             home,
             f"lacks the {' and '.join(missing)} of the {split} split, and its other files are not "
@@ -73,7 +72,8 @@ def read(
         for (part, kind), path in files.items()
         if kind == "labels"
     }
-    labels, most = labels_of[split], max(int(each.max()) for each in labels_of.values())
+    labels, both = labels_of[split], np.concatenate([*labels_of.values()])
+    least, most = int(both.min()), int(both.max())
     if (*images.shape[1:], 1) != shape:
         raise DataError(
             home,
@@ -89,7 +89,7 @@ def read(
         )
     if data.startswith("emnist"):
         images = images.transpose(0, 2, 1)  # EMNIST stores columns
-    if data == "emnist-letters" and min(int(each.min()) for each in labels_of.values()) > 0:
+    if data == "emnist-letters" and least > 0:
         labels, most = labels - 1, most - 1  # A is 1
     classes = _CLASSES.get(data, ())
     if most >= len(classes):

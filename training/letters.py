@@ -163,7 +163,8 @@ def installed(packages: Sequence[str], root: Path) -> tuple[list[Style], dict[st
         for line in sorted((root / f"var/lib/dpkg/info/{package}.list").read_text().splitlines()):
             file = root / line[1:]
             if file.suffix.lower() in (".ttf", ".otf") and not file.is_symlink():
-                if isinstance(style := read(file, package), str):
+                style = read(file, package)
+                if isinstance(style, str):
                     left[line] = style
                 else:
                     styles.setdefault(style.source["style"], style)  # often there as .otf and .ttf
@@ -181,10 +182,10 @@ def families(styles: Sequence[Style]) -> list[list[Style]]:
             alike[a, b] or f"{styles[a].family} ".startswith(f"{styles[b].family} ")
         ):
             group = [group[b] if each == group[a] else each for each in group]
-    return [
-        [style for style, each in zip(styles, group, strict=True) if each == one]
-        for one in dict.fromkeys(group)
-    ]
+    members: dict[int, list[Style]] = {}
+    for style, number in zip(styles, group, strict=True):
+        members.setdefault(number, []).append(style)
+    return [*members.values()]
 
 
 def write(
@@ -220,8 +221,9 @@ def write(
         ("train", ((kinds[rest:], train), (kinds[tenth:rest], validation))),
         ("test", ((kinds[:tenth], test),)),
     ):
-        images, labels = [], []
+        images, labels, sources = [], [], []
         for chosen, count in parts:
+            sources += [[style.source for style in kind] for kind in chosen]
             # each family has as many pictures of each letter
             for at in generator.permutation(count):
                 kind, label = chosen[at % len(chosen)], at // len(chosen) % len(LETTERS)
@@ -245,9 +247,7 @@ def write(
                 + array.tobytes()
             )
             (out / f"letters-{split}-{name}-ubyte.gz").write_bytes(gzip.compress(raw, mtime=0))
-        manifest[split] = [
-            [style.source for style in kind] for chosen, _ in parts for kind in chosen
-        ]
+        manifest[split] = sources
     for package in {style.source["package"] for style in styles}:
         shutil.copyfile(root / f"usr/share/doc/{package}/copyright", out / "licences" / package)
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")

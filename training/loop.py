@@ -7,14 +7,12 @@ exceptions: with --minutes, the learning rate depends on the clock; and the orde
 are summed depends on the number of processes.
 """
 
-import contextlib
-import csv
 import dataclasses
-import io
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +32,13 @@ from linpix.model.sequences import Sequences
 
 from .batches import Batches, Part, Parts, makers, moved
 from .datasets import Dataset
-from .evaluate import evaluate
+from .evaluate import Evaluation, evaluate
 from .export import attempts_of, card, grid, provenance, samples
 from .files import put, writing
-from .own.curve import write_curve
-from .own.look import board_of
-from .own.progress import Progress
+from .log import Log, write_curve
+from .look import board_of
 from .precision import has_bf16_products
+from .progress import Progress
 from .run import Run, StoppedCompiling, TrainConfig, stop_signals
 from .workers import Workers, together
 
@@ -136,50 +134,20 @@ def steps(
     whether the step is the last one. The minutes of the first process count, and a last step in one
     process is the last in all. Raises FloatingPointError if the gradient is no longer a number.
     """
-    config = run.config
-    coming = Parts(Batches(data, config, run.model), run.net, workers).since(
+    coming = Parts(Batches(data, run.config, run.model), run.net, workers).since(
         run.step, makers(run.net.device, workers.here)
     )
-    loss_of, weights = loss_function(run.net, config), list(run.net.parameters())
-    deciding, last, parts = (
-        workers.count * (workers.rank == 0),
-        False,
-        workers.count * config.accumulate,
-    )
+    loss_of, last = loss_function(run.net, run.config), False
     while not last:
-        share = config.learning_rate_share(run.images, run.minutes)
-        for optimizer in run.optimizers:
-            optimizer.zero_grad()
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * share * group["share"]
-        loss = torch.zeros((), device=run.net.device)
-        for number, part in enumerate(next(coming)):
-            # the same after a resume; the hashing of lsh is the same in every part, dropout is not
-            seed = config.seed * 2**32 + run.step
-            if config.dropout:
-                seed = seed * parts + workers.rank + number * workers.count
-            torch.manual_seed(seed % 2**64)
-            share_of_loss = loss_of(moved(part, run.net.device)) / config.accumulate
-            share_of_loss.backward()
-            loss += share_of_loss.detach()
+        loss = compute_gradient(run, next(coming), loss_of, workers)
         minutes, last = clock()
         if workers.count > 1:
-            for weight in weights:  # some may have no gradient in a part of a batch
-                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            shared = torch.stack(
-                [loss, loss.new_tensor(minutes * deciding), loss.new_tensor(float(last))]
-            )
-            workers.mean([shared, *(weight.grad for weight in weights if weight.grad is not None)])
-            loss, minutes, last = shared[0], float(shared[1]), bool(shared[2] > 0)
+            loss, minutes, last = average(run, workers, loss, minutes, last)
         # each group separately: if clipped together, a spike in the head would suppress the layers'
         # gradients
-        norm = torch.stack(
-            [
-                nn.utils.clip_grad_norm_(group["params"], config.clip)
-                for optimizer in run.optimizers
-                for group in optimizer.param_groups
-            ]
-        ).norm()
+        clip = run.config.clip
+        norms = [nn.utils.clip_grad_norm_(group["params"], clip) for group in run.groups]
+        norm = torch.stack(norms).norm()
         if run.step % CHECKED == 0:
             check(run, norm)
         for optimizer in run.optimizers:
@@ -188,6 +156,52 @@ def steps(
         run.step += 1
         run.minutes = minutes
         yield loss, norm
+
+
+def compute_gradient(
+    run: Run, parts: list[Part], loss_of: Callable[[Part], Tensor], workers: Workers
+) -> Tensor:
+    """Set the learning rate of a step, and the gradient of what this process learns from in it;
+    return the loss.
+    """
+    config = run.config
+    rate = config.learning_rate * config.learning_rate_share(run.images, run.minutes)
+    for group in run.groups:
+        group["lr"] = rate * group["share"]
+    for optimizer in run.optimizers:
+        optimizer.zero_grad()
+    loss = torch.zeros((), device=run.net.device)
+    for number, part in enumerate(parts):
+        # the same after a resume; the hashing of lsh is the same in every part, dropout is not
+        seed = config.seed * 2**32 + run.step
+        if config.dropout:
+            place = workers.rank + number * workers.count
+            seed = seed * workers.count * config.accumulate + place
+        torch.manual_seed(seed % 2**64)
+        share_of_loss = loss_of(moved(part, run.net.device)) / config.accumulate
+        share_of_loss.backward()
+        loss += share_of_loss.detach()
+    return loss
+
+
+def average(
+    run: Run, workers: Workers, loss: Tensor, minutes: float, last: bool
+) -> tuple[Tensor, float, bool]:
+    """Average the gradients over all processes. Returns the mean loss, the minutes of the first
+    process, and whether the step is the last in any.
+    """
+    gradients = []
+    for weight in run.net.parameters():
+        if weight.grad is None:  # of a part of a batch, some weights may have none
+            weight.grad = torch.zeros_like(weight)
+        gradients.append(weight.grad)
+    if workers.rank:
+        minutes = 0.0
+    shared = torch.stack(
+        [loss, loss.new_tensor(minutes * workers.count), loss.new_tensor(float(last))]
+    )
+    workers.mean([shared, *gradients])
+    return shared[0], float(shared[1]), bool(shared[2] > 0)
 
 
 def check(run: Run, norm: Tensor) -> None:
@@ -226,214 +240,193 @@ def train(
     folder: Path,
     *,
     command: str,
-    max_minutes: float = math.inf,
-    max_images: float = math.inf,
-    save_minutes: float = 2.0,
-    evaluate_minutes: float = 10.0,
     processes: int = 1,
-    launched: Workers | None = None,
+    workers: Workers | None = None,
+    **limits: float,
 ) -> bool:
     """Train until the schedule, the minutes or the images are over, or SIGTERM or SIGINT asks to
     stop.
 
     Each evaluation that is better than all before writes a checkpoint to folder. `folder`.training
     holds the state to resume from, the log (CSV; as curve.svg and for TensorBoard if these are
-    installed) and a sample grid of each evaluation. processes, launched: see workers; only the
-    first of the processes launched by torchrun writes. Returns whether the schedule is complete.
-    Raises FloatingPointError if the gradient is no longer a number, and ChildProcessError if
-    another process has died.
+    installed) and a sample grid of each evaluation. processes, workers: see workers.py; only the
+    first of the processes launched by torchrun writes · limits: of the sitting, see Session.
+    Returns whether the schedule is complete. Raises FloatingPointError if the gradient is no longer
+    a number, and ChildProcessError if another process has died.
     """
-    if run.model.classes and (most := int(data.labels.max(initial=-1))) >= run.model.classes:
+    classes = int(data.labels.max(initial=-1)) + 1
+    if 0 < run.model.classes < classes:
         raise ValueError(
-            f"{data.name} has {most + 1} classes, but this architecture has {run.model.classes};"
+            f"{data.name} has {classes} classes, but this architecture has {run.model.classes};"
             " give data with fewer, or without class folders"
         )
-    config, side = run.config, folder.with_name(folder.name + ".training")
-    kept = len(data.images) - held_out(config.validation, data)
-    validation = data.images[kept:]
-    classes = data.labels[kept:] if run.model.class_first else None
-    data = dataclasses.replace(data, images=data.images[:kept], labels=data.labels[:kept])
-    stop = stop_signals(twice_ends=launched is None)
-    began = saved = evaluated = logged = time.monotonic()
-    minutes_before, images_before = run.minutes, run.images
-
-    def over(images: int, minutes: float) -> bool:
-        return (
-            config.complete(images, minutes)
-            or images >= images_before + max_images
-            or minutes >= minutes_before + max_minutes
-        )
-
-    def clock() -> tuple[float, bool]:
-        minutes = minutes_before + (time.monotonic() - began) / 60
-        return minutes, bool(stop) or over(run.images + config.batch, minutes)
-
+    workers = workers or Workers()
+    sitting = Session(run, data, folder, command, workers, **limits)
     # signals do not count here, as all processes must agree
-    begins = not over(run.images, run.minutes)
-    if launched is not None and launched.rank:
-        if begins:
-            _follow(run, data, launched, stop)
-        return config.complete(run.images, run.minutes)
-    side.mkdir(parents=True, exist_ok=True)
-    log = Log(side, run.step, run.images)
-    losses: list[Tensor] = []
-    norm = torch.zeros(())
-    threads = torch.get_num_threads()
-    if launched is not None:
-        threads = max(threads, min(threads * launched.here, usable_cores()))
+    begins = not sitting.over(run.images, run.minutes)
+    if not workers.rank:
+        sitting.train(processes if begins else 0)
+    elif begins:
+        _follow(run, sitting.data, workers, sitting.stop)
+    return run.config.complete(run.images, run.minutes)
 
-    def keep() -> None:
-        check(run, norm)
-        run.save(side / "state.pt")
 
-    def publish() -> None:
-        share = torch.get_num_threads()
-        torch.set_num_threads(threads)  # the other processes wait
-        net = run.exported.eval()
-        found = evaluate(net, validation, labels=classes) if len(validation) else None
-        torch.set_num_threads(share)
-        bits = {"validation": found.bits_per_dim} if found else {}
-        log.write(run, **bits)
-        write_curve(side)
-        sheet, images = None, None
+class Session:
+    """One sitting of a run, in the process that writes its files."""
+
+    log: Log
+    progress: Progress
+
+    def __init__(
+        self,
+        run: Run,
+        data: Dataset,
+        folder: Path,
+        command: str,
+        workers: Workers,
+        *,
+        max_minutes: float = math.inf,
+        max_images: float = math.inf,
+        save_minutes: float = 2.0,
+        evaluate_minutes: float = 10.0,
+    ) -> None:
+        """max_minutes, max_images: of this sitting · save_minutes, evaluate_minutes: between saves,
+        and between evaluations.
+        """
+        self.run, self.folder, self.command, self.workers = run, folder, command, workers
+        self.max_minutes, self.max_images = max_minutes, max_images
+        self.save_s, self.evaluate_s = save_minutes * 60, evaluate_minutes * 60
+        self.side = folder.with_name(folder.name + ".training")
+        kept = len(data.images) - held_out(run.config.validation, data)
+        self.data, self.validation = data.part(slice(kept)), data.part(slice(kept, None))
+        self.stop = stop_signals(twice_ends=not workers.launched)
+        self.began = self.saved = self.evaluated = self.logged = time.monotonic()
+        self.minutes_before, self.images_before = run.minutes, run.images
+        self.losses: list[Tensor] = []  # since the last line of the log
+        self.norm = torch.zeros(())  # of the last gradient
+        threads = torch.get_num_threads()  # and of all processes on this machine:
+        self.threads = max(threads, min(threads * workers.here, usable_cores()))
+
+    def over(self, images: int, minutes: float) -> bool:
+        """Whether the schedule or this sitting is over after this many images and minutes."""
+        return (
+            self.run.config.complete(images, minutes)
+            or images >= self.images_before + self.max_images
+            or minutes >= self.minutes_before + self.max_minutes
+        )
+
+    def clock(self) -> tuple[float, bool]:
+        """Minutes of the run after a step, and whether it is the last one: see steps."""
+        minutes = self.minutes_before + (time.monotonic() - self.began) / 60
+        images = self.run.images + self.run.config.batch
+        return minutes, bool(self.stop) or self.over(images, minutes)
+
+    def train(self, processes: int) -> None:
+        """Take steps with so many processes, 0: none; then save and evaluate."""
+        self.side.mkdir(parents=True, exist_ok=True)
+        self.log = Log(self.side, self.run.step, self.run.images)
+        self.progress = Progress(self.run, self.max_images, self.max_minutes)
+        with closing(self.log), closing(self.progress):
+            if processes:
+                self.take_steps(processes)
+            self.workers.leave()
+            self.keep()
+            self.publish()
+            self.progress.ended(len(self.data.images))
+
+    def take_steps(self, processes: int) -> None:
+        run = self.run
+        if processes > 1:
+            self.keep()  # the others begin from this save
+        state = self.side / "state.pt"
+        ours = together(processes, _take_part, state, run.model, self.data)
+        team = nullcontext(self.workers) if self.workers.launched else ours
+        # no weight has changed in a step that is being compiled
+        with suppress(StoppedCompiling), team as workers:
+            for loss, norm in steps(run, self.data, workers, self.clock):
+                self.step(loss, norm)
+
+    def step(self, loss: Tensor, norm: Tensor) -> None:
+        """What follows a step: a line of the log, a save, an evaluation, each when it is due."""
+        self.norm = norm
+        self.losses.append(loss)
+        self.progress.step(self.losses)
+        now = time.monotonic()
+        if len(self.losses) == 100 or now - self.logged > LOG_S:
+            self.log.write(
+                self.run,
+                train=float(torch.stack(self.losses).mean()),
+                norm=float(self.norm),
+                learning_rate=self.run.optimizers[0].param_groups[0]["lr"],
+            )
+            self.losses, self.logged = [], now
+        if now - self.saved > self.save_s:
+            self.keep()
+            self.saved = time.monotonic()
+        if now - self.evaluated > self.evaluate_s:
+            self.keep()
+            self.publish()
+            self.evaluated = time.monotonic()
+
+    def keep(self) -> None:
+        """Save the state to resume from, unless its weights are not numbers."""
+        check(self.run, self.norm)
+        self.run.save(self.side / "state.pt")
+
+    def publish(self) -> None:
+        """Evaluate, and draw samples; write a checkpoint if none before was better."""
+        run = self.run
+        found = self.evaluate()
+        bits = {}
+        if found is not None:
+            bits["validation"] = found.bits_per_dim
+        self.log.write(run, **bits)
+        write_curve(self.side)
+        sheet = images = None
         if run.net.attention.steps_as:  # else the model cannot draw
-            sheet, images = side / f"samples-{run.images:08}.png", samples(net, 20)
+            sheet, images = self.side / f"samples-{run.images:08}.png", samples(run.exported, 20)
             put(sheet, grid(images, run.model))
-        better = found is None or found.bits_per_dim <= run.best or not folder.exists()
-        progress.evaluated(found, sheet, images, kept=None if better else run.best)
-        if not better:
+        kept = None
+        if found is not None and found.bits_per_dim > run.best and self.folder.exists():
+            kept = run.best
+        self.progress.evaluated(found, sheet, images, kept)
+        if kept is not None:
             return
-        counted = (
-            f", whose {run.inherited['images']:,.0f} images are counted above"
-            if run.inherited["images"]
-            else ""
-        )
-        start = (
-            {"history": f"It began with the weights of {run.began_with}{counted}."}
-            if run.began_with
-            else {}
-        )
-        source = provenance(
-            data.name,
-            data.classes,
-            board=checkpoint.board_of(run.exported)
-            if run.model.palette
-            else board_of(data.images, run.model),
-            **run.history,
-            **attempts_of(run.model),
-            **start,
-            seed=config.seed,
-            command=command,
-            settings=dataclasses.asdict(config),
-            bits_per_dim=bits,
-        )
-        with writing(folder):
-            checkpoint.save(folder, run.exported, source, card(folder.name, run.model, source))
+        self.write_checkpoint(bits)
         if found is not None:
             run.best = found.bits_per_dim
-            keep()
+            self.keep()
 
-    progress = Progress(run, max_images, max_minutes)
-    try:
-        if begins:
-            if processes > 1:
-                keep()  # the others begin from this save
-            team = (
-                together(processes, _take_part, side / "state.pt", run.model, data)
-                if launched is None
-                else contextlib.nullcontext(launched)
+    def evaluate(self) -> Evaluation | None:
+        """The averaged weights on the images held out, if there are any."""
+        net, validation = self.run.exported.eval(), self.validation
+        if not len(validation.images):
+            return None
+        share = torch.get_num_threads()
+        torch.set_num_threads(self.threads)  # the other processes wait
+        labels = validation.labels if self.run.model.class_first else None
+        found = evaluate(net, validation.images, labels=labels)
+        torch.set_num_threads(share)
+        return found
+
+    def write_checkpoint(self, bits: dict[str, float]) -> None:
+        run = self.run
+        if run.model.palette:
+            board = checkpoint.board_of(run.exported)
+        else:
+            board = board_of(self.data.images, run.model)
+        source = provenance(
+            self.data.name,
+            self.data.classes,
+            board=board,
+            **run.history,
+            **attempts_of(run.model),
+            seed=run.config.seed,
+            command=self.command,
+            settings=dataclasses.asdict(run.config),
+            bits_per_dim=bits,
+        )
+        with writing(self.folder):
+            checkpoint.save(
+                self.folder, run.exported, source, card(self.folder.name, run.model, source)
             )
-            # no weight has changed in a step that is being compiled
-            with contextlib.suppress(StoppedCompiling), team as workers:
-                for loss, norm in steps(run, data, workers, clock):
-                    losses.append(loss)
-                    progress.step(losses)
-                    now = time.monotonic()
-                    if len(losses) == 100 or now - logged > LOG_S:
-                        train_bits = float(torch.stack(losses).mean())
-                        share = config.learning_rate_share(run.images - config.batch, run.minutes)
-                        log.write(
-                            run,
-                            train=train_bits,
-                            norm=float(norm),
-                            learning_rate=config.learning_rate * share,
-                        )
-                        losses, logged = [], now
-                    if now - saved > save_minutes * 60:
-                        keep()
-                        saved = time.monotonic()
-                    if now - evaluated > evaluate_minutes * 60:
-                        keep()
-                        publish()
-                        evaluated = time.monotonic()
-        if launched is not None:
-            launched.leave()
-        keep()
-        publish()
-        progress.ended(len(data.images))
-    finally:
-        progress.close()
-        log.close()
-    return config.complete(run.images, run.minutes)
-
-
-class Log:
-    """log.csv, with a line per hundred steps, at least one a minute, and one per evaluation; also
-    for TensorBoard.
-    """
-
-    FIELDS = ("step", "images", "minutes", "train", "norm", "learning_rate", "validation")
-
-    def __init__(self, folder: Path, step: int, images: int) -> None:
-        self._path, self._board = folder / "log.csv", None
-        # steps after the save are taken again
-        self._rows = [row for row in _rows_of(self._path) if int(row["step"]) <= step and step]
-        self._put()
-        with contextlib.suppress(ImportError), writing(folder / "tensorboard"):
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(folder / "tensorboard", purge_step=images + 1)
-
-    def write(self, run: Run, **values: float) -> None:
-        numbers = {name: f"{value:.6g}" for name, value in values.items()}
-        row = {"step": run.step, "images": run.images, "minutes": f"{run.minutes:.2f}"}
-        self._rows.append(row | numbers)
-        self._put()
-        if self._board is not None:
-            with writing(self._path.with_name("tensorboard")):
-                for name, value in values.items():
-                    self._board.add_scalar(name, value, run.images)
-
-    def _put(self) -> None:
-        """Write the whole log anew: if the disk is full, it does not end in half a line."""
-        text = io.StringIO(newline="")
-        table = csv.DictWriter(text, self.FIELDS)
-        table.writeheader()
-        table.writerows(self._rows)
-        put(self._path, text.getvalue().encode())
-
-    def close(self) -> None:
-        if self._board is not None:
-            with contextlib.suppress(OSError):  # log.csv has it all
-                self._board.close()
-
-
-def _rows_of(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log that are whole, if there is one."""
-    if not path.exists():
-        return []
-    lines = csv.DictReader(path.read_text(errors="replace").splitlines())
-    return [row for row in lines if _is_whole(row)]
-
-
-def _is_whole(row: dict[str, Any]) -> bool:
-    if tuple(row) != Log.FIELDS or None in row.values():
-        return False
-    try:
-        for name, text in row.items():
-            float(text or 0)
-            if name in ("step", "images"):
-                int(text)
-    except ValueError:
-        return False
-    return True

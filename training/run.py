@@ -6,24 +6,22 @@ import json
 import math
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 from torch._guards import CompileContext
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.config import PRESETS, Head, ModelConfig
-from linpix.model.inputs import START
+from linpix.model.config import Head, ModelConfig
 from linpix.model.nets import net_for
 from linpix.model.transformer import Transformer
 
 from .files import load_state, save_state, undamaged
-from .grow import grown, widened
-from .own.inherit import differences, inherited, inverted, negative
+from .init import Batch, weights_for
 from .precision import Muon
 from .workers import compilers_of, kill
 
@@ -31,7 +29,6 @@ Optimizer = Literal["adamw", "radam", "muon"]
 Augmentation = Literal["none", "flip", "shift"]
 STATE_VERSION = 1
 _RESTORE = "restore it, or start again with another --out and --init"
-Batch = tuple[Tensor, Tensor, Tensor | None]  # images (B, T), start indices (B,), known (B, T)
 
 
 class StoppedCompiling(KeyboardInterrupt):
@@ -186,7 +183,8 @@ class TrainConfig:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         for name, kind in (("optimizer", Optimizer), ("augment", Augmentation)):
-            if (value := getattr(self, name)) not in get_args(kind):
+            value = getattr(self, name)
+            if value not in get_args(kind):
                 raise ValueError(
                     f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}"
                 )
@@ -219,7 +217,7 @@ def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimi
     loss is so sharp in their weights that at the layers' rate they oscillate, with gradients a
     hundred times larger than all others.
     """
-    matrices = [p for layer in net.layers for p in layer.parameters() if p.dim() == 2]
+    matrices = [p for p in net.layers.parameters() if p.dim() == 2]
     names = ("norm.", "head.", "class_head.", "background.head.")
     head = [p for name, p in net.named_parameters() if name.startswith(names)]
     chosen = {id(p) for p in matrices + head}
@@ -240,11 +238,6 @@ def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimi
         Muon([decayed], lr=lr, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=lr, betas=betas, fused=True),
     ]
-
-
-def run_layers(net: Transformer, images: Tensor, start: Tensor, known: Tensor | None) -> object:
-    """Pass all tokens of a batch through the layers."""
-    return net(images, start, known) if net.config.packed else net(images, start)
 
 
 class Run:
@@ -307,36 +300,7 @@ class Run:
         layers are fitted (see grow); without it no layers are added · invert: convert the weights
         to draw in negative. Raises ValueError if the architectures differ.
         """
-        net = other.net
-        times = {
-            getattr(self.model, name) / getattr(net.config, name)
-            for name in ("heads", "d_model", "d_ff")
-        }
-        if len(times) == 1 and (factor := times.pop()) > 1 and factor.is_integer():
-            net = widened(net, int(factor))
-        if batch is not None and net.config.layers < self.model.layers:
-            images, start, known = (None if each is None else each.to(net.device) for each in batch)
-            assert images is not None and start is not None
-            start = start.clamp(max=START + net.config.classes)  # for missing classes, any will do
-            net = grown(net, self.model.layers, lambda net: run_layers(net, images, start, known))
-        there = negative(net.config) if invert else net.config
-        if found := differences(there, self.model):
-            fitting = [
-                name
-                for name, preset in PRESETS.items()
-                if not differences(there, replace(preset, layers=there.layers))
-            ]
-            cure = (
-                f"; its weights fit the preset {fitting[0]} with --layers {there.layers}"
-                if fitting
-                else ""
-            )
-            raise ValueError(
-                f"--init needs a checkpoint of the same architecture, but {other.name} differs in "
-                f"{'; '.join(found)}{cure}"
-            )
-        old = inverted(net.state_dict(), net.config) if invert else net.state_dict()
-        weights = inherited(old, there, self.net.state_dict(), self.model)
+        weights = weights_for(self.net, other, batch, invert=invert)
         self.net.load_state_dict(weights)
         self.exported.load_state_dict(weights)
         self.began_with = other.name
@@ -360,10 +324,24 @@ class Run:
         self.best = math.inf
 
     @property
-    def history(self) -> dict[str, float]:
-        """Images, steps and minutes of training in the weights, including those of --init."""
+    def groups(self) -> Iterator[dict[str, Any]]:
+        """The groups of weights of all optimisers, with their settings."""
+        for optimizer in self.optimizers:
+            yield from optimizer.param_groups
+
+    @property
+    def history(self) -> dict[str, Any]:
+        """Images, steps and minutes of training in the weights, including those of --init, and a
+        sentence about it.
+        """
         own = {"images": self.images, "steps": self.step, "minutes": round(self.minutes, 1)}
-        return {name: own[name] + self.inherited[name] for name in own}
+        found: dict[str, Any] = {name: own[name] + self.inherited[name] for name in own}
+        if self.began_with:
+            counted = ""
+            if self.inherited["images"]:
+                counted = f", whose {self.inherited['images']:,.0f} images are counted above"
+            found["history"] = f"It began with the weights of {self.began_with}{counted}."
+        return found
 
     def save(self, path: Path) -> None:
         state = {
@@ -439,10 +417,7 @@ class Run:
             }
         )
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
-            settings = [
-                {name: value for name, value in group.items() if name != "params"}
-                for group in optimizer.param_groups
-            ]
+            settings = [dict(group) for group in optimizer.param_groups]
             optimizer.load_state_dict(kept)  # this restores the old settings too
             for group, new in zip(optimizer.param_groups, settings, strict=True):
                 group.update(new)

@@ -6,12 +6,12 @@ another. `together` starts the processes on this machine. torchrun, or another l
 the same variables, starts them on any number of machines, one per GPU if there are GPUs.
 """
 
-import contextlib
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -64,9 +64,13 @@ class Workers:
     writes and decides.
     """
 
-    def __init__(self, rank: int = 0, count: int = 1, here: int = 1) -> None:
-        """here: number of processes on this machine, each with its own threads."""
-        self.rank, self.count, self.here = rank, count, here
+    def __init__(
+        self, rank: int = 0, count: int = 1, here: int = 1, *, launched: bool = False
+    ) -> None:
+        """here: number of processes on this machine, each with its own threads · launched: by
+        torchrun.
+        """
+        self.rank, self.count, self.here, self.launched = rank, count, here, launched
 
     def mean(self, tensors: list[Tensor]) -> None:
         """Replace float32 tensors by their means over all processes, bit-identical in each. Shapes
@@ -85,7 +89,7 @@ class Workers:
         ):
             tensor.copy_(mean.view_as(tensor))
 
-    @contextlib.contextmanager
+    @contextmanager
     def in_turn(self) -> Iterator[None]:
         """Run the body, such as a download, in the first process, and then in the others."""
         if self.rank:
@@ -95,8 +99,9 @@ class Workers:
             self._wait()
 
     def _wait(self) -> None:
-        with _with_all():
-            distributed.barrier()
+        if self.count > 1:
+            with _with_all():
+                distributed.barrier()
 
     def check_alike(self, **facts: object) -> None:
         """Wait for all processes. Raises ValueError in every process if one has other facts than
@@ -121,7 +126,7 @@ class Workers:
             distributed.destroy_process_group()
 
 
-@contextlib.contextmanager
+@contextmanager
 def _with_all() -> Iterator[None]:
     try:
         yield
@@ -129,16 +134,15 @@ def _with_all() -> Iterator[None]:
         raise ChildProcessError(_ENDED) from error
 
 
-@contextlib.contextmanager
-def launched(device: str) -> Iterator[Workers | None]:
-    """This process's Workers if torchrun has started it, after all processes have connected; else
-    None.
+@contextmanager
+def launched(device: str) -> Iterator[Workers]:
+    """This process's Workers, if torchrun has started it after all processes have connected.
 
     device: auto, cpu or cuda; each process gets its own GPU. Raises ValueError if there are too few
     GPUs, and TimeoutError if not all processes connect.
     """
     if not all(os.environ.get(name) for name in _LAUNCHED):
-        yield None
+        yield Workers()
         return
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local, here = (
@@ -173,7 +177,7 @@ def launched(device: str) -> Iterator[Workers | None]:
             f" MASTER_PORT {os.environ['MASTER_PORT']} within {ASSEMBLY}; start all of them, or"
             " unset WORLD_SIZE to train with this one"
         ) from error
-    workers = Workers(rank, count, here)
+    workers = Workers(rank, count, here, launched=True)
     try:
         yield workers
     finally:
@@ -190,7 +194,7 @@ def shared(batch: int, accumulate: int, workers: Workers, processes: int | None)
     _check_share(f"{workers.count} processes", batch, workers.count, accumulate)
 
 
-@contextlib.contextmanager
+@contextmanager
 def together(count: int, work: Callable[..., None], *given: object) -> Iterator[Workers]:
     """Workers of this process as the first of `count`. Each other process runs work(its Workers,
     *given).
@@ -242,7 +246,7 @@ def together(count: int, work: Callable[..., None], *given: object) -> Iterator[
                 kill(compilers)
 
 
-@contextlib.contextmanager
+@contextmanager
 def blocked_in_children() -> Iterator[None]:
     """Processes that start in this block never get SIGINT or SIGTERM; this one gets them, at the
     latest after it.
@@ -263,7 +267,7 @@ def compilers_of(pid: int) -> Iterator[int]:
     """The other programs that a process has started, as torch does to compile, and what these have
     started, which would survive them. None where the system does not list them.
     """
-    with contextlib.suppress(OSError):  # of a process that has just ended
+    with suppress(OSError):  # of a process that has just ended
         for listed in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, listed.read_text().split()):
                 if not os.path.samefile(f"/proc/{child}/exe", "/proc/self/exe"):
@@ -273,13 +277,14 @@ def compilers_of(pid: int) -> Iterator[int]:
 
 def kill(processes: Iterable[int]) -> None:
     for pid in [*processes]:  # all are found before the first ends
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def _stay_here() -> None:
     # not on a network
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    own = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", own)
 
 
 def _meet(meeting: Path, rank: int, count: int) -> None:
@@ -308,7 +313,7 @@ def _other(
     begun.send(True)
     torch.set_num_threads(threads)
     # the first process reports the same error
-    with contextlib.suppress(FloatingPointError, ChildProcessError):
+    with suppress(FloatingPointError, ChildProcessError):
         _meet(meeting, rank, count)
         work(Workers(rank, count), *given)
     distributed.destroy_process_group()

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from linpix.model import checkpoint
 from linpix.model.nets import net_for
-from linpix.training.own.inherit import inverted, negative
+from linpix.training.init import inverted, negative
 from tests.browser.conftest import Visit, chosen, says, take, written
 from tests.browser.test_samples import asked, rgb
 from tests.fuzz.pictures import encode as png

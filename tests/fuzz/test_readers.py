@@ -1,6 +1,4 @@
-"""Any folder of data is read, or refused by name; no file outside it is written, and memory stays
-bounded.
-"""
+"""Any folder of data is read, or refused by name; no file outside it is written."""
 
 import gzip
 import io
@@ -8,9 +6,7 @@ import lzma
 import shutil
 import struct
 import tarfile
-import zlib
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,17 +40,17 @@ KINDS = {
     "damaged": (
         WHERE + r"(is damaged or truncated|is truncated: it ends in|is empty, expected data).*"
     ),
-    "bomb": WHERE + r"(unpacks to more than [\d,]+ bytes|needs more memory to unpack).*",
+    "memory": WHERE + r"is damaged, or needs more memory to unpack.*",
     "archive": WHERE + r"is not a tar archive, or is damaged \(.*\): give a folder.*",
     "no file": (
         WHERE
         + r"(is not a regular file|is a link to .*, where no file is|cannot be read \(.*\)): .*"
     ),
-    "not data": WHERE + r"is (a Git LFS pointer|a git-annex|an HTML or XML page).*",
+    "not data": WHERE + r"is (a Git LFS pointer|an HTML or XML page).*",
     "picture": (
         WHERE
         + r"(is not a readable picture \(.*\)|is \d+ x \d+ \(width x height\)|has more than 8 bits|"
-        r"is animated or has|is partly transparent|has [\d,]+ bytes, expected at most).*"
+        r"is animated or has|is partly transparent).*"
     ),
     "folder": (
         WHERE + r"(has no pictures \(|has pictures next to|has no pictures for|has train/ and).*"
@@ -94,16 +90,10 @@ TYPES = [tarfile.REGTYPE] * 5 + [
 PAX = [
     b"",
     b"20 size=-1\n",
-    b"25 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n",
     b"9 path=..\n",
     b"x",
-    b"0 a=b\n",
-    b"99999999999999999999 a=b\n",
     b"30 GNU.sparse.map=1,a,2,3,4,5\n",
-    b"22 GNU.sparse.size=x\n",
     b"9" * 5000 + b" a=b\n",
-    b"24 hdrcharset=BINARY\n12 path=\xff\n",
-    b"18 mtime=infinity\n",
 ]
 
 
@@ -116,23 +106,6 @@ class File:
     raw: bytes
     instead: str = ""  # of a file: folder, pipe, endless, itself, nothing
     name: str = "a.png"  # in a folder
-
-
-@cache
-def bombs() -> dict[str, bytes]:
-    """160 MiB of nothing; and a byte whose block header (xz's format, 3.1) asks for a dictionary of
-    4 GiB.
-    """
-    zeros, raw = bytes(160 * 2**20), bytearray(lzma.compress(b"x"))
-    end = 12 + 4 * raw[12]
-    assert raw[14:16] == b"\x21\x01", "LZMA2, with one byte of properties"
-    raw[16] = 40
-    raw[end : end + 4] = struct.pack("<I", zlib.crc32(raw[12:end]))
-    return {
-        "gzip": gzip.compress(zeros, 1),
-        "xz": lzma.compress(zeros, preset=0),
-        "dictionary": bytes(raw),
-    }
 
 
 @st.composite
@@ -205,9 +178,7 @@ def other_pictures(draw: st.DrawFn) -> bytes:
 @st.composite
 def packed(draw: st.DrawFn, plain: st.SearchStrategy[bytes]) -> bytes:
     raw = draw(plain)
-    how = draw(st.sampled_from(["plain"] * 5 + ["gzip", "gzip", "xz", "xz", "twice", "bomb"]))
-    if how == "bomb":
-        return draw(st.sampled_from(list(bombs().values())))
+    how = draw(st.sampled_from(["plain"] * 5 + ["gzip", "gzip", "xz", "xz", "twice"]))
     if how == "plain":
         return raw
     data = bytearray(lzma.compress(raw, preset=0) if how == "xz" else gzip.compress(raw, 1))
@@ -224,7 +195,6 @@ any_bytes = st.one_of(
         [  # pointers, pages, magic numbers
             b"",
             b"version https://git-lfs.github.com/spec/v1\n",
-            b"/annex/objects/x",
             b"<!DOCTYPE html>",
             b"\x1f\x8b",
             b"\xfd7zXZ\0",

@@ -44,6 +44,24 @@ def stripes() -> Dataset:
     )
 
 
+def shapes(count: int, size: int, colours: int = 1) -> Dataset:
+    """Dark and bright pictures, classes 0 and 1."""
+    random, labels = np.random.default_rng(0), np.arange(count) % 2
+    images = (random.random((count, size * size * colours)) * 100 + 150 * labels[:, None]).astype(
+        np.uint8
+    )
+    return Dataset("shapes", images, labels, ("dark", "bright"))
+
+
+def lay(data: Dataset, folder: Path, train: int) -> Path:
+    """Write pictures of 8 x 8 into folders; so many are for training, the others for testing."""
+    for index, (values, label) in enumerate(zip(data.images, data.labels, strict=True)):
+        place = folder / ("train" if index < train else "test") / data.classes[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values.reshape(8, 8)).save(place / f"{index}.png")
+    return folder
+
+
 def train_command(pictures: Path, batch: int) -> list[str]:
     """A real run of `tiny`, beside its pictures, that saves at every chance."""
     flags = f"--data {pictures} --out {pictures.parent}/run --no-compile --save-minutes 0.01"

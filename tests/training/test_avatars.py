@@ -10,7 +10,7 @@ from linpix.model.config import PRESETS
 from linpix.training import avatars
 from linpix.training.avatars import CLASSES, ORDER, filled, layers, read, write
 from linpix.training.datasets import load
-from linpix.training.own.palette import of_pictures
+from linpix.training.palette import of_pictures
 
 COLOURS = {"skin": "ffccaa", "hair": "102030", "hat": "0000ff", "clothing": "00ff00"}
 

@@ -25,15 +25,9 @@ from linpix.model.attention.lsh import SELF
 from linpix.training.experiments import ExperimentName, conduct, scaling, speech, study
 from linpix.training.experiments import copy as copying
 from linpix.training.experiments import duplication as duplicating
+from linpix.training.experiments.learning import Recipe, learn
 from linpix.training.experiments.record import Record, Sitting
-from linpix.training.experiments.tokens import (
-    Duplication,
-    Recipe,
-    TokenModel,
-    WordLearner,
-    kind_config,
-    learn,
-)
+from linpix.training.experiments.words import Duplication, TokenModel, WordLearner, kind_config
 from tools.harness.servers import eventually
 
 pytestmark = pytest.mark.slow
@@ -399,7 +393,7 @@ def test_settings_that_cannot_work_are_refused_with_their_value(settings, change
 
 def test_without_matplotlib_nothing_begins(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("linpix.training.experiments.find_spec", lambda name: None)
+    monkeypatch.setattr("linpix.training.plots.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install '\.\[train\]'"):
         run("copy", COPY, tmp_path / "out")
     assert not (tmp_path / "out").exists()

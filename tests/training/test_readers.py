@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linpix.training import readers
+from linpix.training.automatic import choose
 from linpix.training.folders import read_pictures
-from linpix.training.own.automatic import plan
 from linpix.training.readers import (
     CIFAR10_RECORD,
     DataError,
@@ -114,10 +113,6 @@ def test_a_damaged_compressed_file_is_called_damaged():
             b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
             ["data.gz is a Git LFS pointer, not the data: run git lfs pull"],
         ),
-        (
-            b"/annex/objects/MD5E-s9--0\n",
-            ["data.gz is a git-annex pointer, not the data: run git annex get"],
-        ),
         (b"\n <!DOCTYPE html><html>404", ["data.gz", "HTML", "download it again"]),
         (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", ["data.gz", "XML"]),
         (gzip.compress(b"<html>404"), ["data.gz", "HTML"]),
@@ -130,17 +125,11 @@ def test_a_damaged_compressed_file_is_called_damaged():
             ],
         ),
     ],
-    ids=["lfs", "annex", "html", "xml", "html in gzip", "empty", "zip"],
+    ids=["lfs", "html", "xml", "html in gzip", "empty", "zip"],
 )
 def test_what_stands_where_data_should_is_named_for_what_it_is(raw, words):
     with refused(*words):
         unpack(raw, "data.gz")
-
-
-def test_a_git_annex_link_without_its_object_is_named_as_one(tmp_path):
-    (tmp_path / "data.gz").symlink_to(".git/annex/objects/xx/yy/MD5E-s9--0/MD5E-s9--0")
-    with refused("data.gz is a git-annex link, not the data: run git annex get"):
-        contents(tmp_path / "data.gz")
 
 
 def test_a_picture_that_is_a_broken_link_is_named_as_one(tmp_path):
@@ -148,21 +137,6 @@ def test_a_picture_that_is_a_broken_link_is_named_as_one(tmp_path):
     (tmp_path / "a/x.png").symlink_to("gone.png")
     with refused("a/x.png is a link to gone.png, where no file is: remove the link"):
         read_pictures(tmp_path, "train", GREY)
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gzip", "xz"])
-def test_what_inflates_without_end_is_refused(pack, monkeypatch, tmp_path):
-    monkeypatch.setattr(readers, "FREE_BYTES", 2**20)
-    path = tmp_path / "train-images-idx3-ubyte.gz"
-    path.write_bytes(pack(bytes(8 * 2**20)))
-    with refused(str(path), "unpacks to more than 1,048,576 bytes", "unpack it yourself"):
-        contents(path)
-    path.write_bytes(pack(bytes(2**20)))
-    assert contents(path) == bytes(2**20)
-    # it hardly shrinks, so it is no bomb however long it is
-    noise = np.random.default_rng(0).bytes(3 * 2**20)
-    path.write_bytes(pack(noise))
-    assert contents(path) == noise
 
 
 @pytest.mark.parametrize("what", ["pipe", "device", "folder"])
@@ -247,15 +221,11 @@ def test_a_picture_keeps_its_sub_pixels_in_raster_order():
         (png(300, mode="I;16"), ["more than 8 bits"]),
         (png((1, 2, 3, 200), mode="RGBA"), ["partly transparent", "background"]),
         (
-            png() + bytes(2**21),
-            ["has 2,0", "expected at most 1,048,832 for a picture of 4 x 4", "resize it first"],
-        ),
-        (
             b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n",
             ["format is not recognised"],
         ),
     ],
-    ids=["other size", "truncated", "text", "16 bits", "transparent", "long", "a program"],
+    ids=["other size", "truncated", "text", "16 bits", "transparent", "a program"],
 )
 def test_a_picture_that_cannot_be_used_as_it_is_is_refused(raw, words):
     with refused("a.png", *words):
@@ -499,7 +469,7 @@ def test_a_folder_of_other_data_gets_a_cure_for_these(name, remedy, tmp_path):
     (tmp_path / name).write_bytes(b"\x80\x02}")
     for read in (
         lambda: read_pictures(tmp_path, "train", GREY),
-        lambda: plan(tmp_path, tmp_path / "made"),
+        lambda: choose(tmp_path, tmp_path / "made"),
     ):
         with pytest.raises(ValueError, match=remedy) as error:
             read()
@@ -609,27 +579,13 @@ def test_links_and_path_tricks_in_an_archive_are_passed_over(tmp_path):
         member(-1024),
         member(2**62),
         member(2**70),
-        member(2**62, tarfile.XHDTYPE),
-        member(2**62, tarfile.GNUTYPE_LONGNAME),
-        member(512, tarfile.XHDTYPE) * 2000,
-        member(512, tarfile.XHDTYPE)
-        + b"30 GNU.sparse.map=1,a,2,3,4,5\n".ljust(512, b"\0")
-        + member(0),
     ],
-    ids=[
-        "negative",
-        "huge",
-        "beyond 64 bits",
-        "huge pax",
-        "huge name",
-        "nested",
-        "a map of letters",
-    ],
+    ids=["negative", "huge", "beyond 64 bits"],
 )
 def test_sizes_that_no_file_has_are_refused(header, tmp_path):
     """tarfile alone goes round and round a negative size, and slips on others."""
     (tmp_path / "photos.tar").write_bytes(header + bytes(10_240))
-    with refused("photos.tar", "not a tar archive, or is damaged"):
+    with refused("photos.tar", "is damaged"):
         list(tar_members(tmp_path / "photos.tar", lambda name: True))
 
 

@@ -15,9 +15,9 @@ from torch import nn
 
 from linpix.__main__ import main
 from linpix.training.experiments import speech as speaking
+from linpix.training.experiments.learning import Recipe
 from linpix.training.experiments.lengths import in_a_process
 from linpix.training.experiments.speech import BothWays, Listener, Recogniser, Speech
-from linpix.training.experiments.tokens import Recipe
 from linpix.training.experiments.utterances import (
     BANDS,
     OTHER_VOICES,

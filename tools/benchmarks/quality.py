@@ -41,7 +41,7 @@ from linpix.model.config import PRESETS
 from linpix.model.likelihood import Scoring
 from linpix.model.transformer import Transformer
 from linpix.training import datasets
-from linpix.training.own.look import look_of
+from linpix.training.look import look_of
 from tools.benchmarks.occlusion import (
     DIGITS,
     Asked,

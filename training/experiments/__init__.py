@@ -8,30 +8,13 @@ called Study. Its folder holds tables (CSV), plot.svg, summary.md and experiment
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
-from .record import Record, Sitting
+from ..plots import can_plot
+from .record import Record, Row, Sitting
 
 ExperimentName = Literal["scaling", "copy", "duplication", "speech"]
-_COLOURS = {
-    "linear": "#1a9e77",
-    "softmax": "#d9622b",
-    "softmax-matrix": "#e6a03c",
-    "full": "#2a8fd8",
-    "lsh-1": "#b07cc6",
-    "lsh-2": "#8c564b",
-    "lsh-4": "#b8960c",
-    "lstm": "#555555",
-}
-
-
-def colour(kind: str) -> str | None:
-    """The colour of an attention kind in all plots; None, for rare kinds, lets matplotlib
-    choose.
-    """
-    return _COLOURS.get(kind)
 
 
 def check_kinds(kinds: tuple[str, ...], allowed: tuple[str, ...]) -> None:
@@ -51,6 +34,14 @@ def check_kinds(kinds: tuple[str, ...], allowed: tuple[str, ...]) -> None:
         )
 
 
+def attention_of(kind: str) -> dict[str, Any]:
+    """The fields of ModelConfig for a kind, where lsh-4 stands for four rounds of lsh."""
+    attention, _, rounds = kind.partition("-")
+    if not rounds.isdecimal():
+        return {"attention": attention}
+    return {"attention": attention, "lsh_rounds": int(rounds)}
+
+
 class Experiment(ABC):
     """One experiment with one set of settings. All its results are stored in its record, and read
     from there.
@@ -61,6 +52,10 @@ class Experiment(ABC):
 
     def __init__(self, settings: Any, record: Record) -> None:
         self.settings, self.record = settings, record
+
+    def rows(self, table: str, kind: str) -> list[Row]:
+        """The results so far of one kind of attention."""
+        return [row for row in self.record.tables[table] if row["kind"] == kind]
 
     @abstractmethod
     def work(self, sitting: Sitting) -> bool:
@@ -94,8 +89,7 @@ def conduct(
     Raises ValueError if folder is damaged, or holds anything but this experiment with these
     settings.
     """
-    assert name in get_args(ExperimentName)
-    if find_spec("matplotlib") is None:
+    if not can_plot():
         raise ValueError(
             "experiments need matplotlib for their plots, and it is not installed; run: pip install"
             " '.[train]' in the folder of LinPix"

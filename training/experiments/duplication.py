@@ -6,24 +6,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 from linpix.model.attention import attention_for
 from linpix.model.config import ModelConfig
 
 from ..run import setting
-from . import Experiment, check_kinds, colour
+from . import check_kinds
+from .learning import check_numbers
 from .record import Sitting, table
-from .tokens import (
-    FIELDS,
-    Duplication,
-    Recipe,
-    TokenModel,
-    WordLearner,
-    check_numbers,
-    kind_config,
-    learn,
-)
+from .words import FIELDS, TokenModel, WordSettings, WordStudy
 
 EVALUATED = ("full", "lsh-8", "lsh-4", "lsh-2", "lsh-1")
 PAPER = {  # accuracy in per cent, by trained kind, in the order of EVALUATED; lsh-8 was not trained
@@ -35,7 +28,7 @@ PAPER = {  # accuracy in per cent, by trained kind, in the order of EVALUATED; l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(WordSettings):
     """Settings with shorter words than the paper's, to save time; the paper has --word 511
     --updates 150000.
     """
@@ -46,7 +39,6 @@ class Settings:
     updates: int = setting(3_000, "updates of each kind of attention; the paper has 150,000")
     drop: int = setting(2_250, "updates with the full learning rate; a tenth of it after them")
     learning_rate: float = setting(2e-3, "learning rate of RAdam, until --drop")
-    batch: int = setting(64, "sequences per update")
     word: int = setting(
         31, "number of symbols in the word w; a sequence is 0w0w; the paper has 511"
     )
@@ -59,34 +51,17 @@ class Settings:
         "divided by it",
     )
     sequences: int = setting(512, "sequences to evaluate on")
-    seed: int = setting(
-        0, "seed of initial weights, words and hashing; the same for every kind of attention"
-    )
-    compile: bool = setting(True, "use torch.compile where there is a C++ compiler")
 
     def __post_init__(self) -> None:
         check_numbers(self)
         check_kinds(self.kinds, ("full", "lsh-ROUNDS"))
 
     @property
-    def task(self) -> Duplication:
-        return Duplication(word=self.word, symbols=self.symbols)
-
-    def config(self, kind: str) -> ModelConfig:
-        return kind_config(
-            kind,
-            self.task,
-            chunk=self.chunk,
-            layers=1,
-            heads=self.heads,
-            key_dim=self.width // self.heads,
-            value_dim=self.width // self.heads,
-            d_model=self.width,
-            d_ff=self.width,
-        )
+    def sizes(self) -> tuple[int, int]:
+        return 1, self.width
 
 
-class Study(Experiment):
+class Study(WordStudy):
     """Weights are trained with one kind of attention and scored with each; in all kinds, queries
     are also keys.
     """
@@ -97,38 +72,25 @@ class Study(Experiment):
     )
     settings: Settings
 
-    def work(self, sitting: Sitting) -> bool:
+    def done(self, kind: str) -> bool:
+        return set(self.accuracies(kind)) == set(EVALUATED)
+
+    def assess(self, kind: str, net: TokenModel, sitting: Sitting) -> bool:
         s = self.settings
-        recipe = Recipe(
-            updates=s.updates,
-            drop=s.drop,
-            batch=s.batch,
-            learning_rate=s.learning_rate,
-            seed=s.seed,
-            compile=s.compile,
-        )
-        for kind in s.kinds:
-            if set(self.accuracies(kind)) == set(EVALUATED):
-                continue
-            learner = WordLearner(s.config(kind), s.task, recipe)
-            if not learn(kind, learner, self.record, sitting):
+        for other in EVALUATED:
+            if sitting.over:
                 return False
-            for other in EVALUATED:
-                if sitting.over:
-                    return False
-                if other not in self.accuracies(kind):
-                    loss, accuracy = evaluate(
-                        learner.net, s.config(other), s.sequences, s.batch, s.seed
-                    )
-                    self.record.add(
-                        "results",
-                        trained=kind,
-                        evaluated=other,
-                        loss=loss,
-                        accuracy=accuracy,
-                        sequences=s.sequences,
-                    )
-                    self.record.save()
+            if other not in self.accuracies(kind):
+                loss, accuracy = evaluate(net, s.config(other), s.sequences, s.batch, s.seed)
+                self.record.add(
+                    "results",
+                    trained=kind,
+                    evaluated=other,
+                    loss=loss,
+                    accuracy=accuracy,
+                    sequences=s.sequences,
+                )
+                self.record.save()
         return True
 
     def accuracies(self, kind: str) -> dict[str, float]:
@@ -142,26 +104,19 @@ class Study(Experiment):
     def draw(self, figure: Any) -> None:
         figure.set_size_inches(10, 4.5)
         left, right = figure.subplots(1, 2)
+        self.plot(left, "accuracy")
+        width = 0.8 / len(self.settings.kinds)
         for index, kind in enumerate(self.settings.kinds):
-            curve = [row for row in self.record.tables["learning"] if row["kind"] == kind]
-            left.plot(
-                [row["update"] for row in curve],
-                [100 * row["accuracy"] for row in curve],
-                label=kind,
-                color=colour(kind),
-            )
-            found, width = self.accuracies(kind), 0.8 / len(self.settings.kinds)
+            found = self.accuracies(kind)
             right.bar(
                 [place + index * width for place in range(len(EVALUATED))],
-                [100 * found.get(other, 0.0) for other in EVALUATED],
+                [found.get(other, 0.0) for other in EVALUATED],
                 width,
-                label=kind,
-                color=colour(kind),
             )
-        left.set(xlabel="update", ylabel="accuracy in training, %", ylim=(0, 101))
-        right.set(xlabel="evaluated with", ylabel="accuracy, %", ylim=(0, 101))
+        left.set(xlabel="update", ylabel="accuracy in training", ylim=(0, 1.01))
+        right.set(xlabel="evaluated with", ylabel="accuracy", ylim=(0, 1.01))
         right.set_xticks(
-            [place + 0.4 - 0.4 / len(self.settings.kinds) for place in range(len(EVALUATED))],
+            [place + 0.4 - width / 2 for place in range(len(EVALUATED))],
             EVALUATED,
         )
         left.legend(title="trained with")
@@ -170,20 +125,9 @@ class Study(Experiment):
         s = self.settings
         rows = []
         for kind in s.kinds:
-            found, paper = (
-                self.accuracies(kind),
-                dict(zip(EVALUATED, PAPER.get(kind, ()), strict=False)),
-            )
-            rows.append(
-                [
-                    kind,
-                    *(
-                        f"{100 * found[other]:.1f} %" if other in found else "-"
-                        for other in EVALUATED
-                    ),
-                    *(f"{paper[other]:.1f} %" if other in paper else "-" for other in EVALUATED),
-                ]
-            )
+            found = {other: 100 * share for other, share in self.accuracies(kind).items()}
+            paper = dict(zip(EVALUATED, PAPER.get(kind, ()), strict=False))
+            rows.append([kind, *_cells(found), *_cells(paper)])
         return f"""\
 Accuracy on the duplication task of the Reformer (section 2.1, table 2): sequences 0w0w of {s.task.length} tokens, w
 being {s.word} symbols out of {s.symbols} (the paper: 1,024 tokens, 511 symbols out of 127). One layer of width
@@ -195,6 +139,12 @@ one chunk.
 
 {table(["trained with", *EVALUATED, *(f"paper: {other}" for other in EVALUATED)], rows)}
 """  # noqa: E501
+
+
+def _cells(accuracies: dict[str, float]) -> list[str]:
+    """Accuracies in per cent, in the order of EVALUATED."""
+    text = {kind: f"{accuracy:.1f} %" for kind, accuracy in accuracies.items()}
+    return [text.get(kind, "-") for kind in EVALUATED]
 
 
 @torch.no_grad()
@@ -212,5 +162,5 @@ def evaluate(
         loss, accuracy = net.score(net.task.batch(count, seed, 1, number))
         scores.append((float(loss) * count, float(accuracy) * count))
     net.attention = trained
-    losses, accuracies = zip(*scores, strict=True)
-    return sum(losses) / sequences, sum(accuracies) / sequences
+    loss, accuracy = np.sum(scores, 0) / sequences
+    return float(loss), float(accuracy)

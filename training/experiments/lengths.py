@@ -3,7 +3,6 @@ plots.
 """
 
 import ctypes
-import math
 import multiprocessing
 import resource
 import signal
@@ -15,12 +14,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from . import colour
 from .record import Row, Sitting, table
 
-MEASURES = (("seconds", "ms", 1e-3), ("bytes", "MiB", 2**20))  # column, unit shown, and its size
+# column, title, unit shown, and its size
+MEASURES = (("seconds", "time", "ms", 1e-3), ("bytes", "peak memory", "MiB", 2**20))
 END_S = 10.0  # for a process that has answered
 Measured = tuple[float, int]  # seconds, bytes
 Curve = list[tuple[int, float]]  # length, seconds or bytes
@@ -135,7 +135,7 @@ def medians(rows: list[Row], kind: str, what: str) -> Curve:
 
 def draw_lengths(both: Any, kinds: tuple[str, ...], rows: list[Row]) -> None:
     """Plot time and memory of a sequence by its length on two matplotlib axes."""
-    for axes, (what, unit, size) in zip(both, MEASURES, strict=True):
+    for axes, (what, title, unit, size) in zip(both, MEASURES, strict=True):
         for kind in kinds:
             curve = medians(rows, kind, what)
             axes.loglog(
@@ -144,14 +144,13 @@ def draw_lengths(both: Any, kinds: tuple[str, ...], rows: list[Row]) -> None:
                 marker="o",
                 markersize=4,
                 label=kind,
-                color=colour(kind),
                 base=2,
             )
         axes.set_yscale("log")
         axes.set(
             xlabel="sequence length N",
             ylabel=f"{unit} a sequence",
-            title="time" if what == "seconds" else "peak memory",
+            title=title,
         )
         axes.legend()
 
@@ -159,17 +158,12 @@ def draw_lengths(both: Any, kinds: tuple[str, ...], rows: list[Row]) -> None:
 def tables_of(kinds: tuple[str, ...], lengths: list[int], rows: list[Row]) -> list[str]:
     """Markdown tables of time and memory of a sequence by its length."""
     tables = []
-    for what, unit, size in MEASURES:
-        curves = {kind: dict(medians(rows, kind, what)) for kind in kinds}
-        tables.append(
-            table(
-                [f"{unit} a sequence", *(f"N = {length:,}" for length in lengths)],
-                [
-                    [kind, *(f"{curve[N] / size:.4g}" if N in curve else "-" for N in lengths)]
-                    for kind, curve in curves.items()
-                ],
-            )
-        )
+    for what, _, unit, size in MEASURES:
+        lines = []
+        for kind in kinds:
+            cells = {N: f"{value / size:.4g}" for N, value in medians(rows, kind, what)}
+            lines.append([kind, *(cells.get(N, "-") for N in lengths)])
+        tables.append(table([f"{unit} a sequence", *(f"N = {N:,}" for N in lengths)], lines))
     return tables
 
 
@@ -180,7 +174,6 @@ def exponent(curve: Curve) -> str:
     if len(curve) < 2:
         return "-"
     last = curve[-3:]
-    slope = statistics.linear_regression(
-        [math.log(x) for x, _ in last], [math.log(y) for _, y in last]
-    ).slope
+    lengths, values = np.log(last).T
+    slope = np.polyfit(lengths, values, 1)[0]
     return f"{slope:.2f} (N = {last[0][0]:,} to {last[-1][0]:,})"

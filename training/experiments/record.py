@@ -4,7 +4,6 @@ summary.
 
 import csv
 import dataclasses
-import io
 import json
 import math
 import os
@@ -19,7 +18,8 @@ import torch
 from linpix.model import provenance
 from linpix.model.machine import processor_name
 
-from ..files import put
+from ..files import put, undamaged
+from ..plots import svg
 from ..run import stop_signals
 
 VERSION = 1
@@ -33,11 +33,8 @@ class Sitting:
     """
 
     def __init__(self, max_minutes: float = math.inf) -> None:
-        self._began, self._max_minutes, self._received = (
-            time.monotonic(),
-            max_minutes,
-            stop_signals(),
-        )
+        self._began, self._max_minutes = time.monotonic(), max_minutes
+        self._received = stop_signals()
 
     @property
     def stop_requested(self) -> bool:
@@ -109,31 +106,16 @@ class Record:
         }
         self._replace("experiment.json", json.dumps(facts, indent=2) + "\n")
         for name, rows in self.tables.items():
-            lines = [",".join(self.columns[name])]
-            lines += [",".join(_text(row[column]) for column in self.columns[name]) for row in rows]
-            self._replace(f"{name}.csv", "\n".join(lines) + "\n")
+            text = ",".join(self.columns[name]) + "\n"
+            for row in rows:
+                text += ",".join(map(_text, row.values())) + "\n"
+            self._replace(f"{name}.csv", text)
 
     def publish(self, draw: Callable[[Any], None], summary: str) -> None:
         """Rewrite plot.svg and summary.md. If the experiment is complete, remove the folder
         `side`.
         """
-        import matplotlib
-        from matplotlib.figure import Figure  # not pyplot, which would look for a display
-
-        with matplotlib.rc_context(
-            {
-                "svg.hashsalt": "linpix",
-                "svg.fonttype": "none",
-                "axes.grid": True,
-                "grid.alpha": 0.3,
-                "legend.frameon": False,
-            }
-        ):
-            figure = Figure(layout="constrained")
-            draw(figure)
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format="svg", metadata={"Date": None})
-        put(self.folder / "plot.svg", drawn.getvalue())
+        put(self.folder / "plot.svg", svg(draw))
         state = "" if self.complete else "\n**Not complete yet: the same command continues it.**\n"
         self._replace(
             "summary.md",
@@ -155,7 +137,7 @@ class Record:
         return (
             f"Settings: {settings}.\n\nMachine: {each('machine')}; torch {each('torch')},"
             f" {each('threads')} threads; commit {each('commit')}; {minutes:.0f} minutes in"
-            f" {len(self.sittings)} sitting{'s' if len(self.sittings) != 1 else ''}; `{command}`"
+            f" {len(self.sittings)} sitting{'s' * (len(self.sittings) != 1)}; `{command}`"
         )
 
     def _replace(self, name: str, text: str) -> None:
@@ -165,25 +147,13 @@ class Record:
         path = self.folder / "experiment.json"
         if not path.exists():
             raise ValueError(f"--out {self.folder} exists and has no experiment; give a new folder")
-        try:
+        with undamaged(path, "restore it, or give another --out"):
             facts = json.loads(path.read_text())
-            other = {
-                "version": facts["version"],
-                "experiment": facts["experiment"],
-                **facts["settings"],
-            }
+            other = facts | facts["settings"]
             self.complete, self.sittings = bool(facts["complete"]), list(facts["sittings"])
             self.circumstances()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} is damaged ({type(error).__name__}: {error}); restore it, or give another "
-                "--out"
-            ) from error
-        for name, mine in {
-            "version": VERSION,
-            "experiment": self.experiment,
-            **self.settings,
-        }.items():
+        identity = {"version": VERSION, "experiment": self.experiment, **self.settings}
+        for name, mine in identity.items():
             if other.get(name) != mine:
                 raise ValueError(
                     f"--out {self.folder} has an experiment with {name} {_shown(other.get(name))},"
@@ -224,7 +194,9 @@ def machine() -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _value(text: str) -> Any:

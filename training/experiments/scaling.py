@@ -21,9 +21,8 @@ from linpix.model.attention import attention_for
 from linpix.model.config import AttentionKind, ModelConfig
 
 from ..run import setting
-from . import Experiment, check_kinds
+from . import Experiment, attention_of, check_kinds
 from .lengths import (
-    Curve,
     draw_lengths,
     exponent,
     in_a_process,
@@ -33,7 +32,7 @@ from .lengths import (
     tables_of,
     wait,
 )
-from .record import Row, Sitting, table
+from .record import Sitting, table
 
 # largest expected exponents of time and memory, at the longest lengths
 BARS = {"linear": 1.1, "lsh": 1.3}
@@ -109,7 +108,6 @@ class Settings:
         return [self.shortest << doubling for doubling in range(doublings + 1)]
 
     def config(self, kind: str, length: int) -> ModelConfig:
-        attention, _, rounds = kind.partition("-")
         buckets = self.buckets or max(2, 2 * round(length / self.chunk))
         return ModelConfig(
             height=1,
@@ -117,10 +115,9 @@ class Settings:
             heads=self.heads,
             key_dim=self.key_dim,
             value_dim=self.key_dim,
-            attention=attention,  # type: ignore[arg-type]
-            lsh_rounds=int(rounds) if rounds.isdecimal() else 1,
             lsh_chunk=self.chunk,
             lsh_buckets=buckets,
+            **attention_of(kind),
         )
 
 
@@ -194,8 +191,8 @@ class Study(Experiment):
 
     def work(self, sitting: Sitting) -> bool:
         s = self.settings
-        points = [(length, kind) for length in s.lengths for kind in s.kinds]
-        done = {(row["round"], row["length"], row["kind"]) for row in self._rows()}
+        points = [*itertools.product(s.lengths, s.kinds)]
+        done = {(row["round"], row["length"], row["kind"]) for row in self.record.tables["results"]}
         most = s.rounds * s.oftener
         with tqdm(
             total=len(points) * most,
@@ -213,7 +210,10 @@ class Study(Experiment):
                     return False
                 bar.set_description(f"{kind}, N = {length}")
                 batch = self.batch(kind, length)
-                found = self._measured(kind, length, batch, sitting) if batch else None
+                found = None
+                if batch:
+                    work = s, kind, length, batch
+                    found = in_a_process(measure, work, sitting, f"{kind} at N = {length}")
                 if sitting.stop_requested:  # the process was ended before it gave a result
                     return False
                 seconds, peak = (found[0] / batch, found[1] // batch) if found else (None, None)
@@ -234,7 +234,7 @@ class Study(Experiment):
         """Whether a call of this point took less than QUICK_S in the first process: then it is
         measured more often.
         """
-        first = next(row for row in self._rows() if (row["kind"], row["length"]) == (kind, length))
+        first = next(row for row in self.rows("results", kind) if row["length"] == length)
         return first["seconds"] is not None and first["seconds"] * first["batch"] < QUICK_S
 
     def batch(self, kind: str, length: int) -> int:
@@ -242,46 +242,32 @@ class Study(Experiment):
         even one fits.
         """
         s, matrix = self.settings, kind == "softmax-matrix"
-        half = [
-            row["bytes"]
-            for row in self._rows()
-            if (row["kind"], row["length"]) == (kind, length // 2)
-        ]
+        half = [row["bytes"] for row in self.rows("results", kind) if row["length"] == length // 2]
         if half and half[-1] is None:
             return 0
         # four matrices
         expected = (4 if matrix else 2) * half[-1] if half else 4 * 4 * s.heads * length**2 * matrix
         return min(max(1, s.tokens // length), int(s.memory * free_bytes() / max(1, expected)))
 
-    def _measured(
-        self, kind: str, length: int, batch: int, sitting: Sitting
-    ) -> tuple[float, int] | None:
-        """Seconds and bytes of the whole batch; None if they did not fit in memory or the sitting
-        ended.
-        """
-        return in_a_process(
-            measure, (self.settings, kind, length, batch), sitting, f"{kind} at N = {length}"
-        )
-
-    def _rows(self) -> list[Row]:
-        return self.record.tables["results"]
-
-    def curve(self, kind: str, what: str) -> Curve:
-        return medians(self._rows(), kind, what)
-
     def draw(self, figure: Any) -> None:
         figure.set_size_inches(10, 4.5)
-        draw_lengths(figure.subplots(1, 2), self.settings.kinds, self._rows())
+        draw_lengths(figure.subplots(1, 2), self.settings.kinds, self.record.tables["results"])
 
     def summary(self) -> str:
         s = self.settings
-        tables = tables_of(s.kinds, s.lengths, self._rows())
+        results = self.record.tables["results"]
+        tables = tables_of(s.kinds, s.lengths, results)
         slopes = []
         for kind in s.kinds:
-            time_, memory = (exponent(self.curve(kind, what)) for what in ("seconds", "bytes"))
+            time_, memory = (
+                exponent(medians(results, kind, what)) for what in ("seconds", "bytes")
+            )
             bar = BARS.get(kind.split("-")[0])
-            theory = f"at most {bar}" if bar else "about 2" if kind.startswith("softmax") else "-"
-            slopes.append([kind, time_, theory, memory, "about 1" if kind == "softmax" else theory])
+            theory = f"at most {bar}" if bar else "-"
+            if kind.startswith("softmax"):
+                theory = "about 2"
+            in_memory = "about 1" if kind == "softmax" else theory
+            slopes.append([kind, time_, theory, memory, in_memory])
         tables.append(table(["exponent", "of time", "expected", "of memory", "expected"], slopes))
         hashing = (
             f"{s.buckets} buckets" if s.buckets else "as many buckets as twice N over the chunk"

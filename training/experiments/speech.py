@@ -20,10 +20,10 @@ from linpix.model.config import AttentionKind, ModelConfig
 from linpix.model.nets import layer_for
 
 from ..run import setting
-from . import Experiment, check_kinds, colour
+from . import Experiment, attention_of, check_kinds
+from .learning import Learner, Recipe, check_numbers, clock, learn, update_s
 from .lengths import draw_lengths, exponent, in_a_process, medians, peak_of, tables_of
-from .record import Row, Sitting, table
-from .tokens import Learner, Recipe, check_numbers, clock, learn, update_s
+from .record import Sitting, table
 from .utterances import BANDS, OTHER_VOICES, VOICES, Utterance, edits, espeak, utterances
 
 STRIDE = 2  # frames of a token; the paper has 1
@@ -91,7 +91,7 @@ class Settings:
         ]
 
     def config(self, kind: str) -> ModelConfig:
-        (base, _, rounds), size = kind.partition("-"), self.width // self.heads
+        size = self.width // self.heads
         return ModelConfig(
             layers=self.layers,
             heads=self.heads,
@@ -100,10 +100,9 @@ class Settings:
             d_model=self.width,
             d_ff=4 * self.width,
             norm="pre",
-            attention=base,  # type: ignore[arg-type]
-            lsh_rounds=int(rounds or 1),
             lsh_chunk=32,
             lsh_buckets=32,
+            **attention_of(kind),
         )
 
 
@@ -135,15 +134,16 @@ class Recogniser(nn.Module):
         config = s.config(kind)
         self.whole = None if kind == "lstm" else attention_for(config).parallel
         self.input = nn.Conv1d(BANDS, s.width, 5, stride=STRIDE, padding=2)
-        self.layers = (
-            nn.ModuleList(layer_for(config)(config) for _ in range(s.layers))
-            if self.whole
-            else nn.ModuleList(
-                BothWays(size, s.hidden) for size in (s.width, 2 * s.hidden, 2 * s.hidden)
+        width = s.width
+        if self.whole:
+            self.layers = nn.ModuleList(layer_for(config)(config) for _ in range(s.layers))
+        else:
+            width = 2 * s.hidden
+            self.layers = nn.ModuleList(
+                BothWays(size, s.hidden) for size in (s.width, width, width)
             )
-        )
-        self.norm = nn.LayerNorm(s.width if self.whole else 2 * s.hidden)
-        self.head = nn.Linear(self.norm.normalized_shape[0], 1 + symbols)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 1 + symbols)
 
     def forward(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (B, T, 1 + symbols) of no phoneme and of each one, and lengths in
@@ -156,13 +156,11 @@ class Recogniser(nn.Module):
             )
             x = x + torch.cat([angles.sin(), angles.cos()], -1)[:, : x.shape[2]]
         for index, layer in enumerate(self.layers):
-            x = (
-                layer(
-                    x, index, functools.partial(self.whole, lengths=lengths, training=self.training)
-                )
-                if self.whole
-                else layer(x, lengths)
-            )
+            if self.whole:
+                attend = functools.partial(self.whole, lengths=lengths, training=self.training)
+                x = layer(x, index, attend)
+            else:
+                x = layer(x, lengths)
         return self.head(self.norm(x)).log_softmax(-1), lengths
 
     def loss(self, batch: Batch) -> Tensor:
@@ -187,9 +185,8 @@ class Speech:
             utterances(s.held_out, s.seed, 1 + n, voices=v)
             for n, v in enumerate((VOICES, OTHER_VOICES))
         ]
-        found = {
-            phoneme for _, said in itertools.chain(self.train, *self.held_out) for phoneme in said
-        }
+        sentences = [said for _, said in itertools.chain(self.train, *self.held_out)]
+        found = {*itertools.chain(*sentences)}
         # 0 is CTC's blank
         self.numbers = {phoneme: number for number, phoneme in enumerate(sorted(found), 1)}
 
@@ -304,17 +301,13 @@ class Study(Experiment):
 
     def work(self, sitting: Sitting) -> bool:
         espeak()  # before anything is measured
-        s, done = (
-            self.settings,
-            {(row["round"], row["length"], row["kind"]) for row in self.record.tables["lengths"]},
-        )
+        s = self.settings
+        done = {(row["round"], row["length"], row["kind"]) for row in self.record.tables["lengths"]}
         for round_, length, kind in itertools.product(range(s.rounds), s.lengths, s.kinds):
             if (round_, length, kind) not in done:
-                found = (
-                    None
-                    if sitting.over
-                    else in_a_process(update_of, (s, kind, length), sitting, kind)
-                )
+                if sitting.over:
+                    return False
+                found = in_a_process(update_of, (s, kind, length), sitting, kind)
                 if found is None:
                     return False
                 self.record.add(
@@ -340,13 +333,13 @@ class Study(Experiment):
         )
         for kind in s.kinds:
             learner = None
-            for epoch in range(len(self._rows("results", kind)) + 1, s.epochs + 1):
+            for epoch in range(len(self.rows("results", kind)) + 1, s.epochs + 1):
                 if sitting.over:
                     return False
                 speech = speech or Speech(s)
                 learner = learner or Listener(kind, speech, recipe)
                 learner.halvings = halvings(
-                    [row["sentences"] for row in self._rows("results", kind)]
+                    [row["sentences"] for row in self.rows("results", kind)]
                 )
                 learner.recipe = replace(recipe, updates=epoch * s.updates)
                 if not learn(kind, learner, self.record, sitting):
@@ -360,23 +353,19 @@ class Study(Experiment):
                 self.record.save()
         return True
 
-    def _rows(self, name: str, kind: str) -> list[Row]:
-        return [row for row in self.record.tables[name] if row["kind"] == kind]
-
     def draw(self, figure: Any) -> None:
         figure.set_size_inches(13, 4.5)
         left, *both = figure.subplots(1, 3)
         for kind in self.settings.kinds:
-            minutes = {row["update"]: row["seconds"] / 60 for row in self._rows("learning", kind)}
+            minutes = {row["update"]: row["seconds"] / 60 for row in self.rows("learning", kind)}
             errors = {
                 row["epoch"] * self.settings.updates: row["sentences"]
-                for row in self._rows("results", kind)
+                for row in self.rows("results", kind)
             }
             left.semilogy(
                 [minutes[update] for update in errors],
                 [100 * error for error in errors.values()],
                 label=kind,
-                color=colour(kind),
             )
         left.set(
             xlabel="minutes of the processor",
@@ -389,26 +378,21 @@ class Study(Experiment):
     def summary(self) -> str:
         s, rows, lengths = self.settings, [], self.record.tables["lengths"]
         for kind in s.kinds:
-            errors, learning = self._rows("results", kind), self._rows("learning", kind)
+            errors, learning = self.rows("results", kind), self.rows("learning", kind)
             weights = sum(weight.numel() for weight in Recogniser(s, kind, 53).parameters())
-            rows.append(
-                [
-                    kind,
-                    f"{weights / 1e6:.2f} million",
-                    str(len(errors)),
-                    *(
-                        f"{100 * errors[-1][name]:.2f}" if errors else "-"
-                        for name in ("sentences", "voices")
-                    ),
-                    f"{s.updates * update_s(learning):,.0f}" if learning else "-",
-                    *([f"{value:,}" for value in PAPER[kind]] if kind in PAPER else ["-", "-"]),
-                ]
-            )
+            row = [kind, f"{weights / 1e6:.2f} million", str(len(errors)), *["-"] * 5]
+            if errors:
+                row[3:5] = [f"{100 * errors[-1][name]:.2f}" for name in ("sentences", "voices")]
+            if learning:
+                row[5] = f"{s.updates * update_s(learning):,.0f}"
+            if kind in PAPER:
+                row[6:] = [f"{value:,}" for value in PAPER[kind]]
+            rows.append(row)
         time, memory = tables_of(s.kinds, s.lengths, lengths)
-        slopes = [
-            [kind, *(exponent(medians(lengths, kind, of)) for of in ("seconds", "bytes"))]
-            for kind in s.kinds
-        ]
+        slopes = []
+        for kind in s.kinds:
+            curves = (medians(lengths, kind, of) for of in ("seconds", "bytes"))
+            slopes.append([kind, *map(exponent, curves)])
         return f"""\
 Recognition of phonemes, as in table 3 of "Transformers are RNNs" (section 4.3). Its recordings, 80 hours of the Wall
 Street Journal, are licensed. These {s.recordings:,} were spoken by espeak-ng, in {

@@ -2,10 +2,10 @@
 drawn image.
 """
 
-import contextlib
 import hashlib
 import math
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from linpix.model.palette import pictures_of
 from linpix.model.pieces import torn, whole
 from linpix.model.transformer import Transformer
 
-from ..datasets import Dataset
-from ..export import drawn
+from .datasets import Dataset
+from .export import drawn
 from .look import Look, look_of
+from .readers import Labels, Pixels
 
 STEPS, BATCH, RATE = 940, 128, 4e-3  # two epochs of MNIST; half a minute on two cores
 TOGETHER = 64  # images drawn at a time
@@ -61,10 +62,11 @@ class Judge(nn.Module):
     def __init__(self, config: ModelConfig, classes: int) -> None:
         super().__init__()
         features = 64 * (config.height // 4) * (config.width // 4)
+        channels = 4 if config.palette else config.channels
         self.config = config
         self.shape = config.height, config.width, config.channels
         self.layers = nn.Sequential(
-            nn.Conv2d(4 if config.palette else config.channels, 32, 3, padding=1),
+            nn.Conv2d(channels, 32, 3, padding=1),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(32, 64, 3, padding=1),
@@ -83,7 +85,7 @@ class Judge(nn.Module):
         return logits
 
     @torch.inference_mode()
-    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def probabilities(self, images: Pixels) -> NDArray[np.float32]:
         """Of the classes, (count, classes)."""
         parts = torch.split(torch.from_numpy(images), 500)
         found: NDArray[np.float32] = torch.cat([self(part) for part in parts]).softmax(-1).numpy()
@@ -101,7 +103,7 @@ def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
     kept = _place(data, config, steps)
     with torch.random.fork_rng(), torch.device("cpu"):
         # of a missing or damaged file
-        with contextlib.suppress(OSError, RuntimeError, SafetensorError):
+        with suppress(OSError, RuntimeError, SafetensorError):
             judge = Judge(config, len(data.classes))
             judge.load_state_dict(load_file(kept))
             return judge.eval()
@@ -123,9 +125,10 @@ def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
             ).backward()
             optimizer.step()
             schedule.step()
-    with contextlib.suppress(OSError):  # a cache that cannot be written is no error
+    with suppress(OSError):  # a cache that cannot be written is no error
         kept.parent.mkdir(parents=True, exist_ok=True)
-        save_file(judge.state_dict(), new := kept.with_suffix(f".{os.getpid()}"))
+        new = kept.with_suffix(f".{os.getpid()}")
+        save_file(judge.state_dict(), new)
         os.replace(new, kept)
     return judge.eval()
 
@@ -133,7 +136,8 @@ def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
 def _place(data: Dataset, config: ModelConfig, steps: int) -> Path:
     """The file of the judge that is trained so on these pictures."""
     found = hashlib.sha256(repr((VERSION, steps, config.image_shape, data.classes)).encode())
-    found.update(repr(config.palette).encode() if config.palette else b"")
+    if config.palette:
+        found.update(repr(config.palette).encode())
     for values in (data.images, data.labels):
         found.update(np.ascontiguousarray(values).data)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -156,44 +160,15 @@ def agreement(
               engine.
     """
     labels, config = np.arange(count) % net.config.classes, net.config
-    ground = (
-        config.background
-        if config.background is not None
-        else 255
-        if test.images.mean() > 127.5
-        else 0
-    )
-    real = look_of(test.images, config, ground, test.labels) if config.grey else None
-    seen = asdict(real) if real is not None else None
-    best: dict[int, tuple[Recognised, NDArray[np.uint8]]] = {}
-    todo, made = np.arange(count), 0
-    for number in range(attempts):
-        made += len(todo)
-        again: list[int] = []
-        for at in tqdm(
-            range(0, len(todo), TOGETHER), "drawing", unit_scale=TOGETHER, unit="image", **QUIET
-        ):
-            part = todo[at : at + TOGETHER]
-            canvases = drawn(
-                net,
-                (part + NEXT_ATTEMPT * number).tolist(),
-                labels[part].tolist(),
-                temperature,
-                packed,
-            )
-            several = [False] * len(part)
-            if seen is not None:
-                several = torn(canvases.reshape(-1, *config.image_shape[:2]), ground).tolist()
-            for i, canvas, apart in zip(part.tolist(), canvases, several, strict=True):
-                label = int(labels[i])
-                sure = class_log_probs_of(net, canvas)[label] if attempts > 1 else 0.0
-                found = Recognised(label, sure, whole(seen, label) and apart)
-                if i not in best or found.rank > best[i][0].rank:
-                    best[i] = found, canvas
-                if not found.accepted:
-                    again.append(i)
-        todo = np.array(again, np.int64)
-    images = np.stack([best[i][1] for i in range(count)])
+    ground = config.background
+    if ground is None:
+        ground = 255 if test.images.mean() > 127.5 else 0
+    look = real = None
+    if config.grey:
+        real = look_of(test.images, config, ground, test.labels)
+    images, made = _drawn(net, labels, temperature, attempts, packed, ground, real)
+    if real is not None:
+        look = look_of(images, config, ground, labels, real.divided)
     judged, of_tests = judge.probabilities(images), judge.probabilities(test.images)
     right = judged.argmax(1) == labels
     share = float(right.mean())
@@ -206,6 +181,41 @@ def agreement(
         round(min(float(right[labels == label].mean()) for label in np.unique(labels)), 4),
         round(float((judged.max(1) > SURE).mean()), 4),
         round(float((of_tests.max(1) > SURE).mean()), 4),
-        look_of(images, config, ground, labels, real.divided) if real else None,
+        look,
         real,
     )
+
+
+def _drawn(
+    net: Transformer,
+    labels: Labels,
+    temperature: float,
+    attempts: int,
+    packed: Packed | None,
+    ground: int,
+    real: Look | None,
+) -> tuple[Pixels, int]:
+    """Images of these labels, the best of all attempts at each, (count, T); and the number of all
+    attempts.
+    """
+    seen = None if real is None else asdict(real)
+    best: dict[int, tuple[Recognised, Pixels]] = {}
+    todo, made = np.arange(len(labels)), 0
+    for number in range(attempts):
+        made += len(todo)
+        firsts = range(0, len(todo), TOGETHER)
+        for at in tqdm(firsts, "drawing", unit="image", unit_scale=TOGETHER, **QUIET):
+            part = todo[at : at + TOGETHER]
+            seeds = (part + NEXT_ATTEMPT * number).tolist()
+            canvases = drawn(net, seeds, labels[part].tolist(), temperature, packed)
+            several = np.zeros(len(part), np.bool_)
+            if seen is not None:
+                several = torn(canvases.reshape(-1, *net.config.image_shape[:2]), ground)
+            for i, canvas, apart in zip(part.tolist(), canvases, several.tolist(), strict=True):
+                label = int(labels[i])
+                sure = class_log_probs_of(net, canvas)[label] if attempts > 1 else 0.0
+                found = Recognised(label, sure, whole(seen, label) and apart)
+                if i not in best or found.rank > best[i][0].rank:
+                    best[i] = found, canvas
+        todo = np.array([i for i in todo.tolist() if not best[i][0].accepted], np.int64)
+    return np.stack([best[i][1] for i in range(len(labels))]), made

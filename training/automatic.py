@@ -1,13 +1,11 @@
-"""The plan of --preset auto: looks at a user's pictures, chooses preset and minutes, and brings
+"""--preset auto: looks at a user's pictures, chooses preset and minutes, and brings
 them to one size.
 """
 
 import hashlib
 import io
-import itertools
 import os
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +16,15 @@ from tqdm import tqdm
 from linpix.model.config import PRESETS
 from linpix.model.pieces import VISIBLE
 
-from ..files import writing
-from ..folders import arrange, cure, reasons, walk
-from ..readers import PICTURE_FORMATS, upright, written
-from .palette import COLOURS, fitted, has_few_colours, size_of
+from .files import writing
+from .folders import arrange, cure, reasons, walk
+from .palette import COLOURS, fitted, has_few_colours, is_coloured, size_of
+from .readers import PICTURE_FORMATS, upright, written
 
 GREY, COLOUR, PALETTE = "mnist-conditional", "cifar10-conditional", "palette"
 # used with options that GREY and COLOUR do not have
 PLAIN = {GREY: "mnist-small", COLOUR: "cifar10-small"}
 _LOOKED_AT = 64  # so many pictures, chosen at random, decide whether all are in colour
-_COLOURED = 12  # a picture is coloured if its channels differ by more on average, of 255
 _WHITE = 250  # a picture of lighter pixels alone would look empty on white
 _LONGEST_NAME = 255  # bytes, on most file systems
 _EVEN = 0.9  # share of the pixels of two sides that are near their median where there is a ground
@@ -35,7 +32,7 @@ _SHORT, _LONG = 5.0, 45.0  # minutes: for up to 300 pictures, and for 10,000 and
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Choice:
     preset: str
     minutes: float
     pictures: int
@@ -51,7 +48,7 @@ class Plan:
             colours = f"a palette of up to {self.colours} colours"
         text = (
             f"{self.pictures:,} pictures, converted to {size} in {colours}: preset {self.preset}, "
-            f"{self.minutes:g} minute{'' if self.minutes == 1 else 's'}"
+            f"{self.minutes:g} minute{'s' * (self.minutes != 1)}"
         )
         if self.cut:
             text += (
@@ -63,7 +60,9 @@ class Plan:
         return text
 
 
-def plan(pictures: Path, target: Path, *, plain: bool = False, colours: int | None = None) -> Plan:
+def choose(
+    pictures: Path, target: Path, *, plain: bool = False, colours: int | None = None
+) -> Choice:
     """Choose for a folder of pictures of any size, and write them into `target` at the preset's
     size.
 
@@ -79,27 +78,13 @@ def plan(pictures: Path, target: Path, *, plain: bool = False, colours: int | No
             " per class if there are classes"
         )
     files = [(path, reason) for path, reason in walk(pictures) if not path.is_relative_to(target)]
-    left_out: dict[str, list[str]] = {}
-    at_random = (
-        _picture(*files[index]) for index in np.random.default_rng(0).permutation(len(files))
-    )
-    seen = list(
-        itertools.islice((found for found in at_random if not isinstance(found, str)), _LOOKED_AT)
-    )
-    if len(seen) < 10:
-        for path, reason in files:
-            if isinstance(found := _picture(path, reason), str):
-                left_out.setdefault(found, []).append(path.relative_to(pictures).as_posix())
-        out = f"; left out: {written(reasons(left_out))}" if left_out else ""
-        raise ValueError(
-            f"{pictures} has {len(seen)} readable pictures, and at least ten are needed, better"
-            f" some hundred per class{out}; {'add pictures' if seen else cure(left_out)}"
-        )
-    if named := [path.relative_to(pictures).as_posix() for path, reason in files if not reason]:
+    seen = _looked_at(files, pictures)
+    named = [path.relative_to(pictures).as_posix() for path, reason in files if not reason]
+    if named:
         arrange(named, pictures, "train")
     few = np.mean([has_few_colours(picture) for picture in seen]) > 0.5
     on_white = [_laid_on(picture, "white") for picture in seen]
-    coloured = np.mean([_is_coloured(picture) for picture in on_white]) > 0.5
+    coloured = np.mean([is_coloured(np.asarray(picture)) for picture in on_white]) > 0.5
     preset = COLOUR if coloured else GREY
     preset = PLAIN[preset] if plain else preset
     size = PRESETS[preset].width, PRESETS[preset].height
@@ -108,39 +93,66 @@ def plan(pictures: Path, target: Path, *, plain: bool = False, colours: int | No
     # perhaps white ink on nothing
     empty = np.mean([np.asarray(picture).min() >= _WHITE for picture in on_white])
     ground = "black" if empty > 0.5 else "white"
+    mode = "RGB" if coloured else "L"
+    left_out: dict[str, list[str]] = {}
     cut = 0
     shutil.rmtree(target, ignore_errors=True)
-    for path, reason in tqdm(
-        files, desc="reading", unit="picture", disable=not sys.stderr.isatty(), leave=False
-    ):
+    for path, reason in tqdm(files, "reading", unit="picture", disable=None, leave=False):
         # one at a time: all of them together may not fit into memory
         picture = _picture(path, reason)
         if isinstance(picture, str):
             left_out.setdefault(picture, []).append(path.relative_to(pictures).as_posix())
             continue
-        place = target / path.relative_to(pictures).with_name(_name_of_copy(path.name))
         if preset == PALETTE:
             copy = fitted(picture, size)
         else:
-            opaque = _laid_on(picture, ground).convert("RGB" if coloured else "L")
+            opaque = _laid_on(picture, ground).convert(mode)
             extended = _extended(opaque, size)
-            if extended is None:
-                cut += 1
-                extended = opaque
-            copy = ImageOps.fit(extended, size)
-        content = io.BytesIO()
-        copy.save(content, "PNG")
+            cut += extended is None
+            copy = ImageOps.fit(extended or opaque, size)
+        place = target / path.relative_to(pictures).with_name(_name_of_copy(path.name))
         try:
-            with writing(place):
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(content.getvalue())
+            _write(copy, place)
         except OSError:
             shutil.rmtree(target, ignore_errors=True)  # a full disk has room again
             raise
     count = len(files) - sum(map(len, left_out.values()))
     minutes = min(_LONG, max(_SHORT, _SHORT * (count / 300) ** 0.63))
     most = (colours or COLOURS) if preset == PALETTE else 0
-    return Plan(preset, round(minutes), count, left_out, size, most, cut)
+    return Choice(preset, round(minutes), count, left_out, size, most, cut)
+
+
+def _looked_at(files: list[tuple[Path, str]], folder: Path) -> list[Image.Image]:
+    """_LOOKED_AT readable pictures, chosen at random, or all there are. Raises ValueError if these
+    are fewer than ten.
+    """
+    seen: list[Image.Image] = []
+    left_out: dict[str, list[str]] = {}
+    for index in np.random.default_rng(0).permutation(len(files)):
+        found = _picture(*files[index])
+        if isinstance(found, str):
+            name = files[index][0].relative_to(folder).as_posix()
+            left_out.setdefault(found, []).append(name)
+        else:
+            seen.append(found)
+        if len(seen) == _LOOKED_AT:
+            break
+    if len(seen) < 10:
+        out = f"; left out: {written(reasons(left_out))}" if left_out else ""
+        wanted = "add pictures" if seen else cure(left_out)
+        raise ValueError(
+            f"{folder} has {len(seen)} readable pictures, and at least ten are needed, better"
+            f" some hundred per class{out}; {wanted}"
+        )
+    return seen
+
+
+def _write(picture: Image.Image, place: Path) -> None:
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    with writing(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content.getvalue())
 
 
 def _name_of_copy(name: str) -> str:
@@ -200,8 +212,3 @@ def _extended(picture: Image.Image, size: tuple[int, int]) -> Image.Image | None
     left, top = (wanted[0] - picture.width) // 2, (wanted[1] - picture.height) // 2
     extended.paste(picture, (left, top))
     return extended
-
-
-def _is_coloured(picture: Image.Image) -> bool:
-    values = np.asarray(picture).astype(np.int64)
-    return bool((values.max(-1) - values.min(-1)).mean() > _COLOURED)

@@ -1,6 +1,4 @@
-"""Models that learn to repeat a word of symbols: the task, the transformer, and training that can
-be resumed.
-"""
+"""Training of a model in an experiment, which can be resumed."""
 
 import itertools
 import json
@@ -16,80 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from tqdm import tqdm
 
-from linpix.model.attention import attention_for
-from linpix.model.config import ModelConfig
-from linpix.model.nets import layer_for
-
 from ..files import load_state, save_state, undamaged
-from ..loop import can_compile, compiled
 from .record import Record, Row, Sitting
 
-# columns of the table that learn fills; seconds: see clock
-FIELDS = ("kind", "update", "seconds", "loss", "accuracy")
 EVERY = 50  # updates per row
 SAVE_S = 30  # seconds between saves, which a kill can lose
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Duplication:
-    """Sequences 0 w 0 w, where w is a word of uniformly drawn symbols (Reformer, section 2.1)."""
-
-    word: int  # symbols in w
-    symbols: int  # symbols of w are 1..symbols; 0 separates
-
-    @property
-    def length(self) -> int:
-        return 2 * (self.word + 1)
-
-    @property
-    def floor(self) -> float:
-        """Loss in nats per token of a perfect model, over all tokens but the first: the first word
-        is unpredictable.
-        """
-        return self.word * math.log(self.symbols) / (self.length - 1)
-
-    def batch(self, count: int, *key: int) -> Tensor:
-        """Sequences (count, length) int64, determined by key."""
-        word = np.random.default_rng(key).integers(1, self.symbols + 1, (count, self.word))
-        half = np.pad(word, ((0, 0), (1, 0)))
-        return torch.from_numpy(np.concatenate([half, half], 1)).to(torch.get_default_device())
-
-
-class TokenModel(nn.Module):
-    """A transformer over a sequence of symbols, which predicts the next symbol given all earlier
-    ones.
-    """
-
-    def __init__(self, config: ModelConfig, task: Duplication) -> None:
-        """config: for the layers; its image shape is not used here."""
-        super().__init__()
-        self.task, self.attention = task, attention_for(config)
-        self.symbols = nn.Embedding(task.symbols + 1, config.d_model)
-        self.positions = nn.Embedding(task.length, config.d_model)
-        self.layers = nn.ModuleList(layer_for(config)(config) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.d_model)
-        self.head = nn.Linear(config.d_model, task.symbols + 1)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token after each token. tokens: (B, T) int64; returns (B, T, symbols +
-        1).
-        """
-        x = self.symbols(tokens) + self.positions.weight[: tokens.shape[1]]
-        for index, layer in enumerate(self.layers):
-            x = layer(x, index, self._attend)
-        return self.head(self.norm(x))
-
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.attention.parallel(layer, q, k, v, training=True)  # lsh: new hashes each time
-
-    def score(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss in nats and accuracy over the second half, which can be predicted."""
-        half = self.task.length // 2
-        logits, targets = self(tokens)[:, half - 1 : -1].flatten(0, 1), tokens[:, half:].flatten()
-        return F.cross_entropy(logits, targets), (logits.argmax(-1) == targets).double().mean()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,23 +121,6 @@ class Learner(ABC):
             raise ValueError(f"{path} belongs to an experiment with other settings; {again}")
 
 
-class WordLearner(Learner):
-    """Learns to say words again."""
-
-    net: TokenModel
-
-    def __init__(self, config: ModelConfig, task: Duplication, recipe: Recipe) -> None:
-        torch.manual_seed(recipe.seed)
-        super().__init__(TokenModel(config, task), recipe)
-        self.score = self.net.score
-        if recipe.compile and can_compile():
-            self.score = compiled(self.net.score)
-
-    def measure(self) -> tuple[Tensor, ...]:
-        recipe = self.recipe
-        return self.score(self.net.task.batch(recipe.batch, recipe.seed, 0, self.update))
-
-
 def learn(
     kind: str, learner: Learner, record: Record, sitting: Sitting, *, save_s: float = SAVE_S
 ) -> bool:
@@ -238,9 +152,7 @@ def learn(
             learner.step()
             bar.update()
             if len(learner.pending) == EVERY or learner.update == recipe.updates:
-                means = [
-                    sum(part) / len(learner.pending) for part in zip(*learner.pending, strict=True)
-                ]
+                means = np.mean(learner.pending, 0).tolist()
                 record.add(
                     "learning",
                     kind=kind,
@@ -265,25 +177,6 @@ def update_s(curve: list[Row]) -> float:
         (later - sooner) / (end - begin)
         for (begin, sooner), (end, later) in itertools.pairwise(ends)
     )
-
-
-def kind_config(kind: str, task: Duplication, *, chunk: int, **sizes: Any) -> ModelConfig:
-    """The layers' configuration for a kind by its name in the papers: linear, softmax, full, or
-    lsh-ROUNDS.
-
-    full: softmax attention with shared queries and keys, which is lsh with one bucket and one
-    chunk. The number of buckets of lsh follows the Reformer's rule: a chunk is twice the average
-    size of a bucket (section 2).
-    """
-    base, _, rounds = kind.partition("-")
-    hashing = {
-        "lsh_rounds": int(rounds or 1),
-        "lsh_chunk": chunk,
-        "lsh_buckets": max(2, 2 * round(task.length / chunk)),
-    }
-    if base == "full":
-        base, hashing = "lsh", {"lsh_rounds": 1, "lsh_chunk": task.length, "lsh_buckets": 1}
-    return ModelConfig(height=1, width=task.length, attention=base, **hashing, **sizes)  # type: ignore[arg-type]
 
 
 def check_numbers(settings: Any) -> None:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from linpix.model.config import ModelConfig
 from linpix.model.pieces import DIVIDED, VISIBLE, components, visible
 
+from .readers import Labels, Pixels
+
 FULL = 252  # least distance from the ground of full ink
 SPECK = 4  # most pixels of a piece that counts as a speck
 TOGETHER = 1_000  # pictures
@@ -33,10 +35,10 @@ class Look:
 
 
 def look_of(
-    images: NDArray[np.uint8],
+    images: Pixels,
     config: ModelConfig,
     ground: int,
-    labels: NDArray[np.int64] | None = None,
+    labels: Labels | None = None,
     divided: Sequence[int] | None = None,
 ) -> Look:
     """images: (count, T) of one channel · ground: the value of pixels without ink · labels:
@@ -59,7 +61,9 @@ def look_of(
             int(label) for label in np.unique(labels) if apart[labels == label].mean() >= DIVIDED
         ]
     counted = ~np.isin(labels, divided)
-    pieces, specked = (share[counted].mean() if counted.any() else 1.0 for share in (apart, specks))
+    pieces = specked = 1.0
+    if counted.any():
+        pieces, specked = apart[counted].mean(), specks[counted].mean()
     return Look(
         round(float(greys.mean()), 1),
         round(float(full.sum(1).mean()), 1),
@@ -69,7 +73,7 @@ def look_of(
     )
 
 
-def board_of(images: NDArray[np.uint8], config: ModelConfig) -> dict[str, Any]:
+def board_of(images: Pixels, config: ModelConfig) -> dict[str, Any]:
     """What a drawing board needs to know: ground and ink, a value a channel, and whether `prepare`
     makes such pictures.
 
@@ -80,12 +84,9 @@ def board_of(images: NDArray[np.uint8], config: ModelConfig) -> dict[str, Any]:
     pictures = images[:: max(1, len(images) // TOGETHER)].reshape(
         -1, *config.image_shape[:2], config.channels
     )
-    edge = np.concatenate(
-        [
-            pictures[:, rows, columns].reshape(-1, config.channels)
-            for rows, columns in ((np.s_[[0, -1]], np.s_[:]), (np.s_[1:-1], np.s_[[0, -1]]))
-        ]
-    )
+    around = np.ones(config.image_shape[:2], np.bool_)
+    around[1:-1, 1:-1] = False
+    edge = pictures[:, around].reshape(-1, config.channels)
     ground = np.median(edge, 0)
     if np.mean(np.abs(edge - ground).max(1) < VISIBLE) < 0.5:
         return {"ground": None, "ink": None, "prepare": None}
@@ -99,10 +100,11 @@ def board_of(images: NDArray[np.uint8], config: ModelConfig) -> dict[str, Any]:
         and whole.any()
         and _like_mnist(pictures[whole, ..., 0].astype(np.float64))
     )
+    prepared = "mnist" if digits else None
     return {
         "ground": [int(value) for value in ground],
         "ink": [int(value) for value in ink],
-        "prepare": "mnist" if digits else None,
+        "prepare": prepared,
     }
 
 

@@ -7,26 +7,29 @@ import os
 import shutil
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
 from linpix.model.config import ModelConfig
 from linpix.model.palette import pictures_of
 
-from ..evaluate import Evaluation
-from ..run import Run
-from .curve import MISSING
+from .evaluate import Evaluation
+from .plots import can_plot
+from .readers import Pixels
+from .run import Run
 
 # seconds between lines in a pipe, and between updates of the line on a terminal
 EVERY_S, LIVE_S = 60.0, 0.5
 BUSY = 0.25  # share of the time for which a run may wait for a processor without a word about it
 FEW = 200  # a mean over fewer pictures says little
+MISSING = (
+    "curve.svg needs matplotlib, which is not installed; run: pip install '.[train]' in the folder"
+    " of LinPix"
+)
 
 
 class Progress:
@@ -41,15 +44,8 @@ class Progress:
         self._began, self._held_up = time.monotonic(), _held_up_s()
         self._bar = tqdm(bar_format="{desc}", disable=not self._live, leave=True)
         self._reported_at, self._bits = time.monotonic(), math.nan
-        self._say(
-            "training begins"
-            + (
-                ": the first step compiles it, which takes up to a minute"
-                if run.config.compile
-                else ""
-            ),
-            live=True,
-        )
+        first = ": the first step compiles it, which takes up to a minute" * run.config.compile
+        self._say(f"training begins{first}", live=True)
 
     def close(self) -> None:
         self._bar.close()
@@ -83,7 +79,7 @@ class Progress:
         self,
         found: Evaluation | None,
         samples: Path | None,
-        images: NDArray[np.uint8] | None,
+        images: Pixels | None,
         kept: float | None = None,
     ) -> None:
         """Report an evaluation. found: on held-out pictures, if there are any · samples: path of
@@ -91,18 +87,17 @@ class Progress:
         are better and remain the checkpoint."""
         text = f"{self._run.images:,} images"
         if found is not None:
-            few = (
-                ": too few pictures for a reliable value, look at the samples"
-                if found.images < FEW
-                else ""
-            )
             text += (
                 f", {found.bits_per_dim:.3f} +- {found.interval:.3f} bits/dim on {found.images:,}"
-                f" pictures held out{few}"
+                " pictures held out"
             )
+            if found.images < FEW:
+                text += ": too few pictures for a reliable value, look at the samples"
         if kept is not None:
             text += f"; the checkpoint keeps earlier weights, which have {kept:.3f}"
-        self._say(text + (f"; samples: {samples}" if samples else ""))
+        if samples is not None:
+            text += f"; samples: {samples}"
+        self._say(text)
         if (
             images is not None
             and self._live
@@ -116,10 +111,8 @@ class Progress:
         """Report how often the schedule has come to each of so many pictures, and how to draw a
         curve.
         """
-        run, waited = (
-            self._run,
-            (_held_up_s() - self._held_up) / max(1e-9, time.monotonic() - self._began),
-        )
+        run, spent_s = self._run, time.monotonic() - self._began
+        waited = (_held_up_s() - self._held_up) / max(1e-9, spent_s)
         if run.config.minutes:
             text = f"this run saw each picture {run.images / max(1, pictures):.1f} times"
             if waited > BUSY:
@@ -129,7 +122,7 @@ class Progress:
                     f" long as an idle machine in {run.config.minutes:g}"
                 )
             self._say(text)
-        if not find_spec("matplotlib"):
+        if not can_plot():
             self._say(MISSING)
 
     def _say(self, text: str, *, live: bool = False) -> None:
@@ -152,24 +145,18 @@ def _held_up_s() -> float:
         return 0.0
 
 
-def drawn(images: NDArray[np.uint8], config: ModelConfig, columns: int) -> list[str]:
+def drawn(images: Pixels, config: ModelConfig, columns: int) -> list[str]:
     """Lines of half blocks in 24-bit colour that show the first images (n, T), as many as fit into
     these columns.
     """
-    fitting = max(1, min(len(images), columns // (config.width + 1)))
-    row = np.concatenate(
-        [
-            np.pad(picture[..., :3], ((0, config.height % 2), (0, 1), (0, 0)))
-            for picture in pictures_of(images[:fitting], config)
-        ],
-        axis=1,
-    )
+    fitting = max(1, columns // (config.width + 1))
+    pictures = pictures_of(images[:fitting], config)[..., :3]
+    padded = np.pad(pictures, ((0, 0), (0, config.height % 2), (0, 1), (0, 0)))
+    row = np.concatenate([*padded], axis=1)
     colours = np.broadcast_to(row, (*row.shape[:2], 3))
-    return [
-        "".join(
-            "\x1b[38;2;{};{};{};48;2;{};{};{}m\u2580".format(*above, *below)
-            for above, below in zip(colours[y].tolist(), colours[y + 1].tolist(), strict=True)
-        )
-        + "\x1b[0m"
-        for y in range(0, len(colours), 2)
-    ]
+    lines = []
+    for upper, lower in zip(colours[::2], colours[1::2], strict=True):
+        blocks = np.concatenate([upper, lower], axis=1).tolist()
+        line = ["\x1b[38;2;{};{};{};48;2;{};{};{}m\u2580".format(*block) for block in blocks]
+        lines.append("".join(line) + "\x1b[0m")
+    return lines

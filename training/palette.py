@@ -4,14 +4,13 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from linpix.model.config import ModelConfig
 from linpix.model.palette import OPAQUE, choose, counted
 
-from ..folders import walk
-from ..readers import PICTURE_FORMATS, DataError, Unreadable, contents, read_picture
+from .folders import walk
+from .readers import PICTURE_FORMATS, DataError, Pixels, Unreadable, contents, read_picture
 
 COLOURS = 64  # most colours of a palette for which no number is given
 # a picture has few colours if so many of them have so large a share of its pixels; it is coloured
@@ -27,7 +26,7 @@ def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
     colours. Raises DataError.
     """
     files = [path for path, reason in walk(folder) if not reason]
-    seen, shape = list[NDArray[np.uint8]](), (0, 0, 4)
+    seen, shape = list[Pixels](), (0, 0, 4)
     for at in np.random.default_rng(0).permutation(len(files)):
         try:
             if not seen:
@@ -67,9 +66,14 @@ def has_few_colours(picture: Image.Image) -> bool:
     if not there.any():
         return False
     _, counts = counted(values[there])
-    parts = values[there][:, :3].astype(np.int64)
-    coloured = (parts.max(1) - parts.min(1)).mean() > COLOURED
-    return bool(coloured and counts[:FEW].sum() >= MOSTLY * there.sum())
+    few = counts[:FEW].sum() >= MOSTLY * there.sum()
+    return bool(few) and is_coloured(values[there][:, :3])
+
+
+def is_coloured(pixels: Pixels) -> bool:
+    """Whether pixels, (..., 3), are in colour on the whole."""
+    values = pixels.astype(np.int64)
+    return bool((values.max(-1) - values.min(-1)).mean() > COLOURED)
 
 
 def size_of(pictures: list[Image.Image]) -> tuple[int, int]:
@@ -94,7 +98,8 @@ def fitted(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     across, down = size[0] - picture.width, size[1] - picture.height
     rest = ((down // 2, down - down // 2), (across // 2, across - across // 2), (0, 0))
     opaque = values[..., 3].min() >= OPAQUE
-    return Image.fromarray(np.pad(values, rest, mode="edge" if opaque else "constant"))
+    padded = np.pad(values, rest, "edge") if opaque else np.pad(values, rest)
+    return Image.fromarray(padded)
 
 
 def _unenlarged(picture: Image.Image) -> Image.Image:
