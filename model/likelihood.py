@@ -74,8 +74,9 @@ class Scoring:
         self._start = torch.tensor([net.start_index(label) for label in labels], device=net.device)
         self.priors = np.full(len(labels), uniform_prior(len(labels)))
         self._prior_labels = [] if None in labels or len(labels) == 1 or not reads else list(labels)
-        several = config.class_first and len(labels) > 1
-        self._in_doubt = list(labels) if plausible and several else []  # some may be left out
+        self._in_doubt: list[int] = []  # classes, of which some may be left out
+        if plausible and config.class_first and len(labels) > 1:
+            self._in_doubt = [label for label in labels if label is not None]
         self._pieces = self._run(int(np.flatnonzero(~known)[-1]) // config.token_size + 1)
 
     def advance(self) -> bool:

@@ -244,13 +244,8 @@ class EagerDecoder(Decoder):
         for step in range(most):
             rows = int((step < steps).sum())
             with decode_threads(self.net, rows, int(positions[:rows].max()) + step):
-                finite[:rows] &= self.step(
-                    canvas[:rows],
-                    *(tensor[:rows] for tensor in given),
-                    noise[:rows, step],
-                    t[:rows] + step,
-                    at[:rows],
-                )
+                now = [canvas, *given, noise[:, step], t + step, at]
+                finite[:rows] &= self.step(*(tensor[:rows] for tensor in now))
         table.canvas[slots] = canvas.numpy()
         return Advance(positions + steps, steps, slots[~finite.numpy()].tolist())
 
