@@ -73,10 +73,10 @@ class Scoring:
         self._known = ~self.hidden if reads else None
         self._start = torch.tensor([net.start_index(label) for label in labels], device=net.device)
         self.priors = np.full(len(labels), uniform_prior(len(labels)))
-        self._prior_labels = [] if None in labels or len(labels) == 1 or not reads else list(labels)
-        self._in_doubt: list[int] = []  # classes, of which some may be left out
-        if plausible and config.class_first and len(labels) > 1:
-            self._in_doubt = [label for label in labels if label is not None]
+        several = [] if None in labels or len(labels) == 1 else list(labels)
+        self._prior_labels = several if reads else []
+        # some of these may be left out
+        self._in_doubt = several if plausible and config.class_first else []
         self._pieces = self._run(int(np.flatnonzero(~known)[-1]) // config.token_size + 1)
 
     def advance(self) -> bool:
@@ -106,8 +106,8 @@ class Scoring:
         )
         rows = torch.arange(len(self._start))
         if self._in_doubt:
-            found = class_log_probs_of(self.net, self._canvas.cpu().numpy())[self._in_doubt]
-            rows = rows[found >= math.log(PLAUSIBLE)]
+            found = torch.from_numpy(class_log_probs_of(self.net, self._canvas.cpu().numpy()))
+            rows = rows[found[self._in_doubt] >= math.log(PLAUSIBLE)]
             self.log_probs[:, self.hidden] = -torch.inf
         attention, most, tokens = self.net.attention, 1, length
         if self._prior_labels and self._known is not None:

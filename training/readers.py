@@ -312,6 +312,8 @@ def _refuse_what_is_no_data(head: bytes, name: object) -> None:
         )
     if head.startswith(b"version https://git-lfs"):
         raise DataError(name, "is a Git LFS pointer, not the data", "run git lfs pull")
+    if head.startswith(b"/annex/objects/"):
+        raise DataError(name, "is a git-annex pointer, not the data", "run git annex get")
     if head.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(_PAGE_STARTS):
         raise DataError(
             name,

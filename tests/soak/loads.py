@@ -182,13 +182,13 @@ async def arrivals(
 
     began = due = time.monotonic()
     async with asyncio.timeout(seconds + ANSWER_S), asyncio.TaskGroup() as group:
-        for number in range(soak.plan.most):
-            if number:  # the first one comes at once, however low the rate of a busy machine
-                due += soak.random.expovariate(rate)
+        for _ in range(soak.plan.most):
             if due > began + seconds:
                 break
             await asyncio.sleep(due - time.monotonic())
             group.create_task(one(due))
+            # after the first one, which comes at once: a busy machine's rate may be low
+            due += soak.random.expovariate(rate)
     for connection in idle:
         connection.close()
     await asyncio.sleep(0)  # they are closed in the loop's next turn
