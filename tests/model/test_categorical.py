@@ -127,7 +127,7 @@ def one_step(
     their nats.
     """
     net = net_of(config, spread=0.3)
-    if net.background is not None:
+    if config.background is not None:
         net.background.head.bias[config.ground] = 0.5
     state = RecurrentState(config, rows)
     canvas = torch.zeros(rows + 1, config.subpixels, dtype=torch.uint8)

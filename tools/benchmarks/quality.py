@@ -173,7 +173,7 @@ def nats(net: Transformer, originals: Images, hidden: NDArray[np.bool_]) -> dict
     found: dict[str, list[float]] = {"earlier nats": [], "nats": []}
     for image, part in zip(originals, hidden, strict=True):
         found["earlier nats"].append(-Scoring(net, image).complete().mixed[part].sum())
-        if net.patches is not None:
+        if net.config.patch:
             found["nats"].append(-Scoring(net, image, ~part).complete().mixed.sum())
     return {name: float(np.mean(each)) for name, each in found.items() if each}
 

@@ -71,7 +71,7 @@ def test_images_are_those_of_the_plain_decode_loop(engines):
     [found] = drawn(engine, [Job(seed=seed) for seed in seeds])
     # batches of another size round otherwise
     assert (found == generate(net, seeds).numpy()).mean() > 0.95
-    if net.patches is None:
+    if not net.config.patch:
         [found] = drawn(engines(8), completions(*seeds))
         expected = generate(net, seeds, known=given, prefix=37).numpy()
         known = PREFIX.repeat(3)
@@ -110,7 +110,7 @@ def test_an_image_is_the_same_in_any_company(engines):
 
 def test_what_is_left_is_counted_in_pixels(engines):
     engine = engines(1)
-    patches = engine.decoder.net.patches is not None
+    patches = engine.decoder.config.patch
     hidden = ~SCATTERED
     [image] = submit(
         engine,
