@@ -16,7 +16,6 @@ from .compare.backends import BACKENDS
 from .compare.jobs import Comparisons
 from .engine.admission import Admission
 from .engine.catalogue import Catalogue
-from .engine.decode.faults import Faults
 from .engine.request import Requests
 from .engine.thread import EngineThread
 from .metrics import Metrics
@@ -38,13 +37,12 @@ def service_of(settings: Settings, *, share: bool = False) -> Service:
     """
     # before the wait for models: the file may be bad
     keys = Keys(settings.api_keys) if settings.api_keys else None
-    faults = Faults(settings.faults) if settings.faults else None
-    if faults is not None:
+    if settings.faults:
         logger.warning(
             "THIS SERVICE INJECTS FAULTS, because --faults (LINPIX_FAULTS) is set: %s",
             settings.faults,
         )
-    catalogue = Catalogue(settings, faults, share=share)
+    catalogue = Catalogue(settings, share=share)
     engines = catalogue.read()
     used = {(engine.decoder.kind, engine.decoder.device) for engine in engines.values()}
     kernel = "eager"

@@ -38,7 +38,7 @@ def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[
             f"--{of}host {host}: {error.strerror}; give an address or a name of this machine"
         ) from error
     sockets: list[socket.socket] = []
-    missing: OSError | None = None
+    missing = OSError()
     for family, _, _, _, address in dict.fromkeys(found):
         if sockets:  # the system may have chosen the port of the first one
             address = (address[0], sockets[0].getsockname()[1], *address[2:])
@@ -50,17 +50,15 @@ def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[
                 socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=made.detach())
             )
         except OSError as error:
+            why = f"{asked}: {os.strerror(error.errno or 0).lower()}"
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise OSError(
-                    f"{asked}: {os.strerror(error.errno or 0).lower()}; choose another --{of}port,"
-                    " or stop the program that listens there"
+                    f"{why}; choose another --{of}port, or stop the program that listens there"
                 ) from error
-            missing = error  # another address of the name may be this machine's
-    if not sockets and missing is not None:
-        raise OSError(
-            f"{asked}: {os.strerror(missing.errno or 0).lower()}; give an address or a name of this"
-            " machine"
-        ) from missing
+            # another address of the name may be this machine's
+            missing = OSError(f"{why}; give an address or a name of this machine")
+    if not sockets:
+        raise missing
     return sockets
 
 

@@ -65,7 +65,7 @@ class Formatter(logging.Formatter):
         self.form = form
 
     def format(self, record: logging.LogRecord) -> str:
-        if getattr(record, "plain", False):
+        if self.form == "text" and getattr(record, "plain", False):
             return record.getMessage()
         message = _without_secrets(record.getMessage())
         trace = ""
@@ -162,7 +162,7 @@ def of(request_id: str) -> dict[str, Any]:
     return {"fields": {"request_id": request_id}}
 
 
-def announce(text: str, form: Literal["text", "json"]) -> None:
+def announce(text: str) -> None:
     """Announce what is ready: with text a plain line, for people and scripts; with json an entry of
     the log.
 
@@ -172,9 +172,7 @@ def announce(text: str, form: Literal["text", "json"]) -> None:
     """
     logger = logging.getLogger("linpix")
     logger.handle(
-        logger.makeRecord(
-            "linpix", logging.INFO, "", 0, text, (), None, extra={"plain": form == "text"}
-        )
+        logger.makeRecord("linpix", logging.INFO, "", 0, text, (), None, extra={"plain": True})
     )
     for handler in logging.getLogger().handlers:
         handler.flush()
@@ -193,14 +191,10 @@ def configure(form: Literal["text", "json"], level: str = "info") -> None:
     # its warnings are about what clients send
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     logging.captureWarnings(True)
-    if TRACED:
-        _trace_without_messages()
-
-
-def _trace_without_messages() -> None:
-    """FastAPI's instrumentation records a span for each piece of an answer, so a stream would have
-    hundreds; no variable prevents it.
-    """
+    if not TRACED:
+        return
+    # FastAPI's instrumentation records a span for each piece of an answer, so a stream would have
+    # hundreds; no variable prevents it
     with contextlib.suppress(ImportError):
         from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
 

@@ -2,7 +2,6 @@
 
 import gc
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,19 +16,6 @@ def free_bytes(root: Path = Path("/")) -> int:
     free = [os.sysconf("SC_PHYS_PAGES") * page]
     with suppress(OSError, LookupError, ValueError):  # not Linux
         free.append(_fields(root / "proc/meminfo")["MemAvailable:"] * 1024)
-    free += _left_by_groups(root)
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
-            free.append(limit - int((root / "proc/self/statm").read_text().split()[0]) * page)
-    return max(0, min(free))
-
-
-def _left_by_groups(root: Path) -> Iterator[int]:
-    """Bytes left in each control group of this process, up to the root; inactive file pages count
-    as free.
-    """
     for version, group in control_groups("memory", root):
         limit, used, files = (
             ("memory.max", "memory.current", "inactive_file")
@@ -38,7 +24,14 @@ def _left_by_groups(root: Path) -> Iterator[int]:
         )
         with suppress(OSError, LookupError, ValueError):  # not mounted here, or no limit ("max")
             most, taken = (int((group / name).read_text()) for name in (limit, used))
-            yield most - taken + _fields(group / "memory.stat")[files]
+            # inactive file pages count as free
+            free.append(most - taken + _fields(group / "memory.stat")[files])
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+            free.append(limit - int((root / "proc/self/statm").read_text().split()[0]) * page)
+    return max(0, min(free))
 
 
 def _fields(path: Path) -> dict[str, int]:

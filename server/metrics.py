@@ -115,7 +115,7 @@ _PREFILL_BUCKETS = (
     2.0,
     5.0,
 )
-_ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_ROW_BUCKETS = [2**power for power in range(13)]  # 1 to 4096
 
 
 def _create(metric: Any, *labels: Iterable[str]) -> None:
@@ -129,8 +129,8 @@ class Metrics:
 
     def __init__(self, backends: Iterable[str], kernel: str) -> None:
         """backends: names that a comparison may report."""
-        registry, self.kernel = CollectorRegistry(), kernel
-        self.registry = registry
+        self.registry = registry = CollectorRegistry()
+        self.kernel = kernel
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self.images_completed = counter(
@@ -179,7 +179,7 @@ class Metrics:
         )
         self.state_slots = gauge("linpix_state_slots", "Slots of the state pool.", OF_MODEL)
         self.state_slots_used = gauge(
-            "linpix_state_slots_used", "Slots that hold an image.", ("model",)
+            "linpix_state_slots_used", "Slots that hold an image.", OF_MODEL
         )
         self.state_saturations = counter(
             "linpix_state_saturations",

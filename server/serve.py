@@ -37,21 +37,6 @@ logger = logging.getLogger("linpix")
 LINGER_S = 0.2
 GRACE_S = 1.0  # for the last answers to reach their clients after a second signal
 
-# Options of all our servers. Only our own log: uvicorn's would show queries, and warn of requests
-# that are not HTTP or ask for another protocol. No header that names the server. No web sockets:
-# they would bypass Gate. No uvloop, even if it is installed: its reads have no limit, and when
-# files run out it logs nothing.
-UVICORN: dict[str, Any] = {
-    "http": Connection,
-    "loop": "asyncio",
-    "log_config": None,
-    "log_level": "error",
-    "access_log": False,
-    "server_header": False,
-    "ws": "none",
-    "backlog": AT_ONCE,
-}
-
 
 @contextlib.asynccontextmanager
 async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterator[None]:
@@ -124,20 +109,18 @@ class Server(uvicorn.Server):
                 listening.listen(WAITING)
             await self._beside.enter_async_context(probed(self._service, self._probes))
             self._begin(self._reload())
-            self._announce(sockets or [], self._loop)
+            self._announce(sockets or [])
 
-    def _announce(self, sockets: list[Any], loop: asyncio.AbstractEventLoop) -> None:
+    def _announce(self, sockets: list[Any]) -> None:
         """Announce that the service is ready, and handle SIGHUP from now on."""
         for what, those in (
             (", ".join(self._requests.models), sockets),
             ("metrics and health", self._probes),
         ):
             for listening in those:
-                logs.announce(
-                    f"LinPix serves {what} at {url_of(*listening.getsockname()[:2])}",
-                    self._service.settings.log_format,
-                )
+                logs.announce(f"LinPix serves {what} at {url_of(*listening.getsockname()[:2])}")
         if hasattr(signal, "SIGHUP"):  # not by the loop, which gives the signal up when it closes
+            loop = asyncio.get_running_loop()
             signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._stale.set))
             # linpix/__main__.py blocked it
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
@@ -175,9 +158,10 @@ class Server(uvicorn.Server):
         """
         if self._loop is None:  # before start-up: nothing to finish
             super().handle_exit(sig, frame)
-        elif self._requests.draining:  # the second signal: end now
+            return
+        if self._requests.draining:  # the second signal: end now
             self._drain_until = 0.0
-            self._loop.call_soon_threadsafe(self._begin, self._cut_off(), context=Context())
+            work = self._cut_off()
         else:
             # by _announce
             if hasattr(signal, "SIGHUP") and callable(signal.getsignal(signal.SIGHUP)):
@@ -185,9 +169,8 @@ class Server(uvicorn.Server):
                 signal.signal(signal.SIGHUP, signal.SIG_IGN)
             self._requests.draining = True
             self._drain_until = self._loop.time() + self._service.settings.drain_timeout
-            self._loop.call_soon_threadsafe(
-                self._begin, self._drain(signal.Signals(sig).name), context=Context()
-            )
+            work = self._drain(signal.Signals(sig).name)
+        self._loop.call_soon_threadsafe(self._begin, work, context=Context())
 
     async def _drain(self, why: str) -> None:
         assert self._loop is not None
@@ -245,13 +228,27 @@ def warn_of_exposure(settings: Settings) -> None:
 
 
 def configured(app: Any, settings: Settings, **others: Any) -> uvicorn.Config:
-    """uvicorn's configuration for an app. others: options in place of the service's."""
-    options = {
+    """uvicorn's configuration for an app. others: options in place of the service's.
+
+    Only our own log: uvicorn's would show queries, and warn of requests that are not HTTP or ask
+    for another protocol. No header that names the server. No web sockets: they would bypass Gate.
+    No uvloop, even if it is installed: its reads have no limit, and when files run out it logs
+    nothing.
+    """
+    options: dict[str, Any] = {
+        "http": Connection,
+        "loop": "asyncio",
+        "log_config": None,
+        "log_level": "error",
+        "access_log": False,
+        "server_header": False,
+        "ws": "none",
+        "backlog": AT_ONCE,
         "timeout_graceful_shutdown": 10,
         "timeout_keep_alive": settings.head_timeout,
         "forwarded_allow_ips": settings.trusted_proxies,
     }
-    return uvicorn.Config(app, workers=1, **UVICORN | options | others)
+    return uvicorn.Config(app, workers=1, **options | others)
 
 
 def serve(settings: Settings) -> None:

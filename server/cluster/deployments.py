@@ -25,14 +25,19 @@ from .remote import Call, News, ReplicaLost
 from .replica import Replica, take_cores
 
 logger = logging.getLogger("linpix")
-ANY_NUMBER = 10**6  # of concurrent calls: a replica's own admission knows how many it can take
 STARTS_S = 60.0  # seconds in which a replica starts, once there are cores for it
 ENDS_S = 15.0  # seconds after --drain-timeout, for the last answers and the end of a process
 # of a front: requests wait for no other thread; and asyncio's own event loop, for which
 # web/middleware/connection.py is
 ONE_LOOP = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0", "RAY_USE_UVLOOP": "0"}
-# of Serve's own log; ours is separate
-LOG: dict[str, Any] = {"log_level": "WARNING", "enable_access_log": False}
+# options of replicas and fronts
+BOTH: dict[str, Any] = {
+    "max_ongoing_requests": 10**6,  # a replica's own admission knows how many it can take
+    "health_check_period_s": 2,
+    "graceful_shutdown_wait_loop_s": 0.2,
+    # Serve's own log; ours is separate
+    "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+}
 LOST = (
     RayActorError,
     WorkerCrashedError,
@@ -130,31 +135,20 @@ def _anywhere(settings: Settings) -> Settings:
 def replicas(settings: Settings) -> Application:
     threads, number = settings.replica_threads, max(1, settings.replicas)
     gpus = ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0
-    gpu = (
-        {"num_gpus": 1}
-        if settings.device == "cuda" or (settings.device == "auto" and gpus >= number)
-        else {}
-    )
-    environment = {
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "RAY_USE_UVLOOP": "0",
-        **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
-    }
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", "RAY_USE_UVLOOP": "0"}
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    actor: dict[str, Any] = {"num_cpus": max(1, threads), "runtime_env": {"env_vars": environment}}
+    if settings.device == "cuda" or (settings.device == "auto" and gpus >= number):
+        actor["num_gpus"] = 1
     return serve.deployment(
         ReplicaActor,
         name="Engine",
         num_replicas=number,
-        max_ongoing_requests=ANY_NUMBER,
-        ray_actor_options={
-            "num_cpus": max(1, threads),
-            "runtime_env": {"env_vars": environment},
-            **gpu,
-        },
-        health_check_period_s=2,
+        ray_actor_options=actor,
         health_check_timeout_s=math.ceil(settings.watchdog_timeout),
-        graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=settings.drain_timeout + ENDS_S,
-        logging_config=LOG,
+        **BOTH,
     ).bind(_anywhere(settings), threads)
 
 
@@ -164,15 +158,12 @@ def fronts(settings: Settings, replicas: Application | DeploymentHandle) -> Appl
         Front,
         name="Front",
         num_replicas=max(1, settings.fronts),
-        max_ongoing_requests=ANY_NUMBER,
         ray_actor_options={
             "num_cpus": 1,
             "runtime_env": {"env_vars": ONE_LOOP | {"OMP_NUM_THREADS": "1"}},
         },
-        health_check_period_s=2,
-        graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=settings.drain_timeout + ENDS_S,
-        logging_config=LOG,
+        **BOTH,
     ).bind(_anywhere(settings), replicas)
 
 

@@ -120,7 +120,7 @@ class FrontServer(Server):
             self.closes_at_once = True
             self.handle_exit(signal.SIGTERM, None)
 
-    def _announce(self, sockets: list[Any], loop: asyncio.AbstractEventLoop) -> None:
+    def _announce(self, sockets: list[Any]) -> None:
         """Do nothing: `linpix serve` itself announces where the fronts are."""
 
 

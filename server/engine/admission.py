@@ -186,9 +186,10 @@ class Admission(Requests):
 
     def _forget_idle(self) -> None:
         """Free the memory of models that are no longer served and have no requests."""
-        serving = [*self.models.values()]
         over = [
-            model for model in self._all.values() if not model.requests and model not in serving
+            model
+            for model in self._all.values()
+            if not model.requests and model not in self.models.values()
         ]
         if not over:
             return
@@ -246,7 +247,17 @@ class Admission(Requests):
             request.late = True
             self._thread.cancel(request.id, engine)
             request.send(deadline_passed(request.timeout_s))
-        self._count(model, report)
+        metrics, labels = self.metrics, (model.name, model.backend)
+        if report.passes:
+            metrics.pixels_generated.labels(*labels).inc(report.subpixels)
+            metrics.state_saturations.labels(model.name).inc(report.saturated)
+        for seconds in report.prefill_s:
+            metrics.prefill.labels(model.name).observe(seconds)
+        if report.retries:
+            metrics.quanta_retried.labels(model.name).inc()
+        elif report.passes:
+            metrics.engine_step.labels(*labels).observe(report.seconds / report.passes)
+            metrics.engine_step_batch_size.observe(report.batch)
 
     def _finished(self, model: Model, request: Request, image: Image) -> None:
         """An attempt at an image is done: begin the next one, or send the best."""
@@ -280,19 +291,6 @@ class Admission(Requests):
         not_finite = isinstance(error, FloatingPointError)
         self.metrics.faults_isolated.labels(name, "not_finite" if not_finite else "threw").inc()
         request.send(engine_failed(f"{error if not_finite else why}; {cure}"))
-
-    def _count(self, model: Model, report: Report) -> None:
-        metrics, labels = self.metrics, (model.name, model.backend)
-        if report.passes:
-            metrics.pixels_generated.labels(*labels).inc(report.subpixels)
-            metrics.state_saturations.labels(model.name).inc(report.saturated)
-        for seconds in report.prefill_s:
-            metrics.prefill.labels(model.name).observe(seconds)
-        if report.retries:
-            metrics.quanta_retried.labels(model.name).inc()
-        elif report.passes:
-            metrics.engine_step.labels(*labels).observe(report.seconds / report.passes)
-            metrics.engine_step_batch_size.observe(report.batch)
 
     def work_done(self, id: str, error: Exception | None) -> None:
         if error is not None and (request := self.in_progress.get(id)) is not None:

@@ -26,11 +26,10 @@ logger = logging.getLogger("linpix")
 class Catalogue:
     """The checkpoints that the settings name, as engines."""
 
-    def __init__(
-        self, settings: Settings, faults: Faults | None = None, *, share: bool = False
-    ) -> None:
+    def __init__(self, settings: Settings, *, share: bool = False) -> None:
         """share: whether other processes on this machine serve the same models."""
-        self._settings, self._faults, self._share = settings, faults, share
+        self._settings, self._share = settings, share
+        self._faults = Faults(settings.faults) if settings.faults else None
 
     def read(self) -> dict[str, Engine]:
         """An engine per model, the default one first. Raises CheckpointError or ValueError with the
@@ -70,11 +69,11 @@ class Catalogue:
         except (OSError, ValueError) as error:
             self._refuse(admission, f"the models that are served do not change: {error}")
             return
+        serving = {name: model.engine for name, model in admission.models.items()}
         for name, folder in present.items():
-            model = admission.models.get(name)
-            served = model.engine if model else None
+            served = serving.get(name)
             try:
-                fresh = await asyncio.to_thread(self._changed, folder, served)
+                fresh = await asyncio.to_thread(self._engine, folder, served)
             except Exception as error:
                 known = isinstance(error, (OSError, ValueError))
                 self._refuse(
@@ -85,23 +84,20 @@ class Catalogue:
                 continue
             if admission.draining or admission.gone:
                 return
-            if fresh is None:
-                admission.metrics.reloads.labels("unchanged").inc()
-            else:
-                self._put(admission, name, fresh, list(present))
-        self._remove(admission, [name for name in admission.models if name not in present])
+            outcome = "unchanged"
+            if fresh is not None:
+                outcome = "replaced" if served else "added"
+                serving[name] = fresh
+                order = [*present, *serving]
+                serving = {other: serving[other] for other in order if other in serving}
+                admission.serve(serving)
+                digest = fresh.decoder.checkpoint.digest[:16]
+                logger.warning("SIGHUP: %s is %s: checkpoint %s", name, outcome, digest)
+            admission.metrics.reloads.labels(outcome).inc()
+        self._remove(admission, serving, [name for name in serving if name not in present])
 
-    def _put(self, admission: Admission, name: str, fresh: Engine, order: list[str]) -> None:
-        outcome = "replaced" if name in admission.models else "added"
-        serving = {other: model.engine for other, model in admission.models.items()} | {name: fresh}
-        admission.serve({model: serving[model] for model in [*order, *serving] if model in serving})
-        logger.warning(
-            "SIGHUP: %s is %s: checkpoint %s", name, outcome, fresh.decoder.checkpoint.digest[:16]
-        )
-        admission.metrics.reloads.labels(outcome).inc()
-
-    def _remove(self, admission: Admission, gone: list[str]) -> None:
-        none_left = len(gone) == len(admission.models)
+    def _remove(self, admission: Admission, serving: dict[str, Engine], gone: list[str]) -> None:
+        none_left = len(gone) == len(serving)
         for name in gone:
             folder = admission.models[name].checkpoint.folder
             if left := folders.unfinished(folder):
@@ -118,13 +114,8 @@ class Catalogue:
                     f"left; put a valid checkpoint into {folder.parent}, and send SIGHUP again",
                 )
             else:
-                admission.serve(
-                    {
-                        other: model.engine
-                        for other, model in admission.models.items()
-                        if other != name
-                    }
-                )
+                del serving[name]
+                admission.serve(serving)
                 logger.warning("SIGHUP: %s was removed", name)
                 admission.metrics.reloads.labels("removed").inc()
 
@@ -146,21 +137,15 @@ class Catalogue:
                 )
         return found
 
-    def _changed(self, folder: Path, served: Engine | None) -> Engine | None:
-        """The model of a folder, or None if it is the one served. Raises ValueError with the
-        cure.
+    def _engine(self, folder: Path, served: Engine | None = None) -> Engine | None:
+        """The model of a folder; None if it is the one served, or if its attention draws no images
+        (ValueError if it is named, or would replace one). Raises ValueError with the cure.
         """
         if served is not None and checkpoint.digest_of(folder) == served.decoder.checkpoint.digest:
             return None
-        return self._engine(folder, required=served is not None)
-
-    def _engine(self, folder: Path, *, required: bool = False) -> Engine | None:
-        """The model of a folder; None if its attention draws no images (ValueError if it is
-        required or named).
-        """
         settings, config = self._settings, _config_of(folder)
         if not attention_for(config).steps_as:
-            if settings.models or required:
+            if settings.models or served is not None:
                 raise ValueError(
                     f"{folders.name_of(folder)} has {config.attention} attention, which cannot"
                     " draw images; leave it out of --models"
@@ -194,7 +179,7 @@ class Catalogue:
             found = []
             for name in settings.models.split(","):
                 try:
-                    found.append(folders.find(name.strip(), settings.checkpoints))
+                    found.append(folders.find(name, settings.checkpoints))
                 except CheckpointError:
                     if not missing:
                         raise

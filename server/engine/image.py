@@ -94,11 +94,10 @@ def chosen(image: Image) -> Image:
     best, this = image.best, image.recognised
     if best is None or this is None or best.recognised is None:
         return image
-    if this.rank > best.recognised.rank:
-        best = image
-    assert best.recognised is not None
-    recognised = best.recognised._replace(attempts=image.attempt)
-    return replace(best, recognised=recognised)
+    recognised = best.recognised
+    if this.rank > recognised.rank:
+        best, recognised = image, this
+    return replace(best, recognised=recognised._replace(attempts=image.attempt))
 
 
 def best_of(images: Sequence[Recognised], count: int) -> list[int]:

@@ -71,7 +71,7 @@ def queue_order(interactive: Iterable[Remaining], bulk: Iterable[Remaining]) -> 
     """Waiting images in the order in which they will get slots."""
     classes, order, overtaken = (deque(interactive), deque(bulk)), list[Remaining](), 0
     while classes[False] or classes[True]:
-        kind = bulk_is_next(len(classes[False]), len(classes[True]), overtaken)
+        kind = bulk_is_next(*classes, overtaken)
         order.append(classes[kind].popleft())
         overtaken = 0 if kind or not classes[True] else overtaken + 1
     return order
@@ -141,7 +141,7 @@ class Model(ServedModel):
         only_bulk = images <= room  # only bulk images have too little room
         # none, if all room is held by pictures to be scored
         until_s = [end for end, _ in self.ends()] or [0.0]
-        waiting = self.waiting(True if only_bulk else None)
+        waiting = self.waiting(only_bulk or None)
         raise queue_full(
             waiting, images, self.queue[only_bulk], until_s[min(excess, len(until_s)) - 1]
         )
@@ -228,19 +228,11 @@ class Model(ServedModel):
 
         Decoding them all the same would also delay the requests behind them.
         """
-        waiting = [
-            request
-            for request in self.requests.values()
-            if not (request.begun or request.late or request.job.scored)
-        ]
-        token_s = (
-            self.seconds_per_token(min(len(self.engine.slots.running) + 1, self.slots))
-            if waiting
-            else 0.0
-        )
+        token_s = self.seconds_per_token(min(len(self.engine.slots.running) + 1, self.slots))
         next_report = time.monotonic() + QUANTUM_S  # at the latest
         return [
             request
-            for request in waiting
-            if request.tokens * token_s * SAFETY > request.deadline - next_report
+            for request in self.requests.values()
+            if not (request.begun or request.late or request.job.scored)
+            and request.tokens * token_s * SAFETY > request.deadline - next_report
         ]

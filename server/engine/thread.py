@@ -196,12 +196,10 @@ class EngineThread:
             ended, error = True, raised
         now = time.perf_counter()
         work.rests_until = now + work.rest * (now - began)
-        others = [other for other in self._background if other is not work]
-        self._background = [
-            *(other for other in others if other.client != work.client),
-            *([] if ended else [work]),
-            *(other for other in others if other.client == work.client),
-        ]
+        left = [] if ended else [work]
+        left += [other for other in self._background if other is not work]
+        # sorted keeps the order of equals: this work stays before others of its client
+        self._background = sorted(left, key=lambda other: other.client == work.client)
         if ended:
             self.report(self._reports.work_done, work.id, error)
         return now - began

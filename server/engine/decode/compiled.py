@@ -26,6 +26,8 @@ from .failures import EngineLost
 from .slots import Numbers, Plan, slots_of
 
 READS_TOGETHER, READS_ON_GPU = 8, 64  # requests, or images, in one call of the kernels
+# (B,) each: whether all parameters were finite, the steps taken, and how many of these were passes
+Decoded = tuple[NDArray[np.bool_], Numbers, Numbers]
 
 
 class BitwiseDecoder(Decoder):
@@ -65,13 +67,10 @@ class BitwiseDecoder(Decoder):
         return Advance(positions + taken, passes, slots[~finite].tolist())
 
     @abstractmethod
-    def decode(
-        self, rows: Numbers, temperatures: NDArray[np.float32], passes: int
-    ) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
+    def decode(self, rows: Numbers, temperatures: NDArray[np.float32], passes: int) -> Decoded:
         """Advance images by their steps, or as far as `passes` passes take them.
 
-        rows: see ROWS in model/packing.py. Returns, (B,) each: whether all parameters were finite,
-        the steps taken, and how many of these were passes.
+        rows: see ROWS in model/packing.py.
         """
 
 
@@ -110,9 +109,7 @@ class CompiledDecoder(BitwiseDecoder):
         self.packed.prefill(self._pools, from_numpy(self.slots.rows(slots, positions, steps)))
 
     @torch.inference_mode()
-    def decode(
-        self, rows: Numbers, temperatures: NDArray[np.float32], passes: int
-    ) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
+    def decode(self, rows: Numbers, temperatures: NDArray[np.float32], passes: int) -> Decoded:
         _, finite, taken, passed = self.packed.decode(
             self._pools, from_numpy(rows), from_numpy(temperatures), passes=passes
         )
@@ -173,9 +170,7 @@ class CudaDecoder(BitwiseDecoder):
         return self.pool.images(slots).numpy()
 
     @_on_gpu()
-    def decode(
-        self, rows: Numbers, temperatures: NDArray[np.float32], passes: int
-    ) -> tuple[NDArray[np.bool_], Numbers, Numbers]:
+    def decode(self, rows: Numbers, temperatures: NDArray[np.float32], passes: int) -> Decoded:
         """Raises EngineLost if the GPU no longer answers."""
         done = self.pool.decode(rows, temperatures, passes=passes)
         self.saturated = self.pool.saturated()

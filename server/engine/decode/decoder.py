@@ -87,8 +87,7 @@ class Decoder(ABC):
             # on taking, not on giving back: a crashed request gives back nothing clean
             self.pool.clear(slot)
         start = self.net.start_index(images[0].label)
-        reads = bool(self.config.patch)
-        self.slots.fill(images, np.array(slots), start, reads=reads)
+        self.slots.fill(images, np.array(slots), start, reads=bool(self.config.patch))
         if self.config.class_first and not self.slots.conditioned[slots[0]]:
             self._set_classes(slots, torch.zeros(1, self.config.classes))
 
@@ -103,7 +102,10 @@ class Decoder(ABC):
         requests: the slots of each; its images differ in their seeds only. Images without a class
         get one that fits what is known.
         """
-        scores = self.read_into([slots[0] for slots in requests])
+        firsts = [slots[0] for slots in requests]
+        canvas, known = from_numpy(self.slots.canvas[firsts]), from_numpy(self.slots.known[firsts])
+        # a decoder reads into the pool that it was made with
+        scores = self.read_known(canvas, known, cast(State, self.pool), torch.tensor(firsts))
         for row, slots in enumerate(requests):
             self.copy(slots)
             self._set_classes(slots, scores[row : row + 1])
@@ -140,16 +142,9 @@ class Decoder(ABC):
         judged = zip(labels, log_probs, torn, strict=True)
         return [Recognised(label, float(row[label]), in_pieces) for label, row, in_pieces in judged]
 
-    def read_into(self, slots: Sequence[int]) -> Tensor:
-        """Fold what is known of images into their slots; returns class scores, (B, classes)."""
-        canvas = from_numpy(self.slots.canvas[slots])
-        known = from_numpy(self.slots.known[slots])
-        # a decoder reads into the pool that it was made with
-        return self.read_known(canvas, known, cast(State, self.pool), torch.tensor(slots))
-
     def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
-        """The same for any state, at places, (B,). canvas: (B, T) uint8 · known: (B, T) bool. This
-        runs in torch.
+        """Fold what is known of images into a state at places, (B,); returns class scores, (B,
+        classes). canvas: (B, T) uint8 · known: (B, T) bool. This runs in torch.
         """
         assert isinstance(self.net, Conditional)
         with decode_threads(self.net, self.config.patches + 1, 0):

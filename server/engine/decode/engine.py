@@ -108,21 +108,21 @@ class Engine:
     def _take(self, images: list[Image]) -> None:
         """Put images that share what is known into their slots."""
         self.beat()
-        job, length = images[0].job, self.config.length
+        job, length, table = images[0].job, self.config.length, self.slots
         slots = np.array(slots_of(images))
         self.decoder.take(images)
         prefix, state = job.prefix // self.config.token_size, State.DRAWING
-        if self.slots.conditioned[slots[0]] and prefix < length:  # else nothing is to be drawn
+        if table.conditioned[slots[0]] and prefix < length:  # else nothing is to be drawn
             state = State.READING
         elif 0 < prefix < length:
             state = State.PREFILL
-        self.slots.place(slots, prefix, drawing=state is State.DRAWING)
-        if state is State.PREFILL:
-            self.slots.position[slots] = 0
-        self.slots.streams[slots] = job.stream
-        self.slots.next_row[slots] = NEVER
+        table.position[slots] = 0 if state is State.PREFILL else prefix
+        table.left[slots] = table.left_from[slots, prefix]
+        table.drawing[slots] = state is State.DRAWING
+        table.streams[slots] = job.stream
+        table.next_row[slots] = NEVER
         if job.stream or images[0].attempt == 1:
-            self.slots.next_row[slots] = prefix // self.config.row_length + 1
+            table.next_row[slots] = prefix // self.config.row_length + 1
         for image in images:
             image.state = state  # last: the event loop may look at any time
         if state is not State.DRAWING:

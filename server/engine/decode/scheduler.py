@@ -5,7 +5,7 @@ every quantum is kept in arrays: thousands of images may be decoded at once.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 
 import numpy as np
 
@@ -17,12 +17,12 @@ BULK_EVERY = 4  # while bulk images wait, they get one in so many slots
 QUANTUM_S = 0.050
 
 
-def bulk_is_next(interactive: int, bulk: int, overtaken: int) -> bool:
-    """Whether the next slot is for a bulk image, with so many of each class waiting.
+def bulk_is_next(interactive: Sized, bulk: Sized, overtaken: int) -> bool:
+    """Whether the next slot is for a bulk image, with these of each class waiting.
 
     overtaken: slots that interactive images got in a row while bulk images waited.
     """
-    return bulk > 0 and (not interactive or overtaken >= BULK_EVERY - 1)
+    return bool(bulk) and (not interactive or overtaken >= BULK_EVERY - 1)
 
 
 class Scheduler:
@@ -69,7 +69,7 @@ class Scheduler:
         """
         joined: list[Image] = []
         while self.slots.free:
-            bulk = bulk_is_next(len(self.interactive), len(self.bulk), self.overtaken)
+            bulk = bulk_is_next(self.interactive, self.bulk, self.overtaken)
             queue = self.bulk if bulk else self.interactive
             if not queue or (joined and queue[0].key != joined[0].key):
                 break

@@ -79,12 +79,6 @@ class Slots:
         unread = ~(known[:: self.token_size] & conditioned)
         self.left_from[slots, :-1] = unread[::-1].cumsum()[::-1]
 
-    def place(self, slots: Numbers, position: int, *, drawing: bool) -> None:
-        """Say where images begin. drawing: whether they take steps at once"""
-        self.position[slots] = position
-        self.left[slots] = self.left_from[slots, position]
-        self.drawing[slots] = drawing
-
     def rows(self, slots: Numbers, positions: Numbers, steps: Numbers) -> Numbers:
         """(6, B), as the kernels take them: the lines of ROWS in model/packing.py."""
         return np.stack(
