@@ -67,10 +67,9 @@ class Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         if self.form == "text" and getattr(record, "plain", False):
             return record.getMessage()
-        message = _without_secrets(record.getMessage())
-        trace = ""
+        message, trace = _SECRETS.sub(_left_out, record.getMessage()), ""
         if record.exc_info:
-            trace = _without_secrets(self.formatException(record.exc_info))
+            trace = _SECRETS.sub(_left_out, self.formatException(record.exc_info))
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, Any] = {
             "time": f"{seconds}.{int(record.msecs):03}Z",
@@ -97,8 +96,8 @@ class Formatter(logging.Formatter):
         return text.replace("\n", "\n    ")  # so that no message looks like a record of its own
 
 
-def _without_secrets(text: str) -> str:
-    return _SECRETS.sub(lambda found: f"[{len(found[0])} characters left out]", text)
+def _left_out(secret: re.Match[str]) -> str:
+    return f"[{len(secret[0])} characters left out]"
 
 
 class Lines(QueueHandler):
