@@ -100,8 +100,8 @@ def sample(
 
     return draw(
         model,
-        count,
         None,
+        count=count,
         label=label,
         seed=seed,
         temperature=temperature,
@@ -146,9 +146,9 @@ def complete(
 
     return draw(
         model,
-        count,
         (image, known),
         prepare,
+        count=count,
         label=label,
         seed=seed,
         temperature=temperature,

@@ -124,15 +124,15 @@ def _drawn(engine: Engine, job: Job, shards: Sequence[range], bar: "tqdm[Any]") 
 
 def _write(number: int, image: Image, job: Job, engine: Engine, scale: int, add: Add) -> None:
     """Add the PNG and JSON of an image to its shard."""
-    decoder = engine.decoder
+    decoder, checkpoint = engine.decoder, engine.decoder.checkpoint
     facts = {
         "seed": job.seed + number,
         "label": image.label,
-        "class": class_name(image, decoder.checkpoint),
+        "class": class_name(image, checkpoint),
         "temperature": job.temperature,
         "attempts": job.attempts,
-        "model": decoder.checkpoint.name,
-        "digest": decoder.checkpoint.digest,
+        "model": checkpoint.name,
+        "digest": checkpoint.digest,
         "engine": decoder.kind,
         "precision": decoder.precision,
     }

@@ -41,9 +41,13 @@ from .output import Output, check_output, kind_of, scale_of
 
 
 def serve(given: argparse.Namespace) -> None:
-    flags: dict[str, Any] = {name: getattr(given, name) for name in Settings.model_fields}
+    flags: dict[str, Any] = {
+        name: flag
+        for name, flag in vars(given).items()
+        if name in Settings.model_fields and flag is not None
+    }
     try:
-        settings = Settings(**{name: flag for name, flag in flags.items() if flag is not None})
+        settings = Settings(**flags)
     except ValidationError as invalid:
         first = invalid.errors()[0]
         name = str(first["loc"][0])
@@ -104,8 +108,10 @@ def _sample_shards(given: argparse.Namespace) -> None:
     speed = None
     if count:
         speed = count / seconds
-        how = f"{speed:.2f} images/s, {decoder.kind} engine, {decoder.precision}"
-        text += f" in {seconds:.2f} s ({how})"
+        text += (
+            f" in {seconds:.2f} s ({speed:.2f} images/s, {decoder.kind} engine,"
+            f" {decoder.precision})"
+        )
     result = {
         "images": given.count,
         "images_per_second": speed,
@@ -151,7 +157,7 @@ def _opened(given: argparse.Namespace) -> tuple[Engine, Job, Output]:
     given.colours = preview.colours_of(sys.stderr, given.preview, os.environ)
     checkpoint = checkpoints.named(given.model, given.checkpoints)
     config = checkpoint.net.config
-    scale = scale_of(kind, given.count, config, given.scale, screen=sys.stdout.isatty())
+    scale = scale_of(kind, given.count, config, given.scale)
     job = new_job(
         checkpoint,
         given.count,
@@ -202,9 +208,9 @@ def _produce(
     if output.kind:
         indices = [image.index for image in kept]
         moments = [rows[indices] for rows in progress.film.moments]
-        frames = output.write_all(pixels_of(kept), moments, job.known)
+        output.write_all(pixels_of(kept), moments, job.known)
         if animated:
-            facts["frames"], text = frames, f"{text} ({frames} frames)"
+            facts["frames"], text = len(moments), f"{text} ({len(moments)} frames)"
     elif job.candidates:
         for place, image in enumerate(kept):
             output.write_one(place, image)
@@ -245,7 +251,7 @@ def compare(given: argparse.Namespace) -> None:
     checkpoint = checkpoints.read(folder)
     comparison = Comparison(
         checkpoint,
-        find_twins(checkpoint, checkpoint.folder.parent),
+        find_twins(checkpoint),
         plan,
         command=given.command_line,
     )

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from linpix.model.attempts import unsure
 from linpix.model.checkpoint import Checkpoint, named
+from linpix.model.palette import pictures_of
 from linpix.model.team import limit_threads
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
@@ -25,7 +26,7 @@ from linpix.server.engine.job import Job, class_of, new_job
 from linpix.server.pictures import uploads
 from linpix.server.pictures.uploads import Preparation
 
-from .pictures import Images, read_given, shown
+from .pictures import Images, read_given
 
 
 def produce(
@@ -81,9 +82,14 @@ def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
                 "--precision fp32, and if that does not help, restore the checkpoint"
             ) from error
         raise error
-    following = {image: again(image) for image in report.finished}
-    engine.scheduler.submit([image for image in following.values() if image is not None])
-    return report, [image for image, further in following.items() if further is None]
+    finished = []
+    for image in report.finished:
+        further = again(image)
+        if further is None:
+            finished.append(image)
+        else:
+            engine.scheduler.submit([further])
+    return report, finished
 
 
 def unsure_of(images: Iterable[Image]) -> list[str]:
@@ -98,6 +104,12 @@ def unsure_of(images: Iterable[Image]) -> list[str]:
 def warn(command: str, sentences: Iterable[str]) -> None:
     for warning in sentences:
         print(f"linpix {command}: {warning}", file=sys.stderr)
+
+
+def warn_caller(sentences: Iterable[str]) -> None:
+    """Warn the program that calls a function of linpix, which calls an undisturbed one."""
+    for warning in sentences:
+        warnings.warn(warning, stacklevel=5)
 
 
 @contextlib.contextmanager
@@ -125,20 +137,18 @@ def undisturbed() -> Iterator[None]:
 @undisturbed()
 def draw(
     model: str | Path,
-    count: int,
     given: tuple[object, object] | None,
     prepare: Preparation = "none",
     *,
     label: Any,
-    batch: int,
     checkpoints: str | Path | None,
     progress: bool | None,
     **options: Any,
 ) -> Images:
     """`linpix.sample`, `linpix.complete`. given: an image to complete, and what of it is known ·
-    options: new_job's.
+    options: count, batch, and new_job's.
     """
-    options = _checked_numbers({"count": count, "batch": batch, **options})
+    _check_numbers(options)
     count, batch = options.pop("count"), options.pop("batch")
     if prepare not in get_args(Preparation):
         raise ValueError(f"prepare must be none or mnist, got {prepare!r}")
@@ -156,21 +166,21 @@ def draw(
                 f" {len(labels)} labels for {count} images"
             )
     job = new_job(checkpoint, count, label=class_of(label, checkpoint), **options)
-    for warning in checkpoint.temperature_warnings(job.temperature):
-        warnings.warn(warning, stacklevel=4)
+    warn_caller(checkpoint.temperature_warnings(job.temperature))
     if given is not None:
         upload = read_given(*given, config, preparation=prepare)
         job = replace(job, canvas=upload.canvas, known=upload.known)
-        for warning in uploads.warnings_of(upload, checkpoint):
-            warnings.warn(warning, stacklevel=4)
+        warn_caller(uploads.warnings_of(upload, checkpoint))
     hidden = None if progress is None else not progress  # None: unless on a terminal
     with tqdm(total=job.count, unit="image", disable=hidden, file=sys.stderr) as bar:
         engine = Engine(new_decoder(checkpoint, min(job.count, batch)))
         images, _ = produce(engine, job, lambda image: bar.update(), labels=labels)
-    for warning in unsure_of(images):
-        warnings.warn(warning, stacklevel=4)
+    warn_caller(unsure_of(images))
+    pictures = pictures_of(pixels_of(images), config)
+    if pictures.shape[-1] == 1:
+        pictures = pictures[..., 0]
     return Images(
-        shown(pixels_of(images), config),
+        pictures,
         config,
         [job.seed + image.index for image in images],
         [class_name(image, checkpoint) for image in images],
@@ -178,21 +188,21 @@ def draw(
     )
 
 
-def _checked_numbers(options: dict[str, Any]) -> dict[str, Any]:
-    """The options, with whole numbers as int: numpy's have no bit_length. Raises ValueError."""
-    checked = dict(options)
+def _check_numbers(options: dict[str, Any]) -> None:
+    """Make whole numbers int in place: numpy's have no bit_length. Raises ValueError."""
     for name, value in options.items():
+        if value is None:
+            continue
         if isinstance(value, numbers.Integral):
-            checked[name] = int(value)
+            options[name] = int(value)
         elif name == "temperature":
-            if value is not None and not isinstance(value, numbers.Real):
+            if not isinstance(value, numbers.Real):
                 raise ValueError(f"{name} must be a number, got {value!r}")
-        elif value is not None and name != "attempts":  # which new_job checks
+        elif name != "attempts":  # which new_job checks
             raise ValueError(f"{name} must be a whole number, got {value!r}")
     for name in ("count", "batch"):
-        if checked[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {checked[name]}")
-    return checked
+        if options[name] < 1:
+            raise ValueError(f"{name} must be at least 1, got {options[name]}")
 
 
 def class_name(image: Image, checkpoint: Checkpoint) -> str | None:

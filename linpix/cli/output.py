@@ -2,6 +2,7 @@
 animation of it.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,20 +64,14 @@ def check_output(out: str) -> Kind | None:
 
 
 def scale_of(
-    kind: Kind | None,
-    count: int,
-    config: ModelConfig,
-    wanted: int | Literal["auto"] | None,
-    *,
-    screen: bool,
+    kind: Kind | None, count: int, config: ModelConfig, wanted: int | Literal["auto"] | None
 ) -> int:
-    """By which factor to enlarge the images of --out. wanted: --scale · screen: a grid is probably
-    looked at.
-    """
+    """By which factor to enlarge the images of --out. wanted: --scale."""
     given = None if wanted == "auto" else wanted
     if kind in ("GIF", "WEBP"):
         return animation.enlargement(count, config, given)
-    if wanted == "auto" or (kind == "PNG" and wanted is None and screen):
+    # a grid is probably looked at, if a terminal is used
+    if wanted == "auto" or (kind == "PNG" and wanted is None and sys.stdout.isatty()):
         together = count if kind else 1
         width, _ = animation.sheet_size(together, config)
         return max(1, animation.WIDEST // width)
@@ -109,9 +104,8 @@ class Output:
         images: NDArray[np.uint8],
         moments: Iterable[NDArray[np.intp]],
         known: NDArray[np.bool_] | None,
-    ) -> int:
-        """Write a grid of images, or an animation of it; returns its number of frames, 1 for a
-        grid.
+    ) -> None:
+        """Write a grid of images, or an animation of it.
 
         moments: finished image rows of each image, one array a frame · known: (T,) of a picture
                  that was completed.
@@ -120,15 +114,14 @@ class Output:
             frames = [
                 animation.grid(images, self.config, rows=rows, known=known) for rows in moments
             ]
-            _write(self.path, animation.animate(frames, self.kind, self.scale))
-            return len(frames)
-        if len(images) == 1:  # without a frame: to be completed or scored
-            _write(self.path, encode.png(images[0], self.config, self.scale))
-            return 1
-        sheet = animation.grid(images, self.config)
-        sheet = sheet.repeat(self.scale, axis=0).repeat(self.scale, axis=1)
-        _write(self.path, encode.encoded(sheet.reshape(*sheet.shape[:2], -1)))
-        return 1
+            content = animation.animate(frames, self.kind, self.scale)
+        elif len(images) == 1:  # without a frame: to be completed or scored
+            content = encode.png(images[0], self.config, self.scale)
+        else:
+            sheet = animation.grid(images, self.config)
+            sheet = sheet.repeat(self.scale, 0).repeat(self.scale, 1)
+            content = encode.encoded(sheet.reshape(*sheet.shape[:2], -1))
+        _write(self.path, content)
 
 
 def _write(file: str, content: bytes) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from linpix.model.config import ModelConfig
 from linpix.model.orientation import orientation
-from linpix.model.palette import nearest, pictures_of
+from linpix.model.palette import nearest
 from linpix.server.errors import InvalidRequest
 from linpix.server.pictures import uploads
 from linpix.server.pictures.pictures import LARGEST_UPLOAD, eight_bits, upright
@@ -118,12 +118,6 @@ class Images(np.ndarray[Any, np.dtype[np.uint8]]):
         return out.getvalue()
 
 
-def shown(images: NDArray[np.uint8], config: ModelConfig) -> NDArray[np.uint8]:
-    """What images (count, T) show: (count, height, width), or (..., 3 or 4) in colour."""
-    pictures = pictures_of(images, config)
-    return pictures[..., 0] if pictures.shape[-1] == 1 else pictures
-
-
 def read_given(image: object, known: object, config: ModelConfig, **options: Any) -> uploads.Upload:
     """Read a picture as an upload is read. image, known: as in linpix.complete · options: of
     uploads.read.
@@ -136,16 +130,16 @@ def read_given(image: object, known: object, config: ModelConfig, **options: Any
         mask = _encoded(_picture_of(known))
     elif known is not None:
         kept, sizes = _array(known, "known"), [(config.height, config.width)]
-        if isinstance(picture, Image.Image) and picture.size[::-1] != sizes[0]:
-            sizes.insert(0, picture.size[::-1])
-        if kept.dtype != np.bool_ or (
-            kept.shape not in sizes if isinstance(picture, Image.Image) else kept.ndim != 2
-        ):
+        fits = kept.ndim == 2
+        if isinstance(picture, Image.Image):
+            sizes = list(dict.fromkeys((picture.size[::-1], *sizes)))
+            fits = kept.shape in sizes
+        if kept.dtype != np.bool_ or not fits:
             raise ValueError(
                 f"known must be bool of shape {' or '.join(map(str, sizes))}, true for pixels to"
                 f" keep, or a number of rows, got {kept.dtype} of shape {kept.shape}"
             )
-        alpha = np.where(kept, 255, 0).astype(np.uint8)
+        alpha = kept.astype(np.uint8) * 255
         mask = _encoded(Image.fromarray(np.dstack([alpha, alpha])))
     try:
         return uploads.read(_encoded(picture), config, mask=mask, keep_rows=rows, **options)
@@ -165,7 +159,7 @@ def _picture_of(given: object) -> Image.Image | Path:
     values = _array(given, "image")
     if (
         values.dtype != np.uint8
-        or values.ndim not in (2, 3)
+        or values.ndim < 2
         or not values.size
         or values.shape[2:] not in ((), (1,), (3,), (4,))
     ):

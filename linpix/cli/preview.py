@@ -3,6 +3,7 @@
 A picture is (height, width) of greys or (height, width, 3 or 4) of colours, uint8.
 """
 
+import contextlib
 import os
 import shutil
 import time
@@ -88,11 +89,11 @@ def terminal_size(stream: TextIO) -> os.terminal_size:
     """Columns and lines of a stream's terminal; if it does not say, of COLUMNS and LINES, else 80
     and 24.
     """
-    try:
+    with contextlib.suppress(OSError, ValueError):
         size = os.get_terminal_size(stream.fileno())
-    except (OSError, ValueError):
-        size = os.terminal_size((0, 0))
-    return size if min(size) > 0 else shutil.get_terminal_size()
+        if min(size) > 0:
+            return size
+    return shutil.get_terminal_size()
 
 
 class Progress:

@@ -4,7 +4,6 @@ service.
 
 import argparse
 import json
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from linpix.server.pictures import uploads
 from linpix.server.pictures.encode import frame_of
 from linpix.server.pictures.likelihoods import labels_of, likelihood, map_png, numbers
 
-from .draw import undisturbed, warn
+from .draw import undisturbed, warn, warn_caller
 from .pictures import read_given
 
 
@@ -69,8 +68,7 @@ def score(
     checkpoint = named(model, checkpoints)
     config, number = checkpoint.net.config, class_of(label, checkpoint)
     found = read_given(image, known, config, scored=True)
-    for warning in uploads.warnings_of(found):
-        warnings.warn(warning, stacklevel=4)
+    warn_caller(uploads.warnings_of(found))
     every = "posterior" if posterior else ""
     bits, facts = _scored(checkpoint, found, number, every, bool(plausible))
     return Score(
@@ -125,10 +123,8 @@ def run(given: argparse.Namespace) -> None:
     every = "--labels all" if given.labels else ""
     upload = uploads.read(picture, config, mask=mask, keep_rows=given.keep_rows, scored=True)
     warn("score", uploads.warnings_of(upload))
-    (bits, found), facts = (
-        _scored(checkpoint, upload, label, every, bool(given.classes)),
-        upload.facts,
-    )
+    bits, found = _scored(checkpoint, upload, label, every, bool(given.classes))
+    facts = upload.facts
     if given.out:
         Path(given.out).write_bytes(map_png(bits, config, frame_of(given.scale, config)))
     if given.json:

@@ -91,14 +91,12 @@ class Backend:
         """Rows of a batch in one pass through the network: all, or as many whole prefixes as
         PASS_SIZE allows.
         """
+        if self.name in STATEFUL:
+            return batch
         rounds, config = ATTENTION[self.name].get("lsh_rounds"), self.net.config
         # lsh pads to whole chunks
         tokens = rounds * max(t + 1, config.lsh_chunk) if rounds else t + 1
-        return (
-            batch
-            if self.name in STATEFUL
-            else min(batch, max(1, PASS_SIZE // config.d_model // tokens))
-        )
+        return min(batch, max(1, PASS_SIZE // config.d_model // tokens))
 
     def fill(self) -> Iterator[None]:
         """Give every slot the memory of a whole image, as prefill would.

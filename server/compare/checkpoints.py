@@ -5,7 +5,6 @@ random ones.
 import dataclasses
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import get_args
 
 from linpix.model import checkpoint as checkpoints
@@ -23,13 +22,13 @@ for _kind in get_args(AttentionKind):
     _FREE.update(kind_of(_kind).options)
 
 
-def find_twins(checkpoint: Checkpoint, folder: Path) -> list[Checkpoint]:
-    """The checkpoints in `folder` to compare this one with: its twins; or the model that it is a
+def find_twins(checkpoint: Checkpoint) -> list[Checkpoint]:
+    """The checkpoints beside this one to compare it with: its twins; or the model that it is a
     twin of, followed by the other twins of that. Raises CheckpointError if one cannot be read.
     """
     family = checkpoint.net.config.twin_of or checkpoint.name
     found: list[Checkpoint] = []
-    for candidate in folders.under(folder):
+    for candidate in folders.under(checkpoint.folder.parent):
         try:
             theirs = json.loads((candidate / "config.json").read_text())["architecture"]
             related = candidate.name != checkpoint.name and family in (

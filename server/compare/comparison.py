@@ -85,20 +85,18 @@ class Comparison:
 
         clock, processor: see Stopwatch.
         """
+        ours = checkpoint.net.config
         sources, batches = sources_of(checkpoint, twins), sorted({1, *plan.batches})
         self.plan, self.progress, self._watch = plan, 0.0, Stopwatch(clock, processor)
-        wanted = {
-            name: config_of(name, checkpoint.net.config)
-            for name in BACKENDS
-            if name in plan.backends
-        }
         nets: dict[ModelConfig, Transformer] = {}  # several backends may share one
-        for name, config in wanted.items():
-            source = sources[name]
-            nets[config] = source.net if source else random_net(config)
         # notes: by name and batch
         self._backends, notes = list[Backend](), dict[tuple[str, int], str]()
-        for name, config in wanted.items():
+        for name in BACKENDS:
+            if name not in plan.backends:
+                continue
+            config, source = config_of(name, ours), sources[name]
+            if config not in nets:
+                nets[config] = source.net if source else random_net(config)
             net, free, rows = nets[config], free_bytes(), 1
             for batch in batches:
                 needed = batch * (net.attention.state_bytes if name in STATEFUL else 0)
@@ -118,7 +116,29 @@ class Comparison:
             self.cells.append(Cell(backend, batch, sources[backend.name], self._watch, note))
         # of the parameters of the two softmax forms, once it is measured
         self._difference: float | None = None
-        self._circumstances = _circumstances(checkpoint, sources, plan, command)
+        self._circumstances: Report = {  # what is known before anything is measured
+            "model": checkpoint.name,
+            "digest": checkpoint.digest,
+            "attention": ours.attention,
+            "twins": sorted({one.name for one in sources.values() if one} - {checkpoint.name}),
+            "subpixels": ours.subpixels,
+            "tokens": ours.length,
+            "layers": ours.layers,
+            "d_model": ours.d_model,
+            "machine": {
+                "cpu": processor_name(),
+                "cores": os.cpu_count(),
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+                "platform": platform.platform(),
+                "load": round(os.getloadavg()[0], 2),
+            },
+            "commit": commit(),
+            "command": command,
+            "budget_s": plan.budget_s,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "paper": PAPER,
+        }
         self._describe()
 
     def run(self) -> Iterator[None]:
@@ -136,7 +156,11 @@ class Comparison:
         }
 
     def _work(self) -> Iterator[None]:
-        yield from self._set_up()
+        # fill the memories, and measure how far the two softmax forms agree
+        for backend in self._backends:
+            yield from backend.fill()
+            if backend.name == "stateful-softmax" and "softmax" in self.plan.backends:
+                self._difference = yield from backend.difference()
         began = self._watch.elapsed()
         self._watch.deadline = began + self.plan.budget_s
         for stage in (
@@ -192,48 +216,8 @@ class Comparison:
     def _surveyed(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.round_seconds]
 
-    def _set_up(self) -> Iterator[None]:
-        """Fill the memories, and measure how far the two softmax forms agree."""
-        for backend in self._backends:
-            yield from backend.fill()
-            if backend.name == "stateful-softmax" and "softmax" in self.plan.backends:
-                self._difference = yield from backend.difference()
-
 
 # --- the report ---
-
-
-def _circumstances(
-    checkpoint: Checkpoint,
-    sources: dict[str, Checkpoint | None],
-    plan: ComparisonPlan,
-    command: str,
-) -> Report:
-    """What is known before anything is measured."""
-    config = checkpoint.net.config
-    return {
-        "model": checkpoint.name,
-        "digest": checkpoint.digest,
-        "attention": config.attention,
-        "twins": sorted({source.name for source in sources.values() if source} - {checkpoint.name}),
-        "subpixels": config.subpixels,
-        "tokens": config.length,
-        "layers": config.layers,
-        "d_model": config.d_model,
-        "machine": {
-            "cpu": processor_name(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "platform": platform.platform(),
-            "load": round(os.getloadavg()[0], 2),
-        },
-        "commit": commit(),
-        "command": command,
-        "budget_s": plan.budget_s,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "paper": PAPER,
-    }
 
 
 def _result(cell: Cell) -> Result:

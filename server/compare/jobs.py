@@ -21,8 +21,6 @@ from .checkpoints import find_twins
 from .comparison import Comparison, ComparisonPlan
 
 logger = logging.getLogger("linpix")
-# of the engine thread's background work: comparisons and clients' likelihoods take turns
-CLIENT = ""
 REST = 9.0  # times as long as a unit takes, while images are drawn
 # before the next one after a cancelled one: beginning takes time from live requests, cancelling is
 # free
@@ -57,34 +55,40 @@ class Comparisons:
 
     def begin(self, model: ServedModel, plan: ComparisonPlan) -> Run:
         """Start a comparison. Raises ServiceError."""
-        if running := next((job for job in self._jobs.values() if job.status == "running"), None):
-            raise still_running(running.id)
+        last = self.latest()
+        if last and last.status == "running":
+            raise still_running(last.id)
         left_s = self._quiet_until - time.monotonic()
         if left_s > 0 or (self._making and not self._making.done()):
             raise just_cancelled(next(reversed(self._jobs)), max(left_s, 0.1))
         job = Run(f"cmp-{next(self._ids)}", model.name, plan.budget_s)
         self._jobs = dict(list(self._jobs.items())[-15:])  # the last 16 stay readable
         self._jobs[job.id] = job
-        self._making = asyncio.get_running_loop().create_task(
-            self._make(job, model.checkpoint, plan)
-        )
+        self._making = asyncio.create_task(self._make(job, model.checkpoint, plan))
         return job
 
     def find(self, id: str) -> Run:
         """Raises ServiceError."""
         if id not in self._jobs:
             raise comparison_not_found(id, self._jobs)
-        return self._checked(self._jobs[id])
+        job = self._jobs[id]
+        # without an engine nothing else ends it
+        if job.status == "running" and self._admission.gone:
+            job.error, job.status = self._admission.gone, "failed"
+        return job
 
     def cancel(self, id: str) -> Run:
         """Raises ServiceError."""
         job = self.find(id)
-        self._cancel(job)
+        if job.status == "running":
+            job.status = "cancelled"
+            self._thread.cancel(f"comparison {job.id}")
+            self._quiet_until = time.monotonic() + PAUSE_S
         return job
 
     def latest(self) -> Run | None:
         """The last comparison that was begun, running or over."""
-        return self._checked(next(reversed(self._jobs.values()))) if self._jobs else None
+        return self.find(next(reversed(self._jobs))) if self._jobs else None
 
     async def watch(self, id: str, interval_s: float = 0.5) -> AsyncIterator[Run]:
         """Yield a job every interval_s while it runs, and once more when it is over."""
@@ -97,27 +101,15 @@ class Comparisons:
 
     def stop(self) -> None:
         """Cancel the running comparison: the process is ending."""
-        for job in self._jobs.values():
-            self._cancel(self._checked(job))
-
-    def _checked(self, job: Run) -> Run:
-        # without an engine nothing else ends it
-        if job.status == "running" and self._admission.gone:
-            job.error, job.status = self._admission.gone, "failed"
-        return job
-
-    def _cancel(self, job: Run) -> None:
-        if job.status == "running":
-            job.status = "cancelled"
-            self._thread.cancel(f"comparison {job.id}")
-            self._quiet_until = time.monotonic() + PAUSE_S
+        for id in self._jobs:
+            self.cancel(id)
 
     async def _make(self, job: Run, checkpoint: Checkpoint, plan: ComparisonPlan) -> None:
         """Read and hash twins, and build networks, both in a thread; then have the engine thread
         compare them.
         """
         try:
-            twins = await asyncio.to_thread(find_twins, checkpoint, checkpoint.folder.parent)
+            twins = await asyncio.to_thread(find_twins, checkpoint)
             if job.status == "running":
                 comparison = await asyncio.to_thread(Comparison, checkpoint, twins, plan)
         except Exception as failure:
@@ -129,7 +121,7 @@ class Comparisons:
                 Work(
                     # no request's id
                     f"comparison {job.id}",
-                    CLIENT,
+                    "",  # the client: comparisons and clients' likelihoods take turns
                     self._units(job, comparison, checkpoint),
                     rest=REST,
                 )

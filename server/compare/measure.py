@@ -7,7 +7,7 @@ units counts.
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 import torch
@@ -154,8 +154,8 @@ class Cell:
 
     def _predict(self) -> None:
         """Predict the seconds of the next round over the positions."""
-        steps, positions = self.steps(), self.backend.positions
-        at = _between(steps, positions).tolist()
+        positions = self.backend.positions
+        at = self._costs()[positions].tolist()
         share = self.backend.stride / self.batch
         passes = [x * self._rows(t) * share for t, x in zip(positions, at, strict=True)]
         self.round_seconds = sum(x * min(BURST, math.ceil(BURST_S / x)) for x in passes)
@@ -190,8 +190,13 @@ class Cell:
         """Seconds to decode the batch, on the processor: measured, else estimated from its
         steps.
         """
-        estimate = integrate(self.steps(), self.length)
+        estimate = float(self._costs().sum())
         return estimate if self.decoded is None else min(self.decoded, SLACK * estimate)
+
+    def _costs(self) -> NDArray[np.float64]:
+        """Seconds of a step at every position, with straight lines between those of `steps`."""
+        steps = self.steps()
+        return np.interp(range(self.length), [*steps], [*steps.values()])
 
     def disturbed(self) -> str:
         """How other work slowed it down, in words; empty if it is not known to have."""
@@ -199,7 +204,7 @@ class Cell:
             return f"other work used its processor for {self.waited:.0%} of the time"
         if self.decoded is None:
             return ""
-        usual = integrate(self.steps(), self.length)
+        usual = float(self._costs().sum())
         if self.decoded > BUSY * usual:
             return (
                 f"other work kept the machine busy: a whole decode took {self.decoded:.3g} s, and"
@@ -209,17 +214,5 @@ class Cell:
 
     def tail_over_head(self) -> float:
         """Median step time in the last tenth of the positions / that in the first tenth."""
-        costs, tenth = _between(self.steps(), range(self.length)), max(1, self.length // 10)
+        costs, tenth = self._costs(), max(1, self.length // 10)
         return float(np.median(costs[-tenth:]) / np.median(costs[:tenth]))
-
-
-def integrate(seconds: dict[int, float], length: int) -> float:
-    """The sum over positions 0..length-1 of seconds known at some of them, with straight lines
-    between.
-    """
-    return float(_between(seconds, range(length)).sum())
-
-
-def _between(seconds: dict[int, float], positions: Sequence[int]) -> NDArray[np.float64]:
-    """Seconds at positions, with straight lines between those that are known, in their order."""
-    return np.interp(positions, [*seconds], [*seconds.values()])

@@ -153,10 +153,8 @@ def markdown(
 
 def _throughput(report: Report) -> list[list[str]]:
     """Bits/dim and images per second, with factors against softmax."""
-    paper, batches = (
-        report["paper"][dataset_of(report)[0]],
-        sorted({r["batch"] for r in report["results"]}),
-    )
+    paper = report["paper"][dataset_of(report)[0]]
+    batches = sorted({result["batch"] for result in report["results"]})
     grid = [
         [
             "backend",
@@ -219,12 +217,15 @@ def _steps(report: Report) -> list[list[str]]:
     for name, backend, engine in rows_of(report):
         for result in results_of(report["results"], backend, engine):
             points = result["step_seconds"]
-            chosen = (points[0], points[len(points) // 2], points[-1]) if points else ()
+            times = ["-"] * 3
+            if points:
+                places = (0, len(points) // 2, -1)
+                times = [duration(points[place]["seconds"]) for place in places]
             grid.append(
                 [
                     name,
                     str(result["batch"]),
-                    *([duration(point["seconds"]) for point in chosen] or ["-"] * 3),
+                    *times,
                     _ratio(result["tail_over_head"]),
                     _size(result["state_bytes"]),
                 ]
@@ -239,13 +240,14 @@ def _at(report: Report, backend: str, engine: str, batch: int) -> Result:
 
 
 def _remarks(report: Report) -> list[str]:
-    remarks, difference = list[str](), report["largest_logit_difference"]
+    remarks, difference = [*report["notes"]], report["largest_logit_difference"]
     if difference is not None:
-        remarks.append(
+        remarks.insert(
+            0,
             "The two softmax forms agree: with the same weights, in float32, their parameters"
-            f" differ by at most {difference:.1e}."
+            f" differ by at most {difference:.1e}.",
         )
-    return [*remarks, *report["notes"]]
+    return remarks
 
 
 def _grid(rows: list[list[str]]) -> str:
@@ -328,12 +330,12 @@ def factor(x: float | None, base: float | None) -> str:
     return f" ({figure(x / base)}x)" if x and base else ""
 
 
-def figure(x: float | None, mark: str = "") -> str:
+def figure(x: float | None) -> str:
     """Three significant digits, and never an exponent."""
     if x is None:
         return "-"
     digits = max(0, 2 - math.floor(math.log10(abs(x)))) if x else 0
-    return f"{mark}{x:,.{digits}f}"
+    return f"{x:,.{digits}f}"
 
 
 def measured(result: Result, field: str, base: Result | None = None) -> str:
@@ -345,7 +347,7 @@ def measured(result: Result, field: str, base: Result | None = None) -> str:
     after = "†" if result.get("disturbed") else ""
     if base:
         after += factor(x, base.get(field))
-    return figure(x, before) + after
+    return before + figure(x) + after
 
 
 def machine_of(report: Report) -> str:

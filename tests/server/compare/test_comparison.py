@@ -22,7 +22,6 @@ from linpix.server.compare import comparison as compare
 from linpix.server.compare.backends import Backend, CompiledBackend
 from linpix.server.compare.checkpoints import find_twins
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
-from linpix.server.compare.measure import integrate
 from tests.nets import net_of
 
 pytestmark = pytest.mark.slow
@@ -245,8 +244,9 @@ def test_with_less_time_the_figure_comes_from_some_positions():
     for result in estimated:
         assert result["positions"] == [step["position"] for step in result["step_seconds"]]
         assert len(result["positions"]) >= 5
-        steps = {step["position"]: step["seconds"] for step in result["step_seconds"]}
-        assert result["seconds_per_image"] == pytest.approx(integrate(steps, 20), rel=1e-3)
+        seconds = [step["seconds"] for step in result["step_seconds"]]
+        estimate = np.interp(range(20), result["positions"], seconds).sum()
+        assert result["seconds_per_image"] == pytest.approx(estimate, rel=1e-3)
 
 
 def test_with_too_little_time_there_is_no_figure_and_the_report_says_so():
@@ -343,7 +343,7 @@ def test_a_model_that_skips_background_is_not_compared_and_is_never_a_twin(tmp_p
         Comparison(skips, (), plan())
     for one in (make(), skips):
         checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
-    assert find_twins(checkpoints.read(tmp_path / "small"), tmp_path) == []
+    assert find_twins(checkpoints.read(tmp_path / "small")) == []
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_the_twins_are_found_from_either_side(tmp_path):
     (tmp_path / "broken" / "config.json").write_text("[")
 
     def found(name: str) -> list[str]:
-        return [twin.name for twin in find_twins(checkpoints.read(tmp_path / name), tmp_path)]
+        return [twin.name for twin in find_twins(checkpoints.read(tmp_path / name))]
 
     assert (found("small"), found("unrelated")) == (["small-softmax"], [])
     assert found("small-softmax") == ["small"]
@@ -383,7 +383,7 @@ def test_the_twins_are_found_from_either_side(tmp_path):
     assert found("small") == ["small-linear", "small-softmax"]
     assert found("small-softmax") == ["small", "small-linear"]
     softmax = checkpoints.read(tmp_path / "small-softmax")
-    report = Comparison(softmax, find_twins(softmax, tmp_path), plan()).report
+    report = Comparison(softmax, find_twins(softmax), plan()).report
     assert report["twins"] == ["small-linear"]
 
 
@@ -427,7 +427,7 @@ def test_each_number_of_rounds_has_a_twin_of_its_own_found_from_every_side(tmp_p
         checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
     for asked in ("small", "small-lsh-1", "small-lsh-4"):
         checkpoint = checkpoints.read(tmp_path / asked)
-        report = Comparison(checkpoint, find_twins(checkpoint, tmp_path), plan()).report
+        report = Comparison(checkpoint, find_twins(checkpoint), plan()).report
         assert {(result["backend"], result["weights"]) for result in report["results"]} == {
             ("linear", "small"),
             ("softmax", None),
