@@ -67,25 +67,21 @@ def frame_of(size: str | int | None, config: ModelConfig) -> Frame:
     numbers = re.fullmatch("([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", size)
     width, height = map(int, numbers.groups()) if numbers else (0, 0)
     factor = min(width // config.width, height // config.height)
-    own, largest = (frame_of(each, config).size for each in (1, factor))
+    own, largest = frame_of(1, config).size, frame_of(factor, config).size
     if not factor or max(width, height) > max(LARGEST_SIDE, config.width, config.height):
         raise InvalidRequest(
             f"size must be auto, native, or width x height in pixels, from {own} to "
             f"{LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}",
             param="size",
         )
+    if largest == size:
+        return Frame(factor, width, height)
     return Frame(
         factor,
         width,
         height,
-        (
-            ""
-            if largest == size
-            else (
-                f"size {size}: the picture of {own} is enlarged to {largest}, the largest multiple"
-                " that fits, and placed in the middle; the pixels of its edge fill the rest"
-            )
-        ),
+        f"size {size}: the picture of {own} is enlarged to {largest}, the largest multiple"
+        " that fits, and placed in the middle; the pixels of its edge fill the rest",
     )
 
 
@@ -210,12 +206,9 @@ def npy(pictures: list[bytes], height: int, width: int) -> bytes:
 
     Its array is (n, H, W) for grey, else (n, H, W, 3), or with a palette (n, H, W, 4), uint8.
     """
-    shape = height, width, len(pictures[0]) // (height * width)
+    array = np.frombuffer(b"".join(pictures), np.uint8).reshape(len(pictures), height, width, -1)
+    if array.shape[3] == 1:
+        array = array[..., 0]
     out = io.BytesIO()
-    np.save(
-        out,
-        np.frombuffer(b"".join(pictures), np.uint8).reshape(
-            -1, *(shape[:2] if shape[2] == 1 else shape)
-        ),
-    )
+    np.save(out, array)
     return out.getvalue()

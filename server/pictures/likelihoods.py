@@ -63,17 +63,14 @@ def likelihood(
     def measured(nats: float) -> dict[str, float]:
         return {"log_likelihood": float(nats), "bits_per_dim": float(-nats / math.log(2) / counted)}
 
-    classes = (
-        [
+    classes = None
+    if every:
+        shares = enumerate(posterior(totals + priors))
+        classes = [
             {"label": names[index], "posterior": float(share), **measured(totals[index])}
-            for index, share in sorted(
-                enumerate(posterior(totals + priors)), key=lambda pair: -pair[1]
-            )
+            for index, share in sorted(shares, key=lambda pair: -pair[1])
             if np.isfinite(totals[index])
         ]
-        if every
-        else None
-    )
     return bits, {
         "label": None if label is None else names[label],
         "counted": counted,

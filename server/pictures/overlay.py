@@ -60,7 +60,7 @@ class Overlay:
         resampling = Image.Resampling.NEAREST if picture.shape[2] == 4 else Image.Resampling.BICUBIC
         planes = [
             Image.fromarray(plane).transform(
-                (self.hidden.shape[1], self.hidden.shape[0]),
+                self.hidden.shape[::-1],
                 Image.Transform.AFFINE,
                 (across, 0, -left * across, 0, down, -top * down),
                 resampling,

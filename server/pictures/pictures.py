@@ -142,13 +142,11 @@ def _opened(data: bytes, param: str) -> Picture:
     found = sanitise.pixels_of(data)
     if found is None:
         other = sanitise.other_kind(data)
-        got = (
-            f"{len(data)} bytes that begin with {data[:8]!r}"
-            if other is None
-            else f"{len(data)} bytes: {other}"
-        )
+        got = f" that begin with {data[:8]!r}" if other is None else f": {other}"
         raise InvalidRequest(
-            f"{param} must be a PNG, JPEG or WebP picture, got {got}", 415, param=param
+            f"{param} must be a PNG, JPEG or WebP picture, got {len(data)} bytes{got}",
+            415,
+            param=param,
         )
     if found.frames > 1:
         raise InvalidRequest(
@@ -164,9 +162,8 @@ def _opened(data: bytes, param: str) -> Picture:
         opened.draft(None, (max(1, opened.width // scale), max(1, opened.height // scale)))
     if picture.width * picture.height > LARGEST_UPLOAD:
         raise _too_large(param, f"{picture.width}x{picture.height}")
-    if found.scans > (
-        max_scans := min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))
-    ):
+    max_scans = min(MAX_SCANS, MAX_SCANNED // max(1, picture.width * picture.height))
+    if found.scans > max_scans:
         raise InvalidRequest(
             f"{param} may have up to {max_scans} scans (JPEG of {picture.width}x{picture.height} "
             f"pixels), got {found.scans}",

@@ -13,6 +13,7 @@ includes the hole, up to the height that a figure of its width may have (LARGEST
 centre of mass, hidden pixels of the box weigh as much as its known pixels do on average.
 """
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -350,13 +351,12 @@ def _reduced(tones: Grey, kept: Mask, field: Box) -> tuple[Grey, Mask]:
     Beyond the picture there is paper, or a hole where the edge of the picture is hidden.
     """
     height, width = kept.shape
-    before = int(max(0, np.ceil(-field[1]))), int(max(0, np.ceil(-field[0])))
-    after = int(max(0, np.ceil(field[3] - height))), int(max(0, np.ceil(field[2] - width)))
-    margins = tuple(zip(before, after, strict=True))
-    rows, columns = (
-        bounds(SIDE, field[axis] + before[1 - axis], field[axis + 2] + before[1 - axis])
-        for axis in (1, 0)
-    )
+    left, top, right, bottom = field
+    above, below = max(0, math.ceil(-top)), max(0, math.ceil(bottom - height))
+    before, after = max(0, math.ceil(-left)), max(0, math.ceil(right - width))
+    margins = ((above, below), (before, after))
+    rows = bounds(SIDE, top + above, bottom + above)
+    columns = bounds(SIDE, left + before, right + before)
     values, known = means(
         np.pad(tones, margins)[..., None], np.pad(kept, margins, mode="edge"), rows, columns
     )

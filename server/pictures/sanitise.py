@@ -99,17 +99,11 @@ def pixels_of(data: bytes) -> Pixels | None:
     Raises ValueError for a damaged or unreasonable file.
     """
     try:
-        return (
-            _png(data)
-            if data.startswith(_PNG)
-            else (
-                _jpeg(data)
-                if data.startswith(b"\xff\xd8\xff")
-                else _webp(data)
-                if data.startswith(b"WEBP", 8)
-                else None
-            )
-        )
+        if data.startswith(_PNG):
+            return _png(data)
+        if data.startswith(b"\xff\xd8\xff"):
+            return _jpeg(data)
+        return _webp(data) if data.startswith(b"WEBP", 8) else None
     except struct.error as error:
         raise ValueError(f"truncated: {error}") from error
 

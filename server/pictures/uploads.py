@@ -22,7 +22,7 @@ from .coverage import Crop, centred, cut, half_known, moved, reduced
 from .encode import encoded
 from .overlay import Overlay, overlay
 from .pictures import OPAQUE, Picture, opened
-from .prepare import SIDE, Box, NoFigure, prepare
+from .prepare import SIDE, NoFigure, prepare
 
 Preparation = Literal["none", "mnist"]
 
@@ -138,19 +138,26 @@ def read(
         )
     clear = bool(config.palette) and not config.palette[0][3]
     flat = mask is not None or keep_rows is not None or (scored and clear)
+    if flat and mask is None:
+        alpha = None  # keep_rows says what is hidden, or nothing does
     if preparation == "mnist":
         return _prepared(
             picture, alpha, keep_rows, flat=flat, lay_back=lay_back, read=bool(config.patch)
         )
-    crop, kept, missed = _kept(
-        picture, alpha, config, keep_rows, masked=mask is not None, clear=clear, flat=flat
-    )
+    crop, kept, missed = _kept(picture, alpha, config, keep_rows, clear=clear)
+    if scored and kept.all() and keep_rows is None and mask is None:
+        kept = ~kept
+    canvas, known, off = _values(picture, crop, kept, config, flat=flat)
     if scored:
-        canvas, known, off = _scored(
-            picture, crop, kept, config, keep_rows, masked=mask is not None, flat=flat
-        )
-    else:
-        canvas, known, off = _values(picture, crop, kept, config, flat=flat)
+        if known.all():
+            param = "keep_rows" if mask is None else "mask"
+            raise InvalidRequest(
+                f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or"
+                f" leave out {param} to score the whole picture",
+                param=param,
+            )
+        beneath, _, off = _values(picture, crop, np.ones_like(kept), config, flat=flat)
+        canvas = np.where(known[..., None], canvas, beneath)
     over = _overlay(picture, crop, kept, config, flat=flat) if lay_back else None
     return Upload(
         canvas=canvas.reshape(-1),
@@ -169,27 +176,27 @@ def _kept(
     config: ModelConfig,
     keep_rows: int | None,
     *,
-    masked: bool,
     clear: bool,
-    flat: bool,
 ) -> tuple[Crop, NDArray[np.bool_], float]:
     """The crop that the model sees; what is kept of it, (H, W) of any size; and the share of the
     hidden area that is outside. Raises InvalidRequest.
+
+    alpha: of the picture, or of its mask; None: the first rows are kept, or nothing · clear: the
+    model's ground is transparent.
     """
     size = picture.image.size
-    crop = within = centred(size, (config.width, config.height))
-    holes = picture.alpha is not None and bool((cut(picture.alpha, crop) < OPAQUE).any())
+    crop = centred(size, (config.width, config.height))
+    holes = picture.alpha is not None and (cut(picture.alpha, crop) < OPAQUE).any()
     if keep_rows is not None and holes and not clear:
         raise InvalidRequest(
             "keep_rows and the transparent parts of the picture both say what to fill in; use"
             " one of them",
             param="keep_rows",
         )
-    if alpha is None or (flat and not masked):  # the first rows are kept, or nothing
+    if alpha is None:
         rows = np.arange(config.height)[:, None].repeat(config.width, axis=1)
         return crop, rows < (keep_rows or 0), 0.0
-    if masked:
-        within = centred(alpha.shape[::-1], (crop[2] - crop[0], crop[3] - crop[1]))
+    within = centred(alpha.shape[::-1], (crop[2] - crop[0], crop[3] - crop[1]))
     crop, within, missed = moved(alpha < OPAQUE, size, crop, within)
     return crop, cut(alpha, within) >= OPAQUE, missed
 
@@ -213,33 +220,6 @@ def _values(
     return values[..., None], known, float(distances[there].mean()) if there.any() else 0.0
 
 
-def _scored(
-    picture: Picture,
-    crop: Crop,
-    kept: NDArray[np.bool_],
-    config: ModelConfig,
-    keep_rows: int | None,
-    *,
-    masked: bool,
-    flat: bool,
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_], float]:
-    """As `_values`, but holes keep their values, and if nothing says what is hidden, all is. Raises
-    InvalidRequest.
-    """
-    if kept.all() and keep_rows is None and not masked:
-        kept = ~kept
-    canvas, known, _ = _values(picture, crop, kept, config, flat=flat)
-    if known.all():
-        param = "mask" if masked else "keep_rows"
-        raise InvalidRequest(
-            f"{param} hides nothing, so there is nothing to score: hide at least one pixel, or"
-            f" leave out {param} to score the whole picture",
-            param=param,
-        )
-    beneath, _, off = _values(picture, crop, np.ones_like(kept), config, flat=flat)
-    return np.where(known[..., None], canvas, beneath), known, off
-
-
 def _straight(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Means of cut_out, (H, W, 4), with the colours of what is there alone."""
     alpha = np.maximum(pixels[..., 3:], 1)
@@ -260,9 +240,9 @@ def _prepared(
     hidden.
     """
     grey = picture.colours(1, flat=flat)
-    tall, wide, factor = _smaller(grey)
+    tall, wide, factor = _smaller(*picture.image.size)
     kept = np.ones(grey.shape[:2], np.bool_)
-    if keep_rows is None and alpha is not None:
+    if alpha is not None:
         kept = cut(alpha, centred(alpha.shape[::-1], picture.image.size)) >= OPAQUE
     values, known = reduced(grey, kept, tall, wide)
     try:
@@ -277,7 +257,10 @@ def _prepared(
         colours, alpha = _shown(picture, alpha, own, tall, wide, flat=flat)
         stays = half_known(kept, tall, wide)
         if keep_rows is not None:
-            stays = stays & ~_below(stays.shape, found.field, keep_rows)
+            left, top, right, bottom = found.field
+            y, x = np.arange(tall)[:, None] + 0.5, np.arange(wide) + 0.5
+            below = (y >= top + keep_rows * (bottom - top) / SIDE) & (y < bottom)
+            stays = stays & ~(below & (x >= left) & (x < right))
         over = overlay(colours, stays, found.field, 1, found, picture.profile, alpha)
     crop, figure = (
         tuple(round(side * factor * picture.scale, 2) for side in box)
@@ -325,7 +308,8 @@ def warnings_of(upload: Upload, checkpoint: Checkpoint | None = None) -> list[st
         and upload.figure is None
         and upload.canvas.size == SIDE * SIDE
     ):
-        edge = np.pad(np.zeros((SIDE - 2, SIDE - 2), np.bool_), 1, constant_values=True)
+        edge = np.ones((SIDE, SIDE), np.bool_)
+        edge[1:-1, 1:-1] = False
         seen = upload.canvas[edge.reshape(-1) & upload.known]
         if seen.size and seen.mean() >= LIGHT_EDGE:
             found.append(
@@ -347,22 +331,12 @@ def check_preparable(config: ModelConfig) -> None:
         )
 
 
-def _smaller(pixels: NDArray[np.uint8]) -> tuple[int, int, float]:
+def _smaller(width: int, height: int) -> tuple[int, int, float]:
     """Height and width to which an upload is reduced, and the length of one reduced pixel in pixels
     of the upload.
     """
-    height, width = pixels.shape[:2]
     factor = max(1.0, max(height, width) / LARGEST_SIDE)
     return max(1, round(height / factor)), max(1, round(width / factor)), factor
-
-
-def _below(shape: tuple[int, ...], field: Box, rows: int) -> NDArray[np.bool_]:
-    """Pixels of (H, W) whose middle is in the field, below the first rows of the model's
-    picture.
-    """
-    left, top, right, bottom = field
-    y, x = np.arange(shape[0])[:, None] + 0.5, np.arange(shape[1])[None] + 0.5
-    return (y >= top + rows * (bottom - top) / SIDE) & (y < bottom) & (x >= left) & (x < right)
 
 
 def _overlay(
@@ -370,22 +344,19 @@ def _overlay(
 ) -> Overlay:
     """The overlay over a whole upload, of which the model sees only the crop."""
     width, height = picture.image.size
-    tall, wide, factor = _smaller(np.empty((height, width, 0), np.uint8))
+    tall, wide, factor = _smaller(width, height)
     left, top, right, bottom = (round(side / factor) for side in crop)
-    field = (float(left), float(top), float(right), float(bottom))
+    field = (left, top, right, bottom)
     stays, inside = np.ones((tall, wide), np.bool_), np.s_[top:bottom, left:right]
+    size = stays[inside].shape
     everything = np.ones((height, width), np.bool_)
     if config.palette:
         colours, _ = reduced(picture.cut_out(flat=True), everything, tall, wide)
-        colours[inside], stays[inside] = reduced(
-            picture.cut_out(crop, flat=flat), kept, bottom - top, right - left
-        )
+        colours[inside], stays[inside] = reduced(picture.cut_out(crop, flat=flat), kept, *size)
         return overlay(_straight(colours), stays, field, 4, profile=picture.profile)
     alpha = picture.transparency((0, 0, 0, 0) if flat else crop)
     colours, alpha = _shown(picture, alpha, everything, tall, wide, flat=True)
-    within, stays[inside] = reduced(
-        picture.colours(3, crop, flat=flat), kept, bottom - top, right - left
-    )
+    within, stays[inside] = reduced(picture.colours(3, crop, flat=flat), kept, *size)
     if alpha is None or not flat:
         colours[inside] = within
     return overlay(

@@ -153,12 +153,10 @@ class Answer(Response):
                         self.events(request),
                         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
                     )
+                    end = request.deadline + UNREAD_S
                 else:
                     response = await while_connected(self.http, self.in_one_piece(request))
                     requests.release(request, "completed")
-                if request.job.stream:
-                    end = request.deadline + UNREAD_S
-                else:
                     end = time.monotonic() + UNREAD_S + len(response.body) / SLOWEST_BYTES_S
                 try:
                     async with asyncio.timeout_at(end):

@@ -126,14 +126,8 @@ def _of_fields(failure: RequestValidationError) -> ServiceError:
             f"the body must be a JSON object, such as {{}}, got {shown(first['input'])}"
         )
     # a field of several types, such as label, has an error for each, whose place ends with the type
-    param = (
-        ".".join(
-            str(part)
-            for part in first["loc"]
-            if part not in ("body", "query", "path", "int", "str")
-        )
-        or None
-    )
+    places = ("body", "query", "path", "int", "str")
+    param = ".".join(str(part) for part in first["loc"] if part not in places) or None
     wanted = " or ".join(
         other["msg"].removeprefix("Input should be ") if index else other["msg"]
         for index, other in enumerate(failure.errors())
@@ -185,5 +179,7 @@ def _allowed(http: Http) -> str:
     for template, operations in http.app.openapi()["paths"].items():
         if compile_path(template)[0].match(http.url.path):
             methods = {method.upper() for method in operations}
-            return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
+            if "GET" in methods:
+                methods.add("HEAD")
+            return ", ".join(sorted(methods))
     return "GET, HEAD"  # the page and its files

@@ -49,7 +49,7 @@ UPLOADING = (
         param="image",
     ),
 )
-_HOSTS = (errors.foreign_host("rebound.example"),)  # of every route
+_HOST = errors.foreign_host("rebound.example")  # of every route
 # of those under /v1/
 _CLIENTS = (
     errors.unauthorized(presented=False),
@@ -57,17 +57,16 @@ _CLIENTS = (
     errors.foreign_origin("origin https://elsewhere.example", "localhost:8000"),
 )
 
-_BEGINS = {
-    "image/png": r"\x89PNG\r\n\x1a\n...",
-    "image/webp": "RIFF....WEBPVP8L...",
-    "image/jpeg": r"\xff\xd8\xff\xe0...",
-}
 PICTURES: dict[str, Any] = {
     kind: {
         "schema": {"type": "string", "contentMediaType": kind},
         "examples": {"the picture itself": {"value": begins}},
     }
-    for kind, begins in _BEGINS.items()
+    for kind, begins in (
+        ("image/png", r"\x89PNG\r\n\x1a\n..."),
+        ("image/webp", "RIFF....WEBPVP8L..."),
+        ("image/jpeg", r"\xff\xd8\xff\xe0..."),
+    )
 }
 ARRAY = {
     NPY: {
@@ -115,7 +114,6 @@ def schema_of(model: type[BaseModel]) -> dict[str, str]:
     return {"$ref": _PLACE.format(model=model.__name__)}
 
 
-_ERROR = schema_of(ErrorEnvelope)
 _RETRY = {
     "Retry-After": {
         "description": "seconds to wait before another try, computed from the remaining steps",
@@ -135,7 +133,9 @@ def error_responses(*errors: ServiceError) -> Responses:
             error.status,
             {
                 "description": _MEANING[error.status],
-                "content": {"application/json": {"schema": _ERROR, "examples": {}}},
+                "content": {
+                    "application/json": {"schema": schema_of(ErrorEnvelope), "examples": {}}
+                },
             },
         )
         examples = answer["content"]["application/json"]["examples"]
@@ -150,14 +150,12 @@ def ok_response(
     description: str,
     status: int = 200,
     *,
-    example: dict[str, Any] | None = None,
     content: dict[str, Any] | None = None,
     links: Links | None = None,
 ) -> Responses:
     """The `responses` of a route for an answer without an error.
 
-    example: an answer, if the examples of its fields do not fit · content: other forms than JSON,
-             by media type ·
+    content: by media type, besides what FastAPI knows of the JSON ·
     links: by operation id of a route that can be called with parts of this answer, the place of
     each of its parameters here.
     """
@@ -170,8 +168,6 @@ def ok_response(
             }
             for operation, places in links.items()
         }
-    if example is not None:
-        found["content"]["application/json"] = {"example": example}
     return {status: found}
 
 
@@ -275,7 +271,7 @@ def describe(app: FastAPI, *, keys: bool) -> None:
             responses = operation["responses"]
             responses.pop("422", None)
             operation["security"] = [{"key": []}] if keys and v1 else []
-            for status, answer in error_responses(*_HOSTS, *(_CLIENTS if v1 else ())).items():
+            for status, answer in error_responses(_HOST, *(_CLIENTS if v1 else ())).items():
                 there = responses.setdefault(str(status), answer)["content"]["application/json"]
                 there["examples"] |= answer["content"]["application/json"]["examples"]
             operation["responses"] = dict(sorted(responses.items()))

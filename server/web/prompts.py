@@ -36,15 +36,11 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
         for named in map(_spaced, (name, *SYNONYMS.get(name, "").split()))
         if named.strip() and named in words
     ]
+    ignored = "prompt was ignored: it names no class of this model"
+    if not names:
+        return None, "an image", ignored
     if not found:
-        return (
-            None,
-            "an image of any class" if names else "an image",
-            (
-                "prompt was ignored: it names no class of this "
-                f"model{'; classes: ' if names else ''}{', '.join(names)}"
-            ),
-        )
+        return None, "an image of any class", f"{ignored}; classes: {', '.join(names)}"
     # The first one; of several that begin there, the longest. "A picture of a g" asks for g, and "I
     # want an A" for A.
     certain = [

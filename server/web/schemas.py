@@ -70,6 +70,12 @@ ComparisonId = Annotated[
 ]
 
 
+Created = Annotated[
+    int, Field(description="time of the answer, seconds since 1970", examples=[1795303560])
+]
+Zero = Annotated[int, Field(description="always 0", examples=[0])]
+
+
 class ErrorFields(BaseModel):
     message: str = Field(
         description="what is wrong, what was given, and what is allowed",
@@ -151,22 +157,20 @@ class ImageData(ImageFacts):
 class Usage(BaseModel):
     """Always 0."""
 
-    input_tokens: int = Field(0, description="always 0", examples=[0])
+    input_tokens: Zero = 0
     input_tokens_details: dict[str, int] = Field(
         {"image_tokens": 0, "text_tokens": 0},
         description="input tokens by kind, always 0",
         examples=[{"image_tokens": 0, "text_tokens": 0}],
     )
-    output_tokens: int = Field(0, description="always 0", examples=[0])
-    total_tokens: int = Field(0, description="always 0", examples=[0])
+    output_tokens: Zero = 0
+    total_tokens: Zero = 0
 
 
 class Drawn(BaseModel):
     """The fields that every answer and event of the images routes has."""
 
-    created: int = Field(
-        description="time of the answer, seconds since 1970", examples=[1795303560]
-    )
+    created: Created
     model: Name
     checkpoint: Digest
     engine: Engine

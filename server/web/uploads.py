@@ -58,12 +58,14 @@ class Form(MultiPartParser):
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
         part, found = self._current_part, FILES.fullmatch(self._current_part.field_name)
-        part.field_name = found[1] if found and part.file is not None else part.field_name
-        if part.field_name not in FORM_FIELDS:
+        if found and part.file is not None:
+            part.field_name = found[1]
+        elif part.field_name not in FORM_FIELDS:
             part.field_name = part.field_name[:NAME_CHARACTERS]
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        part, name = self._current_part, self._current_part.field_name
+        part = self._current_part
+        name = part.field_name
         if part.file is None and start < end and FILES.fullmatch(name):
             raise InvalidRequest(
                 f"{name} must be a file, so its part needs a filename; with curl, -F "
@@ -72,7 +74,8 @@ class Form(MultiPartParser):
             )
         if name not in FORM_FIELDS:
             return
-        self._text_bytes += end - start if self._current_part.file is None else 0
+        if part.file is None:
+            self._text_bytes += end - start
         if self._text_bytes > TEXT_BYTES:
             raise InvalidRequest(
                 f"the fields of a form may have {TEXT_BYTES:,} bytes together; shorten {name}",

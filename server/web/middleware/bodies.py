@@ -44,10 +44,8 @@ class Bodies:
         self.closed = False  # the server drains
         self.reading: set[asyncio.Timeout] = set()  # the time limit of each body being read
         # by unit: what there is, what one client may have, and what each client has taken
-        requests_max, space = (
-            settings.max_requests or sys.maxsize,
-            max(settings.upload_space, settings.max_upload),
-        )
+        requests_max = settings.max_requests or sys.maxsize
+        space = max(settings.upload_space, settings.max_upload)
         self.budgets = {
             REQUESTS: (requests_max, max(1, requests_max // CLIENT_SHARE), Counter[str]()),
             BYTES: (space, max(settings.max_upload, space // CLIENT_SHARE), Counter[str]()),
@@ -83,11 +81,9 @@ class Exchange:
         self._whole = not (chunked or self._declared)  # all of the body has been received
         self._path = scope["path"] if scope["method"] == "POST" else ""
         self._upload = self._path in UPLOADS
-        self._max_bytes = (
-            bodies.settings.max_upload
-            if self._upload
-            else min(bodies.settings.max_upload, PLAIN_BYTES)
-        )
+        self._max_bytes = bodies.settings.max_upload
+        if not self._upload:
+            self._max_bytes = min(self._max_bytes, PLAIN_BYTES)
         self._large = (
             self._upload and not self._whole and (self._declared or math.inf) > PLAIN_BYTES
         )
@@ -105,10 +101,8 @@ class Exchange:
             if (text := self.headers.get(TIMEOUT_HEADER.lower())) is not None:
                 timeout_s = timeout_of(text)
             self._timeout_s = min(timeout_s, self._bodies.settings.request_timeout)
-        coding, kind = (
-            self.headers.get("content-encoding", "identity"),
-            self.headers.get("content-type", "none"),
-        )
+        coding = self.headers.get("content-encoding", "identity")
+        kind = self.headers.get("content-type", "none")
         if coding.lower() != "identity" and (self._upload or self._path in JSON):
             raise ServiceError(
                 "the body must be sent uncompressed, without a Content-Encoding, got"

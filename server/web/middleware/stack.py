@@ -157,34 +157,29 @@ class Gate:
             self._ids.discard(request_id)
 
     async def _check(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check key and body, as far as the head shows them, and go on with the application."""
+        """Check key and body, as far as the head shows them, and go on with the application.
+        Raises ServiceError.
+        """
         exchange: Exchange = scope["linpix.exchange"]
         state = scope["state"]
         if self.keys is not None and scope["path"].startswith("/v1/"):
-            state["client"] = _client(self.keys, exchange.headers.get("authorization", ""))
+            authorization = exchange.headers.get("authorization", "")
+            scheme, _, presented = authorization.partition(" ")
+            key = self.keys.find(presented.strip()) if scheme.lower() == "bearer" else None
+            if key is None:
+                raise unauthorized(presented=bool(presented))
+            if wait_s := key.take(time.monotonic()):
+                raise rate_limited(key.name, key.rate, math.ceil(wait_s))
+            state["client"] = key.name
         state["timeout_s"] = exchange.check(state["client"])
         await self.app(scope, receive, send)
-
-
-def _client(keys: Keys, authorization: str) -> str:
-    """The name of the key in a request's header. Raises ServiceError."""
-    scheme, _, presented = authorization.partition(" ")
-    key = keys.find(presented.strip()) if scheme.lower() == "bearer" else None
-    if key is None:
-        raise unauthorized(presented=bool(presented))
-    if wait_s := key.take(time.monotonic()):
-        raise rate_limited(key.name, key.rate, math.ceil(wait_s))
-    return key.name
 
 
 def _redirect(path: str, scope: Scope) -> RedirectResponse:
     """To the same path without a slash at its end, or with one if it has none. Relative, since a
     proxy may have removed the beginning of the path."""
-    there = (
-        "../" * path.endswith("/")
-        + path.removesuffix("/").rsplit("/", 1)[1]
-        + "/" * (not path.endswith("/"))
-    )
+    there = path.removesuffix("/").rsplit("/", 1)[1]
+    there = f"../{there}" if path.endswith("/") else f"{there}/"
     query = scope["query_string"].decode("latin-1")
     return RedirectResponse(urllib.parse.quote(there) + (f"?{query}" if query else ""))
 

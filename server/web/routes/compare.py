@@ -19,10 +19,6 @@ from ..service import Service, ServiceDep, preferred
 
 router = APIRouter(tags=["compare"])
 
-_EVENTS = event_stream(
-    "comparison.progress, and at the end comparison.completed, .cancelled or .failed", Comparison
-)
-
 
 @router.post(
     "/v1/compare",
@@ -84,7 +80,13 @@ def _comparisons(service: Service) -> Comparisons:
     "/v1/compare/{id}",
     summary="Watch a comparison",
     response_model=Comparison,
-    responses=ok_response("progress and results so far", content=_EVENTS)
+    responses=ok_response(
+        "progress and results so far",
+        content=event_stream(
+            "comparison.progress, and at the end comparison.completed, .cancelled or .failed",
+            Comparison,
+        ),
+    )
     | error_responses(errors.comparison_not_found("cmp-2", ["cmp-1"])),
 )
 async def watch_comparison(
@@ -93,9 +95,10 @@ async def watch_comparison(
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Any:
     """Progress and result; as server-sent events with `Accept: text/event-stream`."""
-    job = _comparisons(service).find(id)
+    comparisons = _comparisons(service)
+    job = comparisons.find(id)
     if preferred(accept) == "text/event-stream":
-        return EventSourceResponse(_events(_comparisons(service), id))
+        return EventSourceResponse(_events(comparisons, id))
     return job
 
 

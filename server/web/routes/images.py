@@ -207,7 +207,7 @@ def _checked(http: Http, order: Order, fields: GenerateBody) -> Order:
             f"{shown(order.partial_images)}",
             param="partial_images",
         )
-    if fields.lay_back and order.format == "npy":
+    if fields.lay_back and array:
         raise InvalidRequest(
             f"lay_back returns pictures of the upload's size, but Accept: {encode.NPY} "
             "requests an array; send one of them",
@@ -245,8 +245,8 @@ def with_upload(http: Http, order: Order, form: EditForm, upload: uploads.Upload
     """The complete order of an edit: the hidden part of its upload is drawn. Raises
     InvalidRequest.
     """
-    model, warnings, prepared = order.model, [*order.warnings], None
-    warnings += uploads.warnings_of(upload, model.checkpoint)
+    model, prepared = order.model, None
+    warnings = [*order.warnings, *uploads.warnings_of(upload, model.checkpoint)]
     given = upload.prefix_only() if form.conditioning == "prefix" else upload
     facts = given.facts
     if upload.figure is not None:

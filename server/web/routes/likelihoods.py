@@ -21,7 +21,7 @@ from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers
 from ..answers import Answer, Order, as_json, order_of
 from ..openapi import BODY, DRAWING, PNG, UPLOADING, error_responses, ok_response, png_headers
 from ..request_schemas import LIKELIHOOD, TIMEOUT_PARAMETER, LikelihoodForm
-from ..schemas import Conditioning, Digest, Name
+from ..schemas import Conditioning, Created, Digest, Name
 from ..uploads import FormRoute, decoded
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
@@ -74,9 +74,7 @@ class Likelihoods(Conditioning):
     by sub-pixel.
     """
 
-    created: int = Field(
-        description="time of the answer, seconds since 1970", examples=[1795303560]
-    )
+    created: Created
     model: Name
     checkpoint: Digest
     precision: Literal["fp32"] = Field(
@@ -175,20 +173,20 @@ async def score(form: Annotated[LikelihoodForm, File()], http: Http) -> Response
     """Say how probable the hidden part of a picture is, given the known part; if none is known, the
     whole picture.
     """
-    order, every = order_of(http, form), form.labels == "all"
+    order = order_of(http, form)
     model, config = order.model, order.model.config
     http.state.images = 1  # for the log
     if form.response_format == "url":
         raise InvalidRequest(
             "response_format must be b64_json here, or absent, got 'url'", param="response_format"
         )
-    if every and not model.checkpoint.class_names:
+    if form.labels and not model.checkpoint.class_names:
         raise InvalidRequest(
             f"labels=all needs a model with classes, and {model.name} has none; leave it out",
             param="labels",
         )
     upload = await decoded(http, order, form, scored=True)
-    labels = labels_of(model.checkpoint, upload, order.label, every=every)
+    labels = labels_of(model.checkpoint, upload, order.label, every=bool(form.labels))
     png_bytes = encode.max_bytes(order.frame, 2, "png")
     order = replace(
         order,
@@ -204,16 +202,15 @@ async def score(form: Annotated[LikelihoodForm, File()], http: Http) -> Response
         facts=upload.facts,
         held_bytes=NUMBER_BYTES * config.subpixels + png_bytes * 4 // 3,
     )
-    return LikelihoodAnswer(http, order, every=every, drawn=form.response_format is not None)
+    return LikelihoodAnswer(http, order, form)
 
 
 class LikelihoodAnswer(Answer):
     """The likelihood of a job's picture."""
 
-    def __init__(self, http: Http, order: Order, *, every: bool, drawn: bool) -> None:
-        """every: of each class too · drawn: with the map as a PNG."""
+    def __init__(self, http: Http, order: Order, form: LikelihoodForm) -> None:
         super().__init__(http, order)
-        self.every, self.drawn = every, drawn
+        self.form = form
 
     async def in_one_piece(self, request: Request) -> Response:
         event = await request.next_event()
@@ -229,14 +226,14 @@ class LikelihoodAnswer(Answer):
         priors: NDArray[np.float64],
     ) -> Response:
         order, checkpoint = self.order, self.order.model.checkpoint
-        bits, scores = likelihood(
-            checkpoint, known, log_probs, priors, order.label, every=self.every
-        )
+        every = bool(self.form.labels)
+        bits, scores = likelihood(checkpoint, known, log_probs, priors, order.label, every=every)
         source = {"model": checkpoint.name, "checkpoint": checkpoint.digest}
         config = order.model.config
         # only PNG: maps have transparent parts, and exact values
         alone = order.accepted == "image/png"
-        png = map_png(bits, config, order.frame) if self.drawn or alone else b""
+        drawn = alone or self.form.response_format
+        png = map_png(bits, config, order.frame) if drawn else b""
         if alone:
             facts = source | {"precision": "fp32"}
             facts |= {name: f"{scores[name]:.6g}" for name in ("bits_per_dim", "log_likelihood")}

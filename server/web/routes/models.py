@@ -1,5 +1,7 @@
 """GET /v1/models: the loaded models."""
 
+from typing import Any
+
 from fastapi import APIRouter
 
 from ...engine.request import ServedModel
@@ -14,16 +16,13 @@ router = APIRouter(tags=["models"])
 
 def card_of(served: ServedModel, aliases: dict[str, str]) -> ModelCard:
     """aliases: the model that each alias (--alias) stands for."""
-    source, config, facts = served.checkpoint, served.config, served.facts
+    source, config = served.checkpoint, served.config
+    facts: dict[str, Any] = served.facts
     return ModelCard(
         id=served.name,
         created=int(source.provenance.get("created", 0)),
-        checkpoint=facts["checkpoint"],
         bits_per_dim=source.provenance.get("bits_per_dim") or {},
-        engine=facts["engine"],
-        precision=facts["precision"],
-        device=facts["device"],
-        state=facts["state"],
+        **facts,
         kernels=served.kernels,
         attention=config.attention,
         width=config.width,

@@ -2,7 +2,7 @@
 
 import gzip
 import time
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, Field
@@ -183,13 +183,12 @@ async def show_status(service: ServiceDep) -> Status:
 
 
 def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> ModelStatus:
-    name, backend, facts = served.name, served.backend, served.facts
+    name, backend = served.name, served.backend
+    facts: dict[str, Any] = served.facts
     return ModelStatus(
         id=name,
         backend=backend,
-        engine=facts["engine"],
-        precision=facts["precision"],
-        device=facts["device"],
+        **facts,
         # replicas have their own
         slots=served.slots,
         slots_used=int(values.get(("linpix_state_slots_used", name), 0)),
@@ -210,7 +209,9 @@ def _status_of(served: ServedModel, values: dict[tuple[str, ...], float]) -> Mod
 @probes.get(
     "/healthz",
     summary="Whether the process is alive",
-    responses=ok_response("the process is alive", example={"status": "alive"}),
+    responses=ok_response(
+        "the process is alive", content={"application/json": {"example": {"status": "alive"}}}
+    ),
 )
 async def check_alive() -> dict[str, str]:
     """The process is alive."""
@@ -220,7 +221,9 @@ async def check_alive() -> dict[str, str]:
 @probes.get(
     "/readyz",
     summary="Whether requests are accepted",
-    responses=ok_response("requests are accepted", example={"status": "ready"})
+    responses=ok_response(
+        "requests are accepted", content={"application/json": {"example": {"status": "ready"}}}
+    )
     | error_responses(*LEAVING, starting()),
 )
 async def check_ready(service: ServiceDep) -> dict[str, str]:

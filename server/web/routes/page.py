@@ -46,11 +46,12 @@ class Static(StaticFiles):
         )
         if "gzip" in asked.get("accept-encoding", ""):
             content = compressed(str(full_path), stat_result.st_mtime_ns)
-            headers = dict(response.headers)
-            headers |= {
+            headers = {
+                **response.headers,
                 "content-encoding": "gzip",
                 "content-length": str(len(content)),
-                "etag": headers["etag"][:-1] + '-gzip"',  # other bytes than those of the plain file
+                # other bytes than those of the plain file
+                "etag": response.headers["etag"][:-1] + '-gzip"',
             }
             response = Response(content, status_code, headers)
         if self.is_not_modified(response.headers, asked):
