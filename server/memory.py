@@ -29,8 +29,8 @@ def free_bytes(root: Path = Path("/")) -> int:
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
-            free.append(limit - int((root / "proc/self/statm").read_text().split()[0]) * page)
+        if (space := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+            free.append(space - int((root / "proc/self/statm").read_text().split()[0]) * page)
     return max(0, min(free))
 
 
