@@ -26,6 +26,7 @@ os.environ.setdefault(
 # `python -m linpix` in any folder is this one
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
 
+import hypothesis
 import pytest
 import torch
 
@@ -34,6 +35,8 @@ from linpix.model.config import PRESETS
 from tests.nets import perturbed_net, saved
 from tools.harness.machine import define_emulated
 from tools.harness.servers import ROOT, Process, serving
+
+hypothesis.settings.load_profile("ci")  # the same examples each time, and no deadlines
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -38,7 +38,7 @@ def test_a_forecast_uses_the_pace_of_each_number_of_images():
     assert forecast(s, lambda images: images) == [(6 * 2, "a"), (6 * 2 + 4 * 1, "b")]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(crowds(), st.integers(1, 3))
 def test_forecasts_come_true_when_no_other_request_arrives(crowd, slots):
     """In quanta of one step, images end in exactly the step that was foretold, in either class

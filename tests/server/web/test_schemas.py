@@ -102,9 +102,7 @@ def test_every_answer_is_documented_and_none_is_a_failure_of_ours(api, route, mo
     method, path = route.split()
     operation = api[path][method]
 
-    @settings(
-        max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
-    )
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy(generation_mode=mode))
     def answers_as_documented(case):
         case.call_and_validate(checks=CHECKS, timeout=HANG_S)
@@ -153,7 +151,6 @@ def test_every_sequence_of_requests_is_answered_as_documented(api, server):
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=8,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
         )
