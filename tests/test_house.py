@@ -16,7 +16,7 @@ TOKENS = {
     "server + linpix": 91_799,
     "model": 41_091,
     "training": 53_068,
-    "tests + tools + examples": 326_854,
+    "tests + tools + examples": 326_856,
 }
 LINES = {"csrc": 6_592, "server/static": 5_455}
 FOLDED = 1.2  # expressions in a hundred statements that a reader has to take apart

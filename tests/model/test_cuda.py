@@ -78,7 +78,7 @@ SHAPES = SAME | {
     "background": dataclasses.replace(WIDER, background=0, background_dim=20, norm="post"),
     "background, pre-norm": dataclasses.replace(TINY, background=0, background_dim=70, mixtures=40),
     "patches": dataclasses.replace(TINY, patch=4, following=((0, 1, 0), (1, 0, 0))),
-    "pixels": dataclasses.replace(test_packing.SHAPES["pixels"], mixtures=40),
+    "pixels": dataclasses.replace(test_packing.SHAPES["pixels"], value_dim=16, mixtures=40),
     "pixels, conditional": dataclasses.replace(
         TINY,
         channels=3,
