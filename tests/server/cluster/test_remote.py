@@ -103,15 +103,13 @@ def facts(answer: httpx.Response) -> Any:
 
 
 def events(text: str) -> list[dict]:
-    return [
-        {
-            name: value
-            for name, value in json.loads(line.removeprefix("data: ")).items()
-            if name not in VOLATILE
-        }
-        for line in text.splitlines()
-        if line.startswith("data: ")
-    ]
+    """Those of one image after the other: where quanta end decides how they are mixed."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith("data: "):
+            event = json.loads(line.removeprefix("data: "))
+            found.append({name: event[name] for name in event.keys() - VOLATILE})
+    return sorted(found, key=lambda event: event.get("image_index", len(found)))
 
 
 JSON = [
