@@ -33,6 +33,7 @@ import torch
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from tests.nets import perturbed_net, saved
+from tools.harness.commands import words_of
 from tools.harness.machine import define_emulated
 from tools.harness.servers import ROOT, Process, serving
 
@@ -51,9 +52,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What needs a GPU, or its compiler, is left out where there is none."""
+    """What needs a GPU, its compiler, or our kernels is left out where there is none."""
     if item.get_closest_marker("cuda") and not ops.gpu:
         pytest.skip(ops.why_no_gpu())
+    if item.get_closest_marker("kernels") and not ops.compiled:
+        pytest.skip(ops.why())
     if item.get_closest_marker("nvcc") and shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on the PATH")
 
@@ -148,38 +151,17 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _compile_emulated(folder: Path, library: Path) -> None:
     cuda, torch_folder = ROOT / "csrc/cuda", Path(torch.__file__).parent
-    flags = [
-        "-std=c++17",
-        "-O2",
-        "-ffp-contract=off",
-        "-fno-strict-aliasing",
-        "-fPIC",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-Wno-unknown-pragmas",
-        "-DLINPIX_EMULATE",
-        "-DTORCH_TARGET_VERSION=0x020a000000000000",
-        "-isystem",
-        str(torch_folder / "include"),
-    ]
-    for source in [*sorted(cuda.glob("*.cu")), *sorted(cuda.glob("*.cpp"))]:
-        subprocess.run(
-            ["g++", *flags, "-x", "c++", "-c", source, "-o", folder / f"{source.name}.o"],
-            check=True,
-        )
-    subprocess.run(
-        [
-            "g++",
-            "-shared",
-            *folder.glob("*.o"),
-            f"-L{torch_folder / 'lib'}",
-            "-ltorch_cpu",
-            "-o",
-            folder / "linked.so",
-        ],
-        check=True,
+    flags = (
+        "-std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -fPIC -Wall -Wextra -Werror"
+        " -Wno-unknown-pragmas -DLINPIX_EMULATE -DTORCH_TARGET_VERSION=0x020a000000000000"
+        f" -isystem {torch_folder}/include"
     )
+    for source in [*sorted(cuda.glob("*.cu")), *sorted(cuda.glob("*.cpp"))]:
+        command = f"g++ {flags} -x c++ -c {source} -o {folder}/{source.name}.o"
+        subprocess.run(words_of([command]), check=True)
+    objects = " ".join(map(str, folder.glob("*.o")))
+    command = f"g++ -shared {objects} -L{torch_folder}/lib -ltorch_cpu -o {folder}/linked.so"
+    subprocess.run(words_of([command]), check=True)
     (folder / "linked.so").rename(library)  # whole, or not there
 
 

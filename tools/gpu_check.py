@@ -25,6 +25,7 @@ import numpy as np
 from PIL import Image
 
 from tools.harness.arguments import new_parser, numbers
+from tools.harness.commands import words_of
 from tools.results import Results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -146,12 +147,9 @@ def printed(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
 
 
-def program(module: str, *words: str, **flags: str) -> list[str]:
-    """The command that runs a module of Python."""
-    command = [sys.executable, "-m", module, *words]
-    for name, value in flags.items():
-        command += [f"--{name.replace('_', '-')}", value]
-    return command
+def step(name: str, line: str, limit_s: float, variables: dict[str, str] | None = None) -> Step:
+    """line: its command, as one would type it."""
+    return Step(name, words_of([line]), limit_s, variables or {})
 
 
 def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step]]:
@@ -161,108 +159,81 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
           cache · emulated:
     kernels for a processor: a tiny form of all of it, to try this file without a GPU.
     """
-    results, device = str(out / "results.jsonl"), "cpu" if emulated else "cuda"
+    python, results = sys.executable, f"--results {out}/results.jsonl"
 
-    def tests(path: str) -> list[str]:
-        return program("pytest", "-q", "-mcuda", f"-ocache_dir={work / 'cache'}", path)
+    def tests(path: str) -> str:
+        return f"{python} -m pytest -q -mcuda -ocache_dir={work}/cache {path}"
 
-    def measured(part: str, **flags: str) -> list[str]:
+    def measured(part: str, flags: str = "") -> str:
         if emulated:
-            flags = {"preset": "tiny", "batch": "1,2", "state": "fp32", "emulated": str(emulated)}
-        return program("tools.benchmarks.cuda", part, results=results, **flags)
+            flags = f"--preset tiny --batch 1,2 --state fp32 --emulated {emulated}"
+        return f"{python} -m tools.benchmarks.cuda {part} {results} {flags}"
 
-    def trains(name: str, preset: str, *flags: str) -> list[str]:
+    def trains(name: str, asked: str) -> str:
         """Ten steps, an evaluation, drawn samples and a saved checkpoint, of noise in two
         classes.
         """
-        return program(
-            "linpix",
-            "train",
-            preset,
-            *flags,
-            data=str(work / "pictures"),
-            out=str(work / name),
-            device=device,
-            images="160",
-            batch="16",
-            warmup_images="32",
-            validation="16",
+        device = "cpu" if emulated else "cuda"
+        return (
+            f"{python} -m linpix train {asked} --data {work}/pictures --out {work}/{name}"
+            f" --device {device} --images 160 --batch 16 --warmup-images 32 --validation 16"
         )
 
-    def serves(**flags: str) -> list[str]:
-        return program("tools.benchmarks.service", results=results, **flags)
+    def serves(flags: str) -> str:
+        return f"{python} -m tools.benchmarks.service {results} {flags}"
 
     if emulated:
         return [
-            [Step("machine", measured("machine"), 120)],
+            [step("machine", measured("machine"), 120)],
+            [step(part, measured(part), 120) for part in ("decode", "kernels", "products")],
             [
-                Step("decode", measured("decode"), 120),
-                Step("kernels", measured("kernels"), 120),
-                Step("products", measured("products"), 120),
-            ],
-            [
-                Step("training, eager", trains("eager", "tiny", "--no-compile"), 120),
-                Step("training", measured("training"), 120),
-                Step(
-                    "service", serves(model=str(work / "eager"), load="2x1,2x2", seconds="0.5"), 120
-                ),
+                step("training, eager", trains("eager", "tiny --no-compile"), 120),
+                step("training", measured("training"), 120),
+                step("service", serves(f"--model {work}/eager --load 2x1,2x2 --seconds 0.5"), 120),
             ],
         ]
     look = "from linpix.model import ops; import sys; sys.exit(ops.why_no_gpu())"
     decoding, rows = tests("tests/model/test_cuda.py"), "1,64,512,1024,4096"
+    again = [
+        step(f"decoding {how}", f"{decoding} --last-failed", 100, variables)
+        for how, variables in OLDER.items()
+    ]
     service = serves(
-        device="cuda",
-        state="fp16",
-        slots="4096",
-        max_queue="8192",
-        max_n="1024",
-        client_images="0",
+        "--device cuda --state fp16 --slots 4096 --max-queue 8192 --max-n 1024 --client-images 0"
     )
-    sanitizer = ["env", "compute-sanitizer", "--error-exitcode=9"]
+    sanitizer = "env compute-sanitizer --error-exitcode=9"
+    others = f"--preset mnist-large,mnist-conditional,cifar10 --batch {rows}"
+    large = "--preset mnist-large --batch 4096 --state fp16"
+    invariant = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
     return [
         [
-            Step(
-                "build",
-                [sys.executable, *["setup.py", "-q", "build_ext", "--inplace", "--parallel=2"]],
-                300,
-            ),
-            Step("look", [sys.executable, "-c", look], 60),
-            Step("machine", measured("machine"), 60),
-            Step("decoding", decoding, 230),
-            *(
-                Step(f"decoding {how}", [*decoding, "--last-failed"], 100, variables)
-                for how, variables in OLDER.items()
-            ),
-            Step("attention over sequences", tests("tests/model/attention/test_linear.py"), 60),
-            Step("decode mnist", measured("decode", preset="mnist", batch=rows), 120),
-            Step("races", [*sanitizer, "--tool=racecheck", *decoding, "-k", SANITIZED], 90),
-            Step("memory", [*sanitizer, *decoding, "-k", SANITIZED], 90),
+            step("build", f"{python} setup.py -q build_ext --inplace --parallel=2", 300),
+            step("look", f"{python} -c '{look}'", 60),
+            step("machine", measured("machine"), 60),
+            step("decoding", decoding, 230),
+            *again,
+            step("attention over sequences", tests("tests/model/attention/test_linear.py"), 60),
+            step("decode mnist", measured("decode", f"--preset mnist --batch {rows}"), 120),
+            step("races", f"{sanitizer} --tool=racecheck {decoding} -k '{SANITIZED}'", 90),
+            step("memory", f"{sanitizer} {decoding} -k '{SANITIZED}'", 90),
         ],
         [
-            Step("kernels", measured("kernels", preset="mnist", batch="64,4096"), 90),
-            Step(
-                "decode others",
-                measured("decode", preset="mnist-large,mnist-conditional,cifar10", batch=rows),
-                240,
-            ),
-            Step(
-                "kernels of mnist-large",
-                measured("kernels", preset="mnist-large", batch="4096", state="fp16"),
-                60,
-            ),
-            Step("products of torch", measured("products", batch=rows), 40),
-            Step(
+            step("kernels", measured("kernels", "--preset mnist --batch 64,4096"), 90),
+            step("decode others", measured("decode", others), 240),
+            step("kernels of mnist-large", measured("kernels", large), 60),
+            step("products of torch", measured("products", f"--batch {rows}"), 40),
+            step(
                 "the same, as batch-invariant modes set it",
-                measured("products", batch=rows),
+                measured("products", f"--batch {rows}"),
                 40,
-                {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"},
+                invariant,
             ),
         ],
         [
-            Step("service", service, 180),
-            Step("training, eager", trains("eager", "mnist", "--no-compile"), 60),
-            Step("training", measured("training", preset="mnist-large", batch="128,256"), 120),
-            Step("training, compiled", trains("compiled", "mnist"), 150),
+            step("service", service, 180),
+            step("training, eager", trains("eager", "mnist --no-compile"), 60),
+            step("training", measured("training", "--preset mnist-large --batch 128,256"), 120),
+            step("training, compiled", trains("compiled", "mnist"), 150),
         ],
     ]
 

@@ -14,7 +14,6 @@ for a launch.
 import math
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 import torch
 
 from tools.harness.arguments import new_parser
+from tools.harness.commands import ran
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 CLOCK, SCHEDULERS, COPY = 1755e6, 132 * 4, 4.27e12  # Hz; of an H200; bytes a second
@@ -111,21 +111,11 @@ def compiled(source: str) -> dict[str, tuple[list[Instruction], int, int]]:
     with tempfile.TemporaryDirectory() as folder:
         object_ = Path(folder) / "object.o"
         said = _output(
-            "nvcc",
-            "-std=c++17",
-            f"-I{CSRC}",
-            f"-I{Path(torch.__file__).parent / 'include'}",
-            "-DUSE_CUDA",
-            "-fmad=false",
-            "-Xptxas",
-            "-v",
-            "-gencode=arch=compute_90,code=sm_90",
-            "-c",
-            str(CSRC / "cuda" / source),
-            "-o",
-            str(object_),
+            f"nvcc -std=c++17 -I{CSRC} -I{Path(torch.__file__).parent}/include -DUSE_CUDA"
+            " -fmad=false -Xptxas -v -gencode=arch=compute_90,code=sm_90"
+            f" -c {CSRC}/cuda/{source} -o {object_}"
         )
-        code = kernels_of(_output("c++filt", given=_output("cuobjdump", "-sass", str(object_))))
+        code = kernels_of(_output("c++filt", given=_output(f"cuobjdump -sass {object_}")))
     found = re.findall(
         r"function '(\S+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers", said, re.DOTALL
     )
@@ -137,16 +127,11 @@ def compiled(source: str) -> dict[str, tuple[list[Instruction], int, int]]:
     }
 
 
-def _output(*command: str, given: str = "") -> str:
-    return subprocess.run(
-        command,
-        input=given,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=True,
-        timeout=600,
-    ).stdout
+def _output(command: str, given: str = "") -> str:
+    """What a command prints, errors too."""
+    ended = ran(command, input=given, timeout=600)
+    ended.check_returncode()
+    return ended.stdout + ended.stderr
 
 
 def _named(name: str) -> str:

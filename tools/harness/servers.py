@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 
+from tools.harness.commands import words_of
+
 ROOT = Path(__file__).resolve().parents[2]
 # The longest wait for anything. It only names what hangs: no outcome depends on how busy the
 # machine is.
@@ -43,6 +45,10 @@ class Server:
         ]
         return float(value)
 
+    def becomes(self, name: str, value: float) -> bool:
+        """Whether a metric comes to a value at all."""
+        return eventually(lambda: self.metric(name) == value)
+
     def quiet(self, *models: str) -> bool:
         """Whether every gauge is back to 0, and these models' slots are free."""
         gauges = [
@@ -67,8 +73,10 @@ class Process(Server):
         program: Sequence[str] = ("-m", "linpix"),
         begun: Callable[[int], None] = lambda pid: None,
     ) -> None:
-        """program: how Python is asked for it · begun: called while it starts."""
-        serve = ["serve", "--port=0", f"--checkpoints={checkpoints}", *flags]
+        """flags: one or several in a word, as a shell divides it · program: how Python is asked for
+        it · begun: called while it starts.
+        """
+        serve = ["serve", "--port=0", f"--checkpoints={checkpoints}", *words_of(flags)]
         command = [*before, sys.executable, *program, *serve]
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")
