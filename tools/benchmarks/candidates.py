@@ -10,12 +10,8 @@ the answer is the best, and the mean over all is what one drawn at random would 
 completion keeps its class if the CNN gives it that of the original, and is sure at a probability
 above 0.9. The CNN is that of tools/benchmarks/quality.py. Images are taken from the test set after
 the first 200.
-
-Models of other pictures (cifar10-conditional) have no judge: completions have the error and the
-seam of quality.py, which are better the less they are.
 """
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +19,8 @@ from numpy.typing import NDArray
 
 from linpix.model import checkpoint
 from linpix.training import datasets
-from tools.benchmarks.occlusion import Asked, Images, error, masks, seam
-from tools.benchmarks.quality import SIDE, SURE, judged, trained_judge
+from tools.benchmarks.occlusion import Asked, Images, masks
+from tools.benchmarks.quality import SURE, judged, trained_judge
 from tools.harness.arguments import new_parser
 from tools.harness.servers import ROOT, serving
 
@@ -42,63 +38,34 @@ def main() -> None:
     )
     given = parser.parse_args()
     models, ways = given.models.split(","), given.candidates
-    configs = {name: checkpoint.named(name, given.checkpoints).net.config for name in models}
-    config = configs[models[-1]]
+    config = checkpoint.named(models[-1], given.checkpoints).net.config
+    judge = trained_judge(given.data)
     test = datasets.load(given.data, "test", config)
-    digits = (config.height, config.width, config.channels) == (SIDE, SIDE, 1)
-    judge = trained_judge(given.data) if digits else None
     unseen = slice(SEEN, SEEN + given.count)
     images, labels_of = test.images[unseen], test.labels[unseen].astype(np.int64)
-    figures, last = ("kept and sure", "any") if digits else ("error and seam", "the least")
-    print(
-        f"{len(images)} images; {figures}: of one at random, of the best of {ways}, of {last} of"
-        f" {ways}"
-    )
-    with serving(
-        given.checkpoints, "--models", given.models, "--max-n", str(max(16, ways))
-    ) as server:
+    print(f"{len(images)} images; kept and sure: of one at random, of the best of {ways}, of any")
+
+    def shares(drawn: Images, right: NDArray[np.int64] | None) -> str:
+        """drawn: `ways` candidates of each image, the best first · right: their classes."""
+        of, sure = (found.reshape(-1, ways) for found in judged(judge, drawn))
+        kept = np.zeros_like(of, np.bool_) if right is None else of == right[:, None]
+        figures = []
+        for one in (kept, sure > SURE):
+            figures.append(f"{one.mean():.3f} {one[:, 0].mean():.3f} {one.max(1).mean():.3f}")
+        return "   ".join(figures)
+
+    flags = f"--models {given.models} --max-n {max(16, ways)}"
+    with serving(given.checkpoints, flags) as server:
         for model in models:
             asked = Asked(server.url, model, config)
-
-            def tell(
-                name: str, found: list[NDArray[np.float64]], began: float, model: str = model
-            ) -> None:
-                """found: (N, ways) each."""
-                best = np.max if digits else np.min
-                figures = [
-                    f"{one.mean():.3f} {one[:, 0].mean():.3f} {best(one, 1).mean():.3f}"
-                    for one in found
-                ]
-                print(
-                    f"{model:18}{name:16}{'   '.join(figures)}   {time.monotonic() - began:.0f} s",
-                    flush=True,
-                )
-
-            def as_judged(
-                drawn: Images, right: NDArray[np.int64] | None
-            ) -> list[NDArray[np.float64]]:
-                assert judge is not None
-                of, sure = (found.reshape(-1, ways) for found in judged(judge, drawn))
-                kept = np.zeros_like(sure) if right is None else of == right[:, None]
-                return [kept.astype(np.float64), (sure > SURE).astype(np.float64)]
-
-            if digits:
-                classes = np.arange(given.count) % 10
-                for name, right in (("label", classes), ("no label", None)):
-                    began = time.monotonic()
-                    labels = [None] * given.count if right is None else right.tolist()
-                    tell(name, as_judged(asked.drawn(labels, candidates=ways), right), began)
+            classes = np.arange(given.count) % 10
+            drawn = asked.drawn(classes.tolist(), candidates=ways)
+            print(f"{model:18}{'label':16}{shares(drawn, classes)}", flush=True)
+            drawn = asked.drawn([None] * given.count, candidates=ways)
+            print(f"{model:18}{'no label':16}{shares(drawn, None)}", flush=True)
             for name, hidden in masks(len(images), config).items():
-                began = time.monotonic()
                 drawn = asked.completed(images, hidden, ways, candidates=ways)
-                if digits:
-                    found = as_judged(drawn, labels_of)
-                else:
-                    holes = hidden.repeat(ways, 0)
-                    errors = error(images.repeat(ways, 0), drawn, holes)
-                    seams = seam(drawn, holes, config)
-                    found = [errors.reshape(-1, ways), seams.reshape(-1, ways)]
-                tell(name, found, began)
+                print(f"{model:18}{name:16}{shares(drawn, labels_of)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """What HTTP costs: images/s of 64 clients at once, as a share of what the engine draws in the same
 time alone.
 
-    python -m tools.benchmarks.http [--model mnist-small | --preset mnist] [--batch 64] [--n 1,8]
-    [--seconds 5]
-                                    [--repeat 3] [--other CHECKOUT] [--accept TYPE] [--python]
-                                    [--instant]
+    python -m tools.benchmarks.http [--model mnist-small] [--batch 64] [--n 1,8] [--seconds 5]
+                                    [--repeat 3] [--other CHECKOUT] [--accept TYPE] [--instant]
 
 The engine alone, in this process, keeps `--batch` images in flight: a loop over the quanta that
 `linpix sample` runs. A server has as many images in flight for connections of wrk, a load generator
@@ -14,10 +12,8 @@ comes before a run is steady, and what is under way at its end, is left out. The
 that of server and clients together: where other programs use the same cores, the share by it, of
 the engine's own time for an image, still compares two servers. It leaves out what threads wait for.
 --other: another checkout, whose server takes turns too. --accept: of what media type the answers
-are to be. --python: httpx instead of wrk, whose clients take more of the same cores than the server
-does. A preset has random weights, which does not change its speed. --instant: server and engine
-have a GPU that answers at once (tools/benchmarks/host.py), so that images/s are the most that HTTP
-allows.
+are to be. --instant: server and engine have a GPU that answers at once (tools/benchmarks/host.py),
+so that images/s are the most that HTTP allows.
 """
 
 import argparse
@@ -25,23 +21,15 @@ import json
 import math
 import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import numpy as np
-import torch
 
 from linpix.model import checkpoint, folders, provenance
-from linpix.model.config import PRESETS
-from linpix.model.nets import net_for
 from linpix.model.team import limit_threads
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
@@ -49,10 +37,10 @@ from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job
 from tools.benchmarks.host import instant
 from tools.harness.arguments import new_parser, numbers
+from tools.harness.commands import ran
 from tools.harness.machine import machine
 from tools.harness.servers import Process, serving
 
-Load = Callable[[str, int, int, float, str], tuple[float, int]]
 STEADY_S = 1  # after which the first requests, which came at once, have spread
 ROUTE = "/v1/images/generations"
 # Each answer must be 200 and, if it is JSON, have n pictures.
@@ -106,50 +94,16 @@ def bare(engine: Engine, batch: int, seconds: float) -> Result:
 
 def by_wrk(url: str, connections: int, n: int, seconds: float, accept: str) -> tuple[float, int]:
     """Images/s, and the number of requests they took."""
-    if shutil.which("wrk") is None:
-        sys.exit("this needs wrk, a load generator; Debian has it as wrk")
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(SCRIPT % {"n": n, "accept": accept, "steady": STEADY_S})
         script.flush()
-        command = [
-            "wrk",
-            "-t1",
-            f"-c{connections}",
-            f"-d{math.ceil(STEADY_S + seconds)}s",
-            "--timeout",
-            "60s",
-            "-s",
-            script.name,
-            url + ROUTE,
-        ]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        asked = f"-t1 -c{connections} -d{math.ceil(STEADY_S + seconds)}s --timeout 60s"
+        ended = ran(f"wrk {asked} -s {script.name} {url}{ROUTE}")
+    ended.check_returncode()
+    printed = ended.stdout
     found = json.loads(printed.splitlines()[-1])
     assert not found["wrong"], printed
     return found["answers"] * n / found["seconds"], found["answers"]
-
-
-def by_httpx(url: str, connections: int, n: int, seconds: float, accept: str) -> tuple[float, int]:
-    """The same with clients in Python."""
-    began = time.perf_counter() + STEADY_S
-    with (
-        httpx.Client(
-            base_url=url, timeout=600, limits=httpx.Limits(max_connections=connections)
-        ) as http,
-        ThreadPoolExecutor(connections) as pool,
-    ):
-
-        def ask(_: int) -> int:
-            counted = 0
-            while time.perf_counter() < began + seconds:
-                answer = http.post(ROUTE, json={"n": n}, headers={"accept": accept})
-                assert answer.status_code == 200 and (
-                    accept != "*/*" or len(answer.json()["data"]) == n
-                )
-                counted += began < time.perf_counter() < began + seconds
-            return counted
-
-        answers = sum(pool.map(ask, range(connections)))
-    return answers * n / seconds, answers
 
 
 def used_s(server: Process) -> tuple[float, float]:
@@ -164,16 +118,15 @@ def used_s(server: Process) -> tuple[float, float]:
         for task in tasks.iterdir()
     }
     clients = resource.getrusage(resource.RUSAGE_CHILDREN)
-    own = time.process_time()  # clients in Python are here
     return (
-        sum(used.values()) + clients.ru_utime + clients.ru_stime + own,
+        sum(used.values()) + clients.ru_utime + clients.ru_stime,
         used[str(server.process.pid)],
     )
 
 
-def served(server: Process, load: Load, given: argparse.Namespace, n: int) -> Result:
+def served(server: Process, given: argparse.Namespace, n: int) -> Result:
     before = used_s(server)
-    rate, answers = load(server.url, given.batch // n, n, given.seconds, given.accept)
+    rate, answers = by_wrk(server.url, given.batch // n, n, given.seconds, given.accept)
     assert answers, "no answer came once the load was steady; measure for longer, with --seconds"
     all_s, loop_s = (after - at for after, at in zip(used_s(server), before, strict=True))
     # of the answers, which are counted once steady
@@ -184,31 +137,17 @@ def served(server: Process, load: Load, given: argparse.Namespace, n: int) -> Re
 def main() -> None:
     parser = new_parser(__doc__)
     parser.add_argument("--model", default="mnist-small", help="a checkpoint, by name or folder")
-    parser.add_argument(
-        "--preset", choices=sorted(PRESETS), help="instead of a checkpoint, with random weights"
-    )
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--n", type=numbers, default=[1, 8])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--other", type=Path, help="another checkout, to compare with")
     parser.add_argument("--accept", default="*/*", help="such as application/x-npy")
-    parser.add_argument("--python", action="store_true", help="clients in Python")
     parser.add_argument("--instant", action="store_true", help="with a GPU that answers at once")
     given = parser.parse_args()
-    if not given.python and shutil.which("wrk") is None:
-        parser.error(
-            "there is no wrk here: install it (Debian: apt install wrk), or measure with --python"
-        )
-    with tempfile.TemporaryDirectory() as made:
-        if given.preset:
-            folder = Path(made) / given.preset
-            torch.manual_seed(0)
-            source = {"data": "random weights", "class_names": [str(label) for label in range(10)]}
-            checkpoint.save(folder, net_for(PRESETS[given.preset]), source, "# random\n")
-        else:
-            folder = folders.find(given.model).resolve()
-        measure(folder, given)
+    if shutil.which("wrk") is None:
+        parser.error("there is no wrk here: install it (Debian: apt install wrk)")
+    measure(folders.find(given.model).resolve(), given)
 
 
 def measure(folder: Path, given: argparse.Namespace) -> None:
@@ -222,7 +161,6 @@ def measure(folder: Path, given: argparse.Namespace) -> None:
         "--client-images=0",
     )
     program = "-m", ("tools.benchmarks.host" if given.instant else "linpix")
-    load: Load = by_httpx if given.python else by_wrk
     alone: list[Result] = []
     found: dict[str, list[Result]] = {}
     with ExitStack() as stack:
@@ -234,12 +172,12 @@ def measure(folder: Path, given: argparse.Namespace) -> None:
             )
         bare(engine, given.batch, STEADY_S)
         for server in servers.values():
-            load(server.url, given.batch, 1, STEADY_S, given.accept)
+            by_wrk(server.url, given.batch, 1, STEADY_S, given.accept)
         for turn in range(given.repeat):
             alone.append(bare(engine, given.batch, given.seconds))
             for name, server in list(servers.items())[:: 1 if turn % 2 else -1]:
                 for n in given.n:
-                    found.setdefault(f"n = {n}{name}", []).append(served(server, load, given, n))
+                    found.setdefault(f"n = {n}{name}", []).append(served(server, given, n))
     print(
         f"{machine()}; commit {provenance.commit()}; {given.batch} in flight, {given.repeat} rounds"
         f" of {given.seconds:g} s\n\n| {folder.name} | images/s | of the engine alone | processor,"

@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     with serving(
-        ROOT / "checkpoints", "--models", given.model, "--max-queue", "1024", *EVERYBODY
+        ROOT / "checkpoints", f"--models {given.model} --max-queue 1024", *EVERYBODY
     ) as server:
         kinds = kinds_of(server, given.model)
         lines = {"nothing": [], **{name: [asking(kinds[name], 1)] * HALF for name in kinds}}

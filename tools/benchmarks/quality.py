@@ -263,7 +263,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         url = (
             given.url
-            or stack.enter_context(serving(given.checkpoints, "--models", given.models)).url
+            or stack.enter_context(serving(given.checkpoints, f"--models {given.models}")).url
         )
         found = {}
         for model in models:

@@ -44,7 +44,7 @@ def main() -> None:
         f"{name}={value}" for name, value in os.environ.items() if name.startswith("LINPIX_")
     ]
     with serving(
-        folder.parent, "--models", folder.name, *flags, before=("env", *variables)
+        folder.parent, f"--models {folder.name}", *flags, before=("env", *variables)
     ) as server:
         for clients, n in given.load:
             results.measure(
