@@ -16,6 +16,14 @@ Piece = tuple[bytes, bytes]  # name and body; in a JPEG the marker's second byte
 
 SIZES = [0, 1, 2, 7, 8, 9, 255, 4096, 4097, 16383, 65535, 2**24, 2**31 - 1, 2**31, 2**32 - 1]
 
+PNG_NAMES = b"tRNS PLTE gAMA sRGB cHRM pHYs acTL fcTL fdAT IDAT IHDR IEND abCD \xff\0\1\2".split()
+JPEG_MARKERS = bytes.fromhex("c0 c2 c3 c4 c9 cc d0 d8 d9 db dc dd e0 e2 ed ee fe 01")
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    """Bytes of any value, the same each time."""
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
 
 def encode(picture: Image.Image | np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
     out = io.BytesIO()
@@ -48,7 +56,7 @@ def png_of(
 @cache
 def valid() -> list[bytes]:
     """One of every kind that an encoder writes, 8 x 8 to 12 x 12."""
-    colours = np.random.default_rng(0).integers(0, 256, (12, 12, 4), np.uint8)
+    colours = noise(12, 12, 4)
     half = np.repeat(np.array([255] * 4 + [0] * 4, np.uint8), 8).reshape(8, 8)
     frames = [Image.new("RGBA", (8, 8), shade) for shade in ("red", "blue")]
     palette = Image.fromarray(colours[..., :3]).quantize(16)
@@ -136,6 +144,16 @@ def split_webp(data: bytes) -> list[Piece]:
 
 
 @st.composite
+def once_or_often(draw: st.DrawFn, one: st.SearchStrategy[Piece]) -> list[Piece]:
+    """A piece, or many of it if it is short."""
+    piece = draw(one)
+    count = draw(st.sampled_from([1, 3, 200, 20_000]))
+    if len(piece[1]) >= 50:
+        count = min(count, 3)
+    return [piece] * count
+
+
+@st.composite
 def pngs(draw: st.DrawFn) -> bytes:
     pieces = draw(_rearranged(split_png(draw(st.sampled_from(valid()[:12]))), _png_pieces()))
     if draw(st.booleans()) and pieces and len(pieces[0][1]) == 13:  # IHDR
@@ -154,24 +172,7 @@ def _png_pieces() -> st.SearchStrategy[list[Piece]]:
     zeros, exif = bombs()["zeros"], bombs()["exif"]
     one = st.one_of(
         st.tuples(
-            st.sampled_from(
-                [
-                    b"tRNS",
-                    b"PLTE",
-                    b"gAMA",
-                    b"sRGB",
-                    b"cHRM",
-                    b"pHYs",
-                    b"acTL",
-                    b"fcTL",
-                    b"fdAT",
-                    b"IDAT",
-                    b"IHDR",
-                    b"IEND",
-                    b"abCD",
-                    b"\xff\0\1\2",
-                ]
-            ),
+            st.sampled_from(PNG_NAMES),
             st.binary(max_size=40),
         ),
         st.tuples(st.just(b"eXIf"), tiff()),
@@ -187,12 +188,7 @@ def _png_pieces() -> st.SearchStrategy[list[Piece]]:
             ]
         ),
     )
-    return st.one_of(
-        one.map(lambda piece: [piece]),
-        st.tuples(one, st.sampled_from([3, 200, 20_000])).map(
-            lambda drawn: [drawn[0]] * (drawn[1] if len(drawn[0][1]) < 50 else 3)
-        ),
-    )
+    return once_or_often(one)
 
 
 @st.composite
@@ -229,31 +225,7 @@ def jpegs(draw: st.DrawFn) -> bytes:
 def _jpeg_pieces() -> st.SearchStrategy[list[Piece]]:
     one = st.one_of(
         st.tuples(
-            st.sampled_from(
-                [
-                    bytes([marker])
-                    for marker in (
-                        0xC0,
-                        0xC2,
-                        0xC3,
-                        0xC4,
-                        0xC9,
-                        0xCC,
-                        0xD0,
-                        0xD8,
-                        0xD9,
-                        0xDB,
-                        0xDC,
-                        0xDD,
-                        0xE0,
-                        0xE2,
-                        0xED,
-                        0xEE,
-                        0xFE,
-                        1,
-                    )
-                ]
-            ),
+            st.integers(0, len(JPEG_MARKERS) - 1).map(lambda at: JPEG_MARKERS[at : at + 1]),
             st.binary(max_size=70),
         ),
         st.tuples(st.just(b"\xe1"), tiff().map(lambda body: b"Exif\0\0" + body)),
@@ -267,12 +239,7 @@ def _jpeg_pieces() -> st.SearchStrategy[list[Piece]]:
             ]
         ),
     )
-    return st.one_of(
-        one.map(lambda piece: [piece]),
-        st.tuples(one, st.sampled_from([3, 200, 20_000])).map(
-            lambda drawn: [drawn[0]] * (drawn[1] if len(drawn[0][1]) < 50 else 3)
-        ),
-    )
+    return once_or_often(one)
 
 
 @st.composite

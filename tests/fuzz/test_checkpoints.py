@@ -124,6 +124,10 @@ NAMES = [
     "\u2028",
     "x" * 5000,
 ]
+DTYPES = ["F64", "F16", "F8_E4M3", "F8_E8M0", "F4", "F6_E2M3", "C64", "I32", "BOOL", "U64"]
+TENSORS = ["head.bias", "layers.7.up.bias", "__metadata__", "", "../x", "\x1b[31m"]
+SHAPES = [[], [0], [2**62, 4], [2**40], [-1], [1, 1, 1], [0, 2**63], [4, 0]]
+HEADERS = [*DTYPES, *TENSORS, *SHAPES, None, {}]
 
 Change = tuple[Any, ...]
 
@@ -133,80 +137,28 @@ def _changes() -> st.SearchStrategy[tuple[list[Change], bool]]:
     what was done.
     """
     hostile, spots = st.sampled_from(HOSTILE), st.floats(0, 1, exclude_max=True)
-    one = st.one_of(
-        st.tuples(
-            st.just("field"), st.sampled_from(["architecture", "provenance", "top"]), spots, hostile
-        ),
-        st.tuples(
-            st.just("new field"),
-            st.sampled_from(["architecture", "provenance", "top"]),
-            st.sampled_from(["depth", "twin_of", "bits_per_dim", "images", "", "\ud800"]),
-            hostile,
-        ),
-        st.tuples(st.just("text"), st.sampled_from(TEXTS)),
-        st.tuples(
-            st.just("header"),
-            st.sampled_from(["dtype", "shape", "data_offsets", "name", "more", "drop"]),
-            spots,
-            st.sampled_from(
-                [
-                    "F64",
-                    "F16",
-                    "F8_E4M3",
-                    "F8_E8M0",
-                    "F4",
-                    "F6_E2M3",
-                    "C64",
-                    "I32",
-                    "BOOL",
-                    "U64",
-                    "",
-                    [],
-                    [0],
-                    [2**62, 4],
-                    [2**40],
-                    [-1],
-                    [1, 1, 1],
-                    [0, 2**63],
-                    [4, 0],
-                    None,
-                    "../x",
-                    "\x1b[31m",
-                    "head.bias",
-                    "layers.7.up.bias",
-                    "__metadata__",
-                    {},
-                ]
-            ),
-        ),
-        st.tuples(st.just("swap"), spots, spots),
-        st.tuples(
-            st.just("length"), st.sampled_from([0, 1, 7, 2**20, 2**27, 2**32, 2**63, 2**64 - 1])
-        ),
-        st.tuples(
-            st.just("flip"),
-            st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]),
-            spots,
-            st.integers(0, 255),
-        ),
-        st.tuples(
-            st.just("NaN"),
-            spots,
-            st.sampled_from([b"\0\0\xc0\x7f", b"\0\0\x80\xff", b"\xff\xff\x7f\x7f"]),
-        ),
-        st.tuples(
-            st.just("cut"),
-            st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]),
-            spots,
-        ),
-        st.tuples(st.just("listed"), st.sampled_from(NAMES)),
-        st.tuples(
-            st.just("instead"),
-            st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"]),
-            st.sampled_from(["nothing", "folder", "pipe", "endless", "itself", "elsewhere"]),
-        ),
-        st.tuples(st.just("second shard"), spots),
-    )
+    places = st.sampled_from(["architecture", "provenance", "top"])
+    files = st.sampled_from(["config.json", "model.safetensors", "SHA256SUMS"])
+    new_names = st.sampled_from(["depth", "twin_of", "bits_per_dim", "images", "", "\ud800"])
+    parts = st.sampled_from(["dtype", "shape", "data_offsets", "name", "more", "drop"])
+    lengths = st.sampled_from([0, 1, 7, 2**20, 2**27, 2**32, 2**63, 2**64 - 1])
+    not_finite = st.sampled_from([b"\0\0\xc0\x7f", b"\0\0\x80\xff", b"\xff\xff\x7f\x7f"])
+    laid = st.sampled_from(["nothing", "folder", "pipe", "endless", "itself", "elsewhere"])
+    drawn_from = {
+        "field": (places, spots, hostile),
+        "new field": (places, new_names, hostile),
+        "text": (st.sampled_from(TEXTS),),
+        "header": (parts, spots, st.sampled_from(HEADERS)),
+        "swap": (spots, spots),
+        "length": (lengths,),
+        "flip": (files, spots, st.integers(0, 255)),
+        "NaN": (spots, not_finite),
+        "cut": (files, spots),
+        "listed": (st.sampled_from(NAMES),),
+        "instead": (files, laid),
+        "second shard": (spots,),
+    }
+    one = st.one_of([st.tuples(st.just(name), *how) for name, how in drawn_from.items()])
     return st.tuples(st.lists(one, max_size=4), st.sampled_from([True, True, True, False]))
 
 
