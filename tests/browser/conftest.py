@@ -8,7 +8,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Download,
+    Locator,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 from tools.harness.servers import ROOT, Process, serving
 
@@ -38,7 +46,7 @@ def chromium() -> Iterator[Browser]:
 def shipped() -> Iterator[Process]:
     """A server of shipped checkpoints, for tests that leave it as they found it."""
     with serving(
-        ROOT / "checkpoints", "--models", "mnist-small,cifar10-small,mnist-conditional"
+        ROOT / "checkpoints", "--models mnist-small,cifar10-small,mnist-conditional"
     ) as process:
         yield process
 
@@ -136,6 +144,21 @@ def take(page: Page, model: str) -> None:
 
 def chosen(page: Page) -> str:
     return page.locator("#models :checked").input_value()
+
+
+def press(within: Page | Locator, name: str, **options: Any) -> None:
+    """Click a button."""
+    within.get_by_role("button", name=name, **options).click()
+
+
+def turn_to(page: Page, panel: str) -> None:
+    page.get_by_role("tab", name=panel).click()
+
+
+def downloaded(page: Page, link: str) -> Download:
+    with page.expect_download() as download:
+        page.get_by_role("link", name=link).click()
+    return download.value
 
 
 def says(page: Page, selector: str, words: str) -> str:

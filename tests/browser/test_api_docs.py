@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import written
+from tests.browser.conftest import press, written
 from tests.fuzz.pictures import encode
 
 
@@ -25,7 +25,7 @@ def test_a_form_sends_what_was_filled_in_and_nothing_else(server, visit, tmp_pat
     block = page.locator("#operations-images-edit")
     expect(block).to_contain_text("Complete a picture")
     block.locator(".opblock-summary-control").click()
-    block.get_by_role("button", name="Try it out").click()
+    press(block, "Try it out")
     rows = block.locator("tr[data-property-name]")
     values = rows.locator("input[type=text], select").evaluate_all(
         "fields => fields.map((field) => field.value)"
@@ -35,7 +35,7 @@ def test_a_form_sends_what_was_filled_in_and_nothing_else(server, visit, tmp_pat
     block.locator("tr[data-property-name='image'] input[type=file]").set_input_files(picture)
     block.locator("tr[data-property-name='keep_rows'] input[type=text]").fill("3")
     with page.expect_response(re.compile("/v1/images/edits$")) as answered:
-        block.get_by_role("button", name="Execute", exact=True).click()
+        press(block, "Execute", exact=True)
     assert answered.value.status == 200
     assert answered.value.json()["known"] == 24 and answered.value.json()["warnings"] == []
 

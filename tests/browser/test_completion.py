@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from linpix.model import checkpoint
 from linpix.model.nets import net_for
 from linpix.training.init import inverted, negative
-from tests.browser.conftest import Visit, chosen, says, take, written
+from tests.browser.conftest import Visit, chosen, downloaded, press, says, take, written
 from tests.browser.test_samples import asked, rgb
 from tests.fuzz.pictures import encode as png
 from tools.harness.servers import ROOT, serving
@@ -42,7 +42,7 @@ def stroke(
 
 def complete(page: Page, n: int) -> None:
     page.locator("#completion-form [name=n]").fill(str(n))
-    page.get_by_role("button", name="Complete", exact=True).click()
+    press(page, "Complete", exact=True)
     says(page, "#completion .status", f"{n} completions? in")
 
 
@@ -83,7 +83,7 @@ def begin(visit, server, *, model: str = "", live: bool = False, **options) -> t
     page.get_by_label("Complete after each stroke").set_checked(live)
     if model:
         take(page, model)
-    page.get_by_role("button", name="Clear").click()
+    press(page, "Clear")
     return visitor, page
 
 
@@ -119,7 +119,7 @@ def test_it_opens_with_an_example_and_completes_after_each_stroke_and_after_undo
     draws = page.locator("#completion .draw")
     stroke(page, [(14, 8), (20, 8)])
     expect(draws).to_have_count(3)
-    page.get_by_role("button", name="Undo").click()
+    press(page, "Undo")
     expect(draws).to_have_count(4)
     says(page, "#completion .status", "6 completions in")
     np.testing.assert_array_equal(sent(page), picture)
@@ -127,7 +127,7 @@ def test_it_opens_with_an_example_and_completes_after_each_stroke_and_after_undo
     page.keyboard.press("Enter")
     expect(draws).to_have_count(5)
     says(page, "#completion .status", "6 completions in")
-    page.get_by_role("button", name="One of each that fits").click()
+    press(page, "One of each that fits")
     says(page, "#completion .status", r"\d class(es)? of 10 fit in")
     captions = page.locator("#completion .caption").all_inner_texts()
     assert len({words[0] for words in captions}) == len(captions) >= 1, captions
@@ -152,7 +152,7 @@ def test_a_model_of_dark_ink_on_paper_has_paper_and_a_dark_pen_and_takes_picture
         source | {"data": "photos", "board": {"ground": [255], "ink": [20], "prepare": None}},
         "",
     )
-    with serving(tmp_path, "--models", "mine") as server:
+    with serving(tmp_path, "--models mine") as server:
         visitor, page = begin(visit, server)
         stroke(page, TOP_OF_SEVEN)
         complete(page, 6)
@@ -195,12 +195,12 @@ def test_a_preparation_that_fails_says_why_and_the_frame_and_the_colour_model_he
     page.locator("#upload-canvas").focus()
     page.keyboard.press("-")  # a smaller frame, by the keyboard
     says(page, "#completion .status", "6 completions in")
-    page.get_by_role("button", name="Undo").click()
+    press(page, "Undo")
     assert visitor.picture("#editor") == before
     boat = np.full((90, 120, 3), (120, 180, 235), np.uint8)
     boat[60:], boat[20:60, 60:80] = (30, 80, 150), (220, 60, 40)
     page.locator("#file").set_input_files(written(tmp_path, "boat.png", png(boat)))
-    page.get_by_role("button", name="In colour: Textures, smaller").click()
+    press(page, "In colour: Textures, smaller")
     says(page, "#completion .status", "6 completions in")
     assert chosen(page) == "cifar10-small"
 
@@ -222,7 +222,7 @@ def test_quick_strokes_leave_one_draw_of_each_and_clear_takes_the_completions_aw
 
 def test_a_photographed_letter_is_prepared_and_completed_by_the_model_of_letters(visit, tmp_path):
     both = "mnist-conditional,letters-conditional"
-    with serving(ROOT / "checkpoints", "--models", both) as server:
+    with serving(ROOT / "checkpoints", f"--models {both}") as server:
         visitor, page = begin(visit, server, live=True)
         shapes = {
             "letter": asked(server.url, model="letters-conditional", label="R", seed=3)[..., 0],
@@ -247,14 +247,14 @@ def test_a_photographed_letter_is_prepared_and_completed_by_the_model_of_letters
         visitor.keep("completion-letter-1280-light")
         requests: list[str] = []
         page.on("request", lambda one: requests.append(one.url) if "edits" in one.url else None)
-        page.get_by_role("button", name="One of each that fits").click()
+        press(page, "One of each that fits")
         says(page, "#completion .status", r"class(es)? in 16 tries in")
         assert len(requests) == 16, "of 52 classes"
         load("digit", "^It looks like a digit, and Digits knows these", "mnist-conditional")
         take(page, "letters-conditional")  # the visitor decides, and the page only offers
         says(page, "#completion .status", "6 completions in")
         load("digit", "^It looks like a digit", "letters-conditional")
-        page.get_by_role("button", name="Use Digits").click()
+        press(page, "Use Digits")
         assert chosen(page) == "mnist-conditional"
 
 
@@ -303,7 +303,7 @@ def test_a_picture_comes_by_file_by_paste_and_by_drop(shipped, visit, tmp_path, 
     picture = png(pixels)
     if way == "file":
         with page.expect_file_chooser() as chooser:
-            page.get_by_role("button", name="Load picture").click()
+            press(page, "Load picture")
         chooser.value.set_files(written(tmp_path, "three.png", picture))
     else:
         page.evaluate(
@@ -335,11 +335,10 @@ def test_the_page_lays_a_completion_back_over_its_photograph(shipped, visit, tmp
     drawn = results(page)[0][..., 0]
     for _ in range(2):  # as it was completed, and once it is pinned and some of it drawn again
         page.locator("#alternatives .picture").first.click()
-        with page.expect_download() as download:
-            page.get_by_role("link", name="Save photograph").click()
-        laid = np.asarray(Image.open(download.value.path()).convert("RGB")).astype(int)
+        download = downloaded(page, "Save photograph")
+        laid = np.asarray(Image.open(download.path()).convert("RGB")).astype(int)
         visitor.keep("completion-photograph-1280-light")
-        page.get_by_role("button", name="Pin it").click()
+        press(page, "Pin it")
         answer = shipped.post(
             "/v1/images/edits",
             files={"image": png(upload)},
@@ -362,7 +361,7 @@ def test_the_page_lays_a_completion_back_over_its_photograph(shipped, visit, tmp
         np.testing.assert_array_equal(
             cells[:10], upload[rows.astype(int)][:, columns.astype(int)][:10]
         )
-        page.get_by_role("button", name="Rectangle").click()
+        press(page, "Rectangle")
         stroke(page, [(4, 20), (24, 24)])
         complete(page, 1)
         known[...] = True
@@ -383,10 +382,9 @@ def test_a_transparent_picture_is_laid_back_on_transparency_and_is_not_in_colour
     expect(page.locator("#upload-words button")).to_have_count(0)
     complete(page, 1)
     page.locator("#alternatives .picture").first.click()
-    with page.expect_download() as download:
-        page.get_by_role("link", name="Save photograph").click()
+    download = downloaded(page, "Save photograph")
     visitor.keep("completion-sticker-1280-light")
-    laid = np.asarray(Image.open(download.value.path()).convert("RGBA")).astype(int)
+    laid = np.asarray(Image.open(download.path()).convert("RGBA")).astype(int)
     shown = laid[..., 3] > 128
     assert np.abs(laid[shown][:, :3] - ink).max() <= 12, "nothing but ink is shown"
     upper = np.s_[: shown.shape[0] // 4]
@@ -402,18 +400,18 @@ def test_a_completion_can_be_pinned_erased_again_and_taken_back(shipped, visit):
     expect(page.locator("#known")).to_be_empty()
     images = results(page)
     page.locator("#alternatives .picture").nth(1).click()
-    page.get_by_role("button", name="Pin it").click()
+    press(page, "Pin it")
     says(page, "#completion .status", "Image 2 is your picture now")
     expect(page.get_by_role("button", name=re.compile("Image 2, .*, pinned"))).to_be_visible()
     expect(page.get_by_role("button", name="Erase", exact=True)).to_have_attribute(
         "aria-pressed", "true"
     )
     visitor.keep("completion-pinned-1280-light")
-    page.get_by_role("button", name="Undo").click()
+    press(page, "Undo")
     assert visitor.picture("#editor") == before, "the way back"
     expect(page.get_by_role("button", name=re.compile("pinned"))).to_have_count(0)
-    page.get_by_role("button", name="Redo").click()
-    page.get_by_role("button", name="Rectangle").click()
+    press(page, "Redo")
+    press(page, "Rectangle")
     stroke(page, [(8.5, 18.5), (18.5, 22.5)])
     complete(page, 2)
     again = results(page)
@@ -427,17 +425,17 @@ def test_a_completion_can_be_pinned_erased_again_and_taken_back(shipped, visit):
 def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipped, visit):
     visitor, page = begin(visit, shipped, model="mnist-small")
     stroke(page, TOP_OF_SEVEN)
-    page.get_by_role("button", name="Prefix or all").click()
+    press(page, "Prefix or all")
     says(page, "#completion .notice", "All known pixels come before the first hole.* Press Inverse")
     # trying again would not help
     expect(page.locator("#completion .notice button")).to_have_count(0)
-    page.get_by_role("button", name="Take a sample").click()
+    press(page, "Take a sample")
     says(page, "#completion .status", "A sample, completed")
-    page.get_by_role("button", name="Keep all").click()
-    page.get_by_role("button", name="Rectangle").click()
+    press(page, "Keep all")
+    press(page, "Rectangle")
     stroke(page, [(6.5, 8.5), (20.5, 17.5)])
     page.locator("#completion-form [name=n]").fill("2")
-    page.get_by_role("button", name="Prefix or all").click()
+    press(page, "Prefix or all")
     says(page, "#completion .status", "The same hole and seeds")
     says(page, "#strip-prefix", "Digits, smaller · 230 pixels")
     says(page, "#strip-all", "Digits · 634 pixels")
@@ -468,26 +466,23 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
     assert seeds[0] == seeds[1]
     page.locator("#strip-prefix .picture").first.click()
     expect(page.locator("#viewer-save")).to_have_attribute("href", re.compile("^blob:"))
-    with page.expect_download() as download:
-        page.get_by_role("link", name="Download PNG").click()
-    np.testing.assert_array_equal(
-        np.asarray(Image.open(download.value.path()).convert("RGB")), shown[0]
-    )
-    page.get_by_role("button", name="Pin it").click()
+    download = downloaded(page, "Download PNG")
+    np.testing.assert_array_equal(np.asarray(Image.open(download.path()).convert("RGB")), shown[0])
+    press(page, "Pin it")
     says(page, "#completion .status", "Image 1 is your picture now")
-    page.get_by_role("button", name="Rectangle").click()
+    press(page, "Rectangle")
     stroke(page, [(2.5, 24.5), (4.5, 25.5)])
-    page.get_by_role("button", name="Prefix or all").click()
+    press(page, "Prefix or all")
     says(page, "#completion .status", "The same hole and seeds")
     pinned = sent(page, "#strip-all .picture")
     assert (pinned[..., 3] == 0).sum() == 6
     np.testing.assert_array_equal(
         np.where(pinned[..., 3:] > 0, pinned[..., :3], shown[0]), shown[0]
     )
-    page.get_by_role("button", name="Back to the completions").click()
+    press(page, "Back to the completions")
     expect(page.locator("#strip")).to_be_hidden()
     take(page, "cifar10-small")
-    page.get_by_role("button", name="Prefix or all").click()
+    press(page, "Prefix or all")
     says(
         page,
         "#completion .notice",

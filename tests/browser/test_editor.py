@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import says, written
+from tests.browser.conftest import press, says, written
 from tests.browser.test_completion import begin, complete, digit, png, results, sent, stroke
 from tools.benchmarks import strokes
 
@@ -20,7 +20,7 @@ def loaded(visit, server, tmp_path):
     visitor, page = begin(visit, server)
     page.locator("#file").set_input_files(written(tmp_path, "five.png", png(digit(server.url, 5))))
     says(page, "#completion .status", "five.png is loaded")
-    page.get_by_role("button", name="Keep all").click()
+    press(page, "Keep all")
     return visitor, page
 
 
@@ -34,15 +34,15 @@ def test_a_rectangle_is_erased_and_the_mask_can_be_inverted_undone_and_redone(
     shipped, visit, tmp_path
 ):
     visitor, page = loaded(visit, shipped, tmp_path)
-    page.get_by_role("button", name="Rectangle").click()
+    press(page, "Rectangle")
     stroke(page, [(20.5, 17.5), (6.5, 8.5)])  # from its lower right corner to the upper left one
     rectangle = np.zeros((28, 28), bool)
     rectangle[8:18, 6:21] = True
     np.testing.assert_array_equal(mask(page), rectangle)
-    page.get_by_role("button", name="Inverse").click()
+    press(page, "Inverse")
     inverse = visitor.picture("#editor")
     np.testing.assert_array_equal(mask(page), ~rectangle)
-    page.get_by_role("button", name="Erase", exact=True).click()
+    press(page, "Erase", exact=True)
     stroke(page, [(12, 12), (14, 12)])
     undo, redo = page.get_by_role("button", name="Undo"), page.get_by_role("button", name="Redo")
     expect(redo).to_be_disabled()
@@ -54,7 +54,7 @@ def test_a_rectangle_is_erased_and_the_mask_can_be_inverted_undone_and_redone(
     undo.click()
     undo.click()
     np.testing.assert_array_equal(mask(page), rectangle)
-    page.get_by_role("button", name="Lower half").click()
+    press(page, "Lower half")
     expect(redo).to_be_disabled()
 
 
@@ -69,9 +69,9 @@ def test_masks_have_a_button_and_a_key_each(shipped, visit, tmp_path):
         ("Right half", "t", columns > 13),
         ("Middle", "m", inside),
     ):
-        page.get_by_role("button", name=name).click()
+        press(page, name)
         np.testing.assert_array_equal(mask(page), expected, name)
-        page.get_by_role("button", name="Keep all").click()
+        press(page, "Keep all")
         page.locator("#editor").focus()
         page.keyboard.press(key)
         np.testing.assert_array_equal(mask(page), expected, key)
@@ -79,11 +79,11 @@ def test_masks_have_a_button_and_a_key_each(shipped, visit, tmp_path):
 
 def test_the_pen_leaves_the_ink_that_benchmarks_of_drawn_digits_assume(shipped, visit):
     _, page = begin(visit, shipped)
-    page.get_by_role("button", name="Keep all").click()
-    page.get_by_role("button", name="Draw", exact=True).click()
+    press(page, "Keep all")
+    press(page, "Draw", exact=True)
     way = [(8.5, 6.25), (19.5, 6.25), (12.5, 22.5)]
     stroke(page, way)
-    page.get_by_role("button", name="Middle").click()
+    press(page, "Middle")
     complete(page, 1)
     picture, expected = (
         sent(page),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Visit, says, written
+from tests.browser.conftest import Visit, press, says, written
 from tests.browser.test_completion import begin, complete, digit, png, results, sent
 from tools.harness.servers import fetch
 
@@ -41,7 +41,7 @@ def test_the_map_of_a_picture_shows_where_the_model_was_surprised(shipped, visit
     pixels = digit(shipped.url, 7)
     page.locator("#file").set_input_files(written(tmp_path, "seven.png", png(pixels)))
     says(page, "#completion .status", "seven.png is loaded")
-    page.get_by_role("button", name="Keep all").click()
+    press(page, "Keep all")
     words = judge(page, "The likelihood of the picture")
     visitor.keep("completion-likelihood-1280-light")
     answer = asked(shipped.url, pixels, labels="all")
@@ -83,6 +83,6 @@ def test_of_a_completion_only_what_was_drawn_counts_and_the_way_back_leads_to_th
     )
     whole = asked(shipped.url, image, model="mnist-conditional", labels="all")
     says(page, "#guess-words", f"takes it for: {whole['labels'][0]['label']} ")
-    page.get_by_role("button", name="Back to the completions").click()
+    press(page, "Back to the completions")
     expect(page.locator("#alternatives .picture")).to_have_count(2)
     expect(page.locator("#likelihood")).to_be_hidden()

@@ -23,7 +23,7 @@ def test_now_follows_what_the_service_does(slow, visit):
             )
 
     with (
-        serving(slow, *EAGER, "--slots", "4", "--max-queue", "32") as server,
+        serving(slow, *EAGER, "--slots 4 --max-queue 32") as server,
         ThreadPoolExecutor(1) as pool,
     ):
         visitor = visit(server.url, panel="now")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import DESKTOP, PHONE, Visit, says, take
+from tests.browser.conftest import DESKTOP, PHONE, Visit, press, says, take, turn_to
 from tests.browser.test_completion import TOP_OF_SEVEN, complete, stroke
 from tools.harness.servers import fetch
 
@@ -35,7 +35,7 @@ def test_the_page_weighs_little_and_comes_from_here(shipped, visit):
     page.reload()
     visitor.ready()
     for panel in ("completion", "now"):
-        page.get_by_role("tab", name=panel.capitalize()).click()
+        turn_to(page, panel.capitalize())
     files = {url.split("#")[0] for url in asked if "/v1/" not in url}
     assert len(files) > 8
     answers = {url: fetch(url, headers={"accept-encoding": "gzip"}) for url in files}
@@ -51,9 +51,9 @@ def test_the_page_weighs_little_and_comes_from_here(shipped, visit):
 def test_nothing_is_wider_than_the_smallest_screen(shipped, visit):
     page = visit(shipped.url, size=(320, 640)).ready()
     for panel in ("Samples", "Completion", "Now", "Race"):
-        page.get_by_role("tab", name=panel).click()
+        turn_to(page, panel)
         assert page.evaluate("document.documentElement.scrollWidth") <= 320, panel
-    page.locator("#race-form").get_by_role("button", name="Stop").click()  # measuring
+    press(page.locator("#race-form"), "Stop")  # measuring
 
 
 SMALL = """() => [...document.querySelectorAll(
@@ -69,9 +69,9 @@ def test_what_a_finger_touches_is_44_pixels_wide_and_high(shipped, visit):
     page = visit(shipped.url, size=PHONE, touch=True).ready()
     says(page, "#samples .status", "16 images in")
     for panel in ("Samples", "Completion", "Now", "Race"):
-        page.get_by_role("tab", name=panel).click()
+        turn_to(page, panel)
         assert page.evaluate(SMALL) == [], panel
-    page.locator("#race-form").get_by_role("button", name="Stop").click()  # measuring
+    press(page.locator("#race-form"), "Stop")  # measuring
 
 
 @pytest.mark.slow
@@ -91,19 +91,19 @@ def test_everybody_can_use_every_panel(shipped, visit, size, scheme):
 
     says(page, "#samples .status", "16 images in")
     check("samples")
-    page.get_by_role("button", name="Image 6,").click()
+    press(page, "Image 6,")
     expect(page.locator("#viewer-save")).to_have_attribute("href", re.compile("blob:"))
-    page.get_by_role("button", name="Copy as curl").click()
+    press(page, "Copy as curl")
     check("samples-viewer")
     page.keyboard.press("Escape")
     take(page, "cifar10-small")
     page.locator("#samples-form [name=n]").fill("8")
-    page.get_by_role("button", name="Draw", exact=True).click()
+    press(page, "Draw", exact=True)
     says(page, "#samples .status", "8 images in")
     check("samples-colour")
     take(page, "mnist-small")
 
-    page.get_by_role("tab", name="Completion").click()
+    turn_to(page, "Completion")
     says(page, "#completion .status", "An example, completed")
     check("completion-example")
     page.locator("#options summary").click()
@@ -118,22 +118,22 @@ def test_everybody_can_use_every_panel(shipped, visit, size, scheme):
         visitor.keep(f"completion-results-{look}")
         page.evaluate("scrollTo(0, 0)")
     take(page, "mnist-conditional")
-    page.get_by_role("button", name="Inverse").click()
+    press(page, "Inverse")
     for button, said in (
         ("How likely?", "likelihood of what was"),
         ("Prefix or all", "The same hole"),
     ):
-        page.get_by_role("button", name=button).click()
+        press(page, button)
         says(page, "#completion .status", said)
         check(f"completion-{button.split()[0].lower()}")
     page.locator("#strip-all .picture").first.focus()
     page.keyboard.press("p")
     check("completion-pinned")
-    page.get_by_role("tab", name="Race").click()
+    turn_to(page, "Race")
     says(page, "#headline", "While softmax attention draws 1 picture, linear attention draws")
     check("race-begun")
-    page.locator("#race-form").get_by_role("button", name="Stop").click()
-    page.get_by_role("tab", name="Now").click()
+    press(page.locator("#race-form"), "Stop")
+    turn_to(page, "Now")
     says(page, "#slots", "images? drawn")
     page.wait_for_timeout(1000)
     check("now")
@@ -158,12 +158,12 @@ def test_forced_colours_show_what_is_pressed_and_how_much_of_a_bar_is_full(shipp
         ("Completion", "[data-tool]"),
         ("Race", ".lane:first-child .track, .lane:first-child .track i"),
     ):
-        page.get_by_role("tab", name=panel).click()
+        turn_to(page, panel)
         pressed, other = looks(selector)
         assert pressed != other, selector
         visitor.keep(f"{panel.lower()}-forced")
-    page.locator("#race-form").get_by_role("button", name="Stop").click()  # measuring
-    page.get_by_role("tab", name="Now").click()
+    press(page.locator("#race-form"), "Stop")  # measuring
+    turn_to(page, "Now")
     used, free = page.locator(".squares").first.evaluate(
         "box => { box.append(Object.assign(document.createElement('i'), {className: 'used'}),"
         " document.createElement('i'));"

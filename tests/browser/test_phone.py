@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import says
+from tests.browser.conftest import says, turn_to
 from tests.browser.test_completion import TOP_OF_SEVEN
 
 PHONES = [(390, 664), (412, 732), (375, 553)]
@@ -66,7 +66,7 @@ def test_nothing_lies_over_what_a_finger_wants_to_hit(shipped, visit, size):
     page = visit(shipped.url, size=size, touch=True, is_mobile=size in PHONES).ready()
     says(page, "#samples .status", "16 images in")
     for panel in ("Samples", "Completion", "Now"):
-        page.get_by_role("tab", name=panel).click()
+        turn_to(page, panel)
         for scrolled in range(0, 1000, 100):
             page.evaluate(f"scrollTo(0, {scrolled})")
             assert page.evaluate(HIT) == [], (panel, scrolled)

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from linpix.server.compare.report import ENGINES
-from tests.browser.conftest import ROOT, chosen, says
+from tests.browser.conftest import ROOT, chosen, press, says, turn_to
 from tools.harness.servers import HANG_S, eventually, serving
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ RACED = r"Every lane draws the same images|The race is over"
 @pytest.fixture(scope="module")
 def racing(tiny):
     """A server whose comparisons take seconds."""
-    with serving(tiny.parent, "--compare-budget", "5") as server:
+    with serving(tiny.parent, "--compare-budget 5") as server:
         yield server
 
 
@@ -33,7 +33,7 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def race(page: Page) -> None:
-    page.get_by_role("button", name="Measure and race").click()
+    press(page, "Measure and race")
     says(page, "#race .status", r"Measuring: \d+ %")
 
 
@@ -120,11 +120,11 @@ def test_the_race_is_measured_shown_and_replayed_at_the_measured_speeds(racing, 
 
 
 def test_the_race_begins_at_once_at_the_speeds_of_another_machine_and_corrects_itself(tiny, visit):
-    with serving(tiny.parent, "--compare-budget", "5") as server:
+    with serving(tiny.parent, "--compare-budget 5") as server:
         page = visit(server.url, panel="now").ready()
         held: list = []
         page.route("**/v1/compare", lambda route: held.append(route))
-        page.get_by_role("tab", name="Race").click()
+        turn_to(page, "Race")
         says(page, ".clock", "^[1-9]")  # it runs, and the server was not even asked to measure
         assert len(held) == 1
         says(
@@ -205,7 +205,7 @@ def test_measuring_again_right_after_a_stop_waits_for_the_server(racing, visit):
     """It says how long in its 409; the page asks again by itself."""
     page = visit(racing.url, panel="race").ready()
     race(page)
-    page.get_by_role("button", name="Stop").and_(page.locator("#race-form button")).click()
+    press(page.locator("#race-form"), "Stop")
     says(page, "#race .status", "Stopped")
     before, refused = told(racing, "status")["comparison"]["id"], []
     page.on("response", lambda answer: refused.append(answer.url) if answer.status == 409 else None)
@@ -215,12 +215,12 @@ def test_measuring_again_right_after_a_stop_waits_for_the_server(racing, visit):
 
 
 def test_stop_ends_the_measuring_on_the_server_too(tiny, visit):
-    with serving(tiny.parent, "--compare-budget", "300") as server:  # it does not end by itself
+    with serving(tiny.parent, "--compare-budget 300") as server:  # it does not end by itself
         page = visit(server.url, panel="race").ready()
         says(page, "#race .status", r"Measuring: \d+ %")
         latest = told(server, "status")["comparison"]
         assert latest["status"] == "running"
-        page.get_by_role("button", name="Stop").and_(page.locator("#race-form button")).click()
+        press(page.locator("#race-form"), "Stop")
         says(page, "#race .status", "Stopped")
         assert eventually(lambda: told(server, f"compare/{latest['id']}")["status"] == "cancelled")
 
@@ -235,26 +235,26 @@ def test_a_comparison_that_another_client_stopped_is_measured_and_raced_on_retry
     id = told(racing, "status")["comparison"]["id"]
     assert racing.delete(f"/v1/compare/{id}").status_code == 200
     says(page, "#race .notice", "This comparison was stopped")
-    page.get_by_role("button", name="Try again").click()
+    press(page, "Try again")
     says(page, "#race .status", r"Measuring: \d+ %")
     says(page, "#race .status", RACED)
     assert told(racing, "status")["comparison"]["id"] != id
 
 
 def test_a_comparison_of_another_client_is_watched(tiny, visit):
-    with serving(tiny.parent, "--compare-budget", "15") as server:
+    with serving(tiny.parent, "--compare-budget 15") as server:
         page = visit(server.url, panel="now").ready()
         id = begun(server, 12.0)
-        page.get_by_role("tab", name="Race").click()
+        turn_to(page, "Race")
         says(page, "#race .status", f"Watching {id}, which another visitor started")
         says(page, "#race .status", RACED)
         assert told(server, "status")["comparison"]["id"] == id, "no second one was begun"
 
 
 def test_a_full_queue_is_waited_for_before_anything_is_measured(tiny, visit):
-    options = ("--slots", "1", "--max-queue", "0", "--max-n", "2", "--compare-budget", "5")
+    options = "--slots 1 --max-queue 0 --max-n 2 --compare-budget 5"
     with (
-        serving(tiny.parent, *options, "--faults", "slow:every=1:ms=50") as server,
+        serving(tiny.parent, options, "--faults slow:every=1:ms=50") as server,
         ThreadPoolExecutor(1) as pool,
     ):
         visitor = visit(server.url, panel="now")
@@ -262,12 +262,12 @@ def test_a_full_queue_is_waited_for_before_anything_is_measured(tiny, visit):
 
         def overtaken(route) -> None:  # somebody else's image, of seconds, takes the slot first
             others.append(pool.submit(httpx.post, route.request.url, json={}, timeout=HANG_S))
-            assert eventually(lambda: server.metric('linpix_state_slots_used{model="tiny"}') == 1)
+            assert server.becomes('linpix_state_slots_used{model="tiny"}', 1)
             route.continue_()
 
         page.route("**/v1/images/generations", overtaken, times=1)
         page.on("request", lambda one: asked.append(one.url) if one.method == "POST" else None)
-        page.get_by_role("tab", name="Race").click()
+        turn_to(page, "Race")
         says(page, "#race .notice", "The queue is full")
         says(page, "#race .status", RACED)
         assert [other.result().status_code for other in others] == [200]
@@ -280,7 +280,7 @@ def test_a_full_queue_is_waited_for_before_anything_is_measured(tiny, visit):
 
 def test_a_model_that_can_be_compared_races_while_a_conditional_one_is_chosen_elsewhere(visit):
     models = "mnist-small,cifar10-small,mnist-conditional"
-    with serving(ROOT / "checkpoints", "--compare-budget", "10", "--models", models) as server:
+    with serving(ROOT / "checkpoints", f"--compare-budget 10 --models {models}") as server:
         page = visit(server.url, panel="race").ready()
         assert page.locator("#race-form [name=model] option").all_inner_texts() == [
             "mnist-small",

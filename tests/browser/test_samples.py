@@ -12,8 +12,8 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from linpix.model import checkpoint
-from tests.browser.conftest import PHONE, WAIT_MS, chosen, says, take
-from tools.harness.servers import EAGER, ROOT, eventually, fetch, serving
+from tests.browser.conftest import PHONE, WAIT_MS, chosen, downloaded, press, says, take
+from tools.harness.servers import EAGER, ROOT, fetch, serving
 
 # for each frame, the rows that have pixels
 ROWS = """canvases => canvases.map(canvas => {
@@ -135,20 +135,17 @@ def test_a_grid_fills_row_by_row_while_the_service_draws(slow, visit):
 
 @pytest.mark.slow
 def test_stop_frees_the_slots_and_says_what_was_finished(slow, visit):
-    with serving(slow, *EAGER, "--slots", "8") as server:
+    with serving(slow, *EAGER, "--slots 8") as server:
         visitor = visit(server.url)
         page = visitor.ready()
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 8)
+        assert server.becomes('linpix_state_slots_used{model="slow"}', 8)
         page.get_by_role("button", name="being drawn").first.wait_for()
-        page.get_by_role("button", name="Stop").click()
+        press(page, "Stop")
         says(page, "#samples .status", r"Stopped\. \d+ of 16 images finished\.")
-        assert eventually(
-            lambda: (
-                server.metric('linpix_requests_total{endpoint="generations",outcome="cancelled"}')
-                == 1
-            )
+        assert server.becomes(
+            'linpix_requests_total{endpoint="generations",outcome="cancelled"}', 1
         )
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 0)
+        assert server.becomes('linpix_state_slots_used{model="slow"}', 0)
         expect(page.get_by_role("button", name="Image 16, not begun")).to_be_visible()
         assert page.locator("#samples .unfinished").count() > 7
         visitor.keep("samples-stopped-1280-light")
@@ -184,21 +181,19 @@ def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(
     draw(page, n=6, seed=40, temperature=0.9)
     says(page, "#samples .status", "6 images in")
     expected = drawn(page, 2)
-    page.get_by_role("button", name="Image 3, seed 42").click()
+    press(page, "Image 3, seed 42")
     expect(page.get_by_role("heading", name="Image 3")).to_be_visible()
     says(page, "#viewer-facts", "mnist-small · class 3 · seed 42 · temperature 0.9")
 
-    with page.expect_download() as native:
-        page.get_by_role("link", name="Download PNG").click()
-    assert native.value.suggested_filename == "linpix-42.png"
-    np.testing.assert_array_equal(rgb(native.value.path().read_bytes()), expected)
-    with page.expect_download() as large:
-        page.get_by_role("link", name="Ten times as large").click()
+    native = downloaded(page, "Download PNG")
+    assert native.suggested_filename == "linpix-42.png"
+    np.testing.assert_array_equal(rgb(native.path().read_bytes()), expected)
+    large = downloaded(page, "Ten times as large")
     np.testing.assert_array_equal(
-        rgb(large.value.path().read_bytes()), expected.repeat(10, 0).repeat(10, 1)
+        rgb(large.path().read_bytes()), expected.repeat(10, 0).repeat(10, 1)
     )
 
-    page.get_by_role("button", name="Copy as curl").click()
+    press(page, "Copy as curl")
     says(page, "#viewer .status", "Copied")
     command = page.evaluate("navigator.clipboard.readText()")
     assert command == page.locator("#viewer-command").inner_text()
@@ -211,8 +206,8 @@ def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Escape")
     choose(page, label="", model="cifar10-small")  # something else meanwhile
-    page.get_by_role("button", name="Image 3, seed 42").click()
-    page.get_by_role("button", name="Reuse its settings").click()
+    press(page, "Image 3, seed 42")
+    press(page, "Reuse its settings")
     expect(page.locator("#viewer")).to_be_hidden()
     for name, value in (
         ("seed", "42"),
@@ -231,7 +226,7 @@ def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(
         choose(page, model="cifar10-small")
         draw(page, n=2, seed=5, temperature=1)
         says(page, "#samples .status", "2 images in .* from seed 5")
-        page.locator("#file").set_input_files(download.value.path())
+        page.locator("#file").set_input_files(download.path())
         says(page, "#samples .status", "1 image in .* from seed 42")
         np.testing.assert_array_equal(drawn(page), expected)
 
@@ -296,7 +291,7 @@ def test_classes_whose_names_are_numbers_of_others_are_the_ones_chosen(visit, tm
         tmp_path / "counted", found.net, {"class_names": names, "attempts": found.attempts}, ""
     )
     # of a request; one of each is drawn by one for each
-    with serving(tmp_path, "--max-n", "4") as server:
+    with serving(tmp_path, "--max-n 4") as server:
         page = visit(server.url).ready()
         says(page, "#samples .status", "4 images in")
         choose(page, label="4")
@@ -321,7 +316,7 @@ def test_a_link_brings_model_class_seed_and_temperature_back(shipped, visit):
     choose(page, model="mnist-small", label="4")
     draw(page, n=4, temperature=0.8)  # with a seed of its own
     says(page, "#samples .status", "4 images in")
-    page.get_by_role("button", name="Copy link").click()
+    press(page, "Copy link")
     says(page, "#samples .status", "The link is copied")
     link, pictures = (
         page.evaluate("navigator.clipboard.readText()"),

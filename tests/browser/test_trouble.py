@@ -8,18 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import says
+from tests.browser.conftest import downloaded, press, says, turn_to
 from tests.server.web.test_keys import line, private
-from tools.harness.servers import EAGER, ROOT, eventually, serving
+from tools.harness.servers import EAGER, ROOT, serving
 
 pytestmark = pytest.mark.slow
 
-LASTING = ("--faults", "slow:every=1:ms=20")  # seconds an image: the page is seen while it is drawn
+LASTING = "--faults slow:every=1:ms=20"  # seconds an image: the page is seen while it is drawn
 
 
 def test_a_full_queue_shows_its_wait_and_is_tried_again_after_it(slow, visit):
     with (
-        serving(slow, *EAGER, "--slots", "2", "--max-queue", "0") as server,
+        serving(slow, *EAGER, "--slots 2 --max-queue 0") as server,
         ThreadPoolExecutor(1) as pool,
     ):
         visitor = visit(server.url, panel="now")
@@ -27,7 +27,7 @@ def test_a_full_queue_shows_its_wait_and_is_tried_again_after_it(slow, visit):
         # to know the speed
         server.post("/v1/images/generations", json={"n": 2})
         asked = pool.submit(lambda: server.post("/v1/images/generations", json={"n": 2}))
-        assert eventually(lambda: server.metric('linpix_state_slots_used{model="slow"}') == 2)
+        assert server.becomes('linpix_state_slots_used{model="slow"}', 2)
         refusals: list[tuple[int, str]] = []
         page.on(
             "response",
@@ -51,7 +51,7 @@ def test_a_full_queue_shows_its_wait_and_is_tried_again_after_it(slow, visit):
 
 
 def test_a_dropped_connection_is_shown_and_the_servers_return_is_noticed(slow, visit):
-    with serving(slow, *EAGER, *LASTING) as server:
+    with serving(slow, *EAGER, LASTING) as server:
         visitor = visit(server.url, panel="samples?n=8")
         page = visitor.ready()
         page.get_by_role("button", name="being drawn").first.wait_for()
@@ -66,21 +66,21 @@ def test_a_dropped_connection_is_shown_and_the_servers_return_is_noticed(slow, v
         )
         says(page, "#pulse", "No connection")
         visitor.keep("samples-dropped-1280-light")
-        page.get_by_role("button", name="Try again").click()
+        press(page, "Try again")
         says(page, "#samples .notice", "The server does not answer. Try again in a moment.")
         assert page.locator("#samples .unfinished").count() == 8
-        with serving(slow, *EAGER, "--port", server.url.rsplit(":", 1)[1]):
+        with serving(slow, *EAGER, f"--port {server.url.rsplit(':')[-1]}"):
             expect(page.locator("#page-notice")).to_be_hidden()
             # by itself, as it is true no longer
             expect(page.locator("#samples .notice")).to_be_hidden()
             says(page, "#samples .status", "The server is back. Try again.")
             says(page, "#pulse", "Ready")
-            page.get_by_role("button", name="Draw", exact=True).click()
+            press(page, "Draw", exact=True)
             says(page, "#samples .status", "8 images in")
 
 
 def test_a_server_that_shuts_down_says_so(slow, visit):
-    with serving(slow, *EAGER, *LASTING, "--drain-timeout", "300") as server:
+    with serving(slow, *EAGER, LASTING, "--drain-timeout 300") as server:
         page = visit(server.url).ready()
         page.get_by_role("button", name="being drawn").first.wait_for()
         server.process.send_signal(signal.SIGTERM)
@@ -90,7 +90,7 @@ def test_a_server_that_shuts_down_says_so(slow, visit):
 
 def test_a_key_is_asked_for_and_kept_in_this_tab_only(tiny, tmp_path, visit):
     keys = private(tmp_path / "keys", line("visitor", "right"))
-    with serving(tiny.parent, "--api-keys", str(keys)) as server:
+    with serving(tiny.parent, f"--api-keys {keys}") as server:
         visitor = visit(server.url)
         page = visitor.page
         says(page, "#key", "Enter one of its API keys")
@@ -99,12 +99,12 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_only(tiny, tmp_path, visit):
         page.keyboard.press("Enter")
         says(page, "#key", "The server does not know that key")
         page.get_by_label("API key").fill("right")
-        page.get_by_role("button", name="Use this key").click()
+        press(page, "Use this key")
         visitor.ready()
         expect(page.locator("#key")).to_be_hidden()
         says(page, "#samples .status", "16 images in")
-        page.get_by_role("button", name="Image 1,").click()
-        page.get_by_role("button", name="Copy as curl").click()
+        press(page, "Image 1,")
+        press(page, "Copy as curl")
         command = page.locator("#viewer-command").inner_text()
         assert "Bearer $LINPIX_KEY" in command and "right" not in command
         kept = page.evaluate(
@@ -128,16 +128,15 @@ LACKING = {
 @pytest.mark.parametrize("script", LACKING.values(), ids=LACKING)
 def test_the_page_works_where_the_browser_denies_storage_or_is_older(tiny, tmp_path, visit, script):
     keys = private(tmp_path / "keys", line("visitor", "right"))
-    with serving(tiny.parent, "--api-keys", str(keys)) as server:
+    with serving(tiny.parent, f"--api-keys {keys}") as server:
         visitor = visit(server.url, script=script)
         visitor.page.get_by_label("API key").fill("right")
         visitor.page.keyboard.press("Enter")
         page = visitor.ready()
         says(page, "#samples .status", "16 images in")
-        page.get_by_role("button", name="Image 1,").click()
-        with page.expect_download():
-            page.get_by_role("link", name="Ten times as large").click()
-        page.get_by_role("button", name="Complete it").click()
+        press(page, "Image 1,")
+        downloaded(page, "Ten times as large")
+        press(page, "Complete it")
         says(page, "#completion .status", "6 completions in")
 
 
@@ -154,9 +153,7 @@ def test_one_of_each_class_asks_for_a_few_at_once_and_again_for_those_that_a_lim
     tmp_path, visit
 ):
     keys = private(tmp_path / "keys", line("visitor", "right", "3/s"))
-    with serving(
-        ROOT / "checkpoints", "--models", "letters-conditional", "--api-keys", str(keys)
-    ) as server:
+    with serving(ROOT / "checkpoints", f"--models letters-conditional --api-keys {keys}") as server:
         page = visit(server.url).page
         page.get_by_label("API key").fill("right")
         page.keyboard.press("Enter")
@@ -174,7 +171,7 @@ def test_one_of_each_class_asks_for_a_few_at_once_and_again_for_those_that_a_lim
           }});
         }""")
         page.locator("#samples-form .chips label:has([value='each'])").click()
-        page.get_by_role("button", name="Draw", exact=True).click()
+        press(page, "Draw", exact=True)
         says(page, "#samples .status", "52 images in")
         assert answers.count(200) == 52 and set(answers) == {200, 429}, answers
         assert page.evaluate("window.most") <= 5  # with that for the status
@@ -199,7 +196,7 @@ def test_an_error_of_one_of_several_requests_ends_the_others_and_stays(shipped, 
 
     page.route("**/generations", answer)
     page.locator("#samples-form .chips label:has([value='each'])").click()
-    page.get_by_role("button", name="Draw", exact=True).click()
+    press(page, "Draw", exact=True)
     says(page, "#samples .notice", "The engine failed.")
     page.wait_for_timeout(4_000)  # twice the wait of the refused ones
     says(page, "#samples .notice", "The engine failed.")
@@ -209,7 +206,7 @@ def test_an_error_of_one_of_several_requests_ends_the_others_and_stays(shipped, 
 def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):
     page = visit(shipped.url).ready()
     page.locator("#samples-form [name=seed]").fill("9007199254740990")
-    page.get_by_role("button", name="Draw", exact=True).click()
+    press(page, "Draw", exact=True)
     says(
         page,
         "#samples .notice",
@@ -220,18 +217,18 @@ def test_what_the_service_refuses_is_said_in_its_own_words(shipped, visit):
 def test_an_image_of_a_model_that_is_no_longer_served_leaves_the_page_usable(tiny, tmp_path, visit):
     for name in ("first", "second"):
         shutil.copytree(tiny, tmp_path / name)
-    with serving(tmp_path, *EAGER, "--models", "first,second") as server:
+    with serving(tmp_path, *EAGER, "--models first,second") as server:
         page = visit(server.url).ready()
         says(page, "#samples .status", "16 images in")
-    with serving(tmp_path, *EAGER, "--models", "second", "--port", server.url.rsplit(":", 1)[1]):
+    with serving(tmp_path, *EAGER, f"--models second --port {server.url.rsplit(':')[-1]}"):
         expect(page.locator("#models :checked")).to_have_value("second")
         says(page, "#samples .notice", "first is no longer served. second is chosen now.")
         for button, panel in (("Complete it", "completion"), ("Reuse its settings", "samples")):
-            page.get_by_role("tab", name="Samples").click()
-            page.get_by_role("button", name="Image 1,").click()
-            page.get_by_role("button", name=button).click()
+            turn_to(page, "Samples")
+            press(page, "Image 1,")
+            press(page, button)
             says(page, f"#{panel} .notice", "first is no longer served. Choose another model.")
-        page.get_by_role("tab", name="Completion").click()
-        page.get_by_role("button", name="Lower half").click()
-        page.get_by_role("button", name="Complete", exact=True).click()
+        turn_to(page, "Completion")
+        press(page, "Lower half")
+        press(page, "Complete", exact=True)
         says(page, "#completion .status", "completions? in")
