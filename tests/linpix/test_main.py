@@ -21,23 +21,19 @@ from PIL import Image
 from linpix.__main__ import _parser, main
 from linpix.model import checkpoint, ops
 from linpix.training.files import locked
+from tools.harness.commands import ran, words_of
 from tools.harness.servers import HANG_S, eventually
 
 ENGINE = "compiled" if ops.compiled else "eager"  # of --engine auto
 
 
-def linpix(*arguments, **environment):
+def linpix(*command, **environment):
     """A process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "linpix", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    return ran(sys.executable, "-m linpix", *command, env=environment)
 
 
-def inside(*arguments, **environment) -> SimpleNamespace:
+def inside(*command, **environment) -> SimpleNamespace:
     printed, said = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with (
         contextlib.redirect_stdout(printed),
@@ -45,17 +41,22 @@ def inside(*arguments, **environment) -> SimpleNamespace:
         mock.patch.dict(os.environ, environment),
     ):
         try:
-            status = main([str(argument) for argument in arguments])
+            status = main(words_of(command))
         except SystemExit as ended:
             status = ended.code
     told = [stream.buffer.getvalue().decode() for stream in (printed, said)]
     return SimpleNamespace(returncode=status, stdout=told[0], stderr=told[1])
 
 
-def succeeds(*arguments) -> SimpleNamespace:
-    ended = inside(*arguments)
+def succeeds(*command) -> SimpleNamespace:
+    ended = inside(*command)
     assert ended.returncode == 0, ended.stderr
     return ended
+
+
+def reported(*command) -> dict:
+    """What a command prints with --json."""
+    return json.loads(succeeds(*command, "--json").stdout)
 
 
 def pixels(path) -> np.ndarray:
@@ -64,9 +65,7 @@ def pixels(path) -> np.ndarray:
 
 
 def test_sample_writes_one_png_per_image_named_by_index_and_seed(tiny, tmp_path):
-    ended = linpix(
-        "sample", "--model", tiny, "--count", 3, "--seed", 7, "--out", tmp_path / "out", "--json"
-    )
+    ended = linpix(f"sample --model {tiny} --count 3 --seed 7 --out {tmp_path}/out --json")
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
@@ -99,25 +98,13 @@ def test_an_empty_variable_is_as_good_as_none(tiny, tmp_path, monkeypatch):
     empty = dict.fromkeys(
         (f"LINPIX_{name}" for name in ("CHECKPOINTS", "ENGINE", "PRECISION", "DEVICE", "STATE")), ""
     )
-    assert (
-        inside("sample", "--model", "nothing", "--out", "x.png", **empty).stderr.count(
-            "mnist-small,"
-        )
-        == 1
-    )
-    assert inside("sample", "--model", tiny, "--out", "x.png", **empty).returncode == 0
+    assert inside("sample --model nothing --out x.png", **empty).stderr.count("mnist-small,") == 1
+    assert inside(f"sample --model {tiny} --out x.png", **empty).returncode == 0
 
 
 def test_a_name_that_the_output_cannot_encode_is_printed_with_escapes(tiny, tmp_path):
-    ended = linpix(
-        "sample",
-        "--model",
-        tiny,
-        "--out",
-        os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"),
-        PYTHONIOENCODING="utf-8:strict",
-    )
-    assert ended.returncode == 0 and "caf\\udce9.png" in ended.stdout and not ended.stderr
+    ended = succeeds(f"sample --model {tiny} --out {tmp_path}/caf\udce9.png")
+    assert "caf\\udce9.png" in ended.stdout and not ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -141,131 +128,89 @@ def test_a_stream_that_the_shell_has_closed_costs_no_picture(closed, tiny, tmp_p
 
 def test_lists_of_a_flag_that_is_given_twice_add_up():
     """Each of the two is looked at: the wrong one is named, whichever comes first."""
-    for words in (
-        ["--models", "nowhere,", "--models", "mnist-small"],
-        ["--models", "mnist-small", "--models=nowhere"],
+    for flags in (
+        "--models nowhere, --models mnist-small",
+        "--models mnist-small --models=nowhere",
     ):
-        ended = linpix("serve", "--port", "0", *words)
+        ended = linpix("serve --port 0", flags)
         assert ended.returncode == 2 and "no model 'nowhere'" in ended.stderr
-    parsed = _parser(["experiment"]).parse_args(
-        ["experiment", "copy", "--kinds", "lsh-1,lsh-4", "--kinds", "linear"]
-    )
+    words = words_of(["experiment copy --kinds lsh-1,lsh-4 --kinds linear"])
+    parsed = _parser(["experiment"]).parse_args(words)
     assert parsed.kinds == ["lsh-1", "lsh-4", "linear"]
-    told = inside(
-        "compare", "--model", "mnist-small", "--backends", "nothing", "--backends", "linear"
-    ).stderr
-    assert "nothing" in told
-
-
-def test_sample_writes_a_grid_and_the_same_one_again(tiny, tmp_path):
-    for name in ("a.png", "b.png"):
-        succeeds("sample", "--model", tiny, "--count", 12, "--seed", 7, "--out", tmp_path / name)
-    assert pixels(tmp_path / "a.png").shape == (2 * 9 + 1, 6 * 9 + 1)
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    refused = inside("compare --model mnist-small --backends nothing --backends linear")
+    assert "nothing" in refused.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "words"),
     [
-        (["sample", "--model", "nothing", "--out", "OUT"], "there is no model 'nothing'"),
-        (["sample", "--model", "TINY", "--out", "TINY/config.json"], "is a file"),
-        (["sample", "--model", "TINY", "--out", ""], "--out '' is not a path; give a folder"),
-        (["sample", "--model", "TINY", "--out", "-"], "--out '-' is not a path; give a folder"),
-        (["sample", "--model", "TINY", "--out", "OUT/none/grid.png"], "its folder does not exist"),
-        (["sample", "--model", "TINY", "--label", "cat", "--out", "OUT"], "0, 1, 2"),
-        (["sample", "--model", "TINY", "--label", "10", "--out", "OUT"], "0, 1, 2"),
+        ("sample --model nothing --out OUT", "there is no model 'nothing'"),
+        ("sample --model TINY --out TINY/config.json", "is a file"),
+        ("sample --model TINY --out ''", "--out '' is not a path; give a folder"),
+        ("sample --model TINY --out -", "--out '-' is not a path; give a folder"),
+        ("sample --model TINY --out OUT/none/grid.png", "its folder does not exist"),
+        ("sample --model TINY --label cat --out OUT", "0, 1, 2"),
+        ("sample --model TINY --label 10 --out OUT", "0, 1, 2"),
         (
-            [
-                "sample",
-                "--model",
-                "TINY",
-                "--engine",
-                "eager",
-                "--precision",
-                "bf16",
-                "--out",
-                "OUT",
-            ],
+            "sample --model TINY --engine eager --precision bf16 --out OUT",
             "--engine compiled",
         ),
-        (["sample", "--model", "TINY", "--state", "fp16", "--out", "OUT"], "leave the flag out"),
+        ("sample --model TINY --state fp16 --out OUT", "leave the flag out"),
         (
-            [
-                "train",
-                "tiny",
-                "--data",
-                "OUT",
-                "--out",
-                "OUT",
-                "--attention",
-                "softmax",
-                "--feature-map",
-                "relu",
-            ],
+            "train tiny --data OUT --out OUT --attention softmax --feature-map relu",
             "--feature-map is not an option of softmax attention",
         ),
         (
-            ["train", "tiny", "--data", "OUT", "--out", "OUT", "--lsh-rounds", "2"],
+            "train tiny --data OUT --out OUT --lsh-rounds 2",
             "--lsh-rounds is not an option of linear attention",
         ),
         (
-            ["sample", "--model", "TINY", "--seed", str(2**53 - 1), "--count", "2", "--out", "OUT"],
+            f"sample --model TINY --seed {2**53 - 1} --count 2 --out OUT",
             "2^53",
         ),
         (
-            ["complete", "missing.png", "--model", "nothing", "--out", "OUT"],
+            "complete missing.png --model nothing --out OUT",
             "missing.png: no such file or directory; ",
         ),
         (
-            ["complete", "PICTURES", "--model", "nothing", "--out", "OUT"],
+            "complete PICTURES --model nothing --out OUT",
             "is a directory; give a file",
         ),
         (
-            ["sample", "--model", "TINY", "--out", "TINY/config.json/x/"],
+            "sample --model TINY --out TINY/config.json/x/",
             "not a directory; give another path",
         ),
-        (["complete", "TINY/config.json", "--model", "TINY", "--out", "OUT"], "PNG"),
-        (["compare", "--model", "TINY", "--backends", "linear,quantum"], "quantum"),
-        (["evaluate", "TINY", "--data", "TINY/config.json"], "config.json"),
-        (["train", "tiny", "--data", "nowhere", "--out", "TINY"], "--init"),
-        (["train", "tiny", "--data", "nowhere", "--out", "TINY", "--resume"], "--init"),
-        (["train", "tiny", "--data", "PICTURES", "--out", "LINK"], "link exists, but"),
-        (["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--resume"], "no run to continue"),
+        ("complete TINY/config.json --model TINY --out OUT", "PNG"),
+        ("compare --model TINY --backends linear,quantum", "quantum"),
+        ("evaluate TINY --data TINY/config.json", "config.json"),
+        ("train tiny --data nowhere --out TINY", "--init"),
+        ("train tiny --data nowhere --out TINY --resume", "--init"),
+        ("train tiny --data PICTURES --out LINK", "link exists, but"),
+        ("train tiny --data PICTURES --out OUT --resume", "no run to continue"),
         (
-            ["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--fall-from", "TINY"],
+            "train tiny --data PICTURES --out OUT --fall-from TINY",
             "does not exist; give the --out of a run",
         ),
         (
-            [
-                "train",
-                "tiny",
-                "--data",
-                "PICTURES",
-                "--out",
-                "OUT",
-                "--fall-from",
-                "TINY",
-                "--images",
-                "9",
-            ],
+            "train tiny --data PICTURES --out OUT --fall-from TINY --images 9",
             "--fall-from and --images do not go together",
         ),
         (
-            ["train", "tiny", "--data", "PICTURES", "--out", "OUT", "--batch", "0"],
+            "train tiny --data PICTURES --out OUT --batch 0",
             "batch must be at least 1",
         ),
         pytest.param(
-            ["evaluate", "TINY", "--data", "PICTURES", "--device", "cuda"],
+            "evaluate TINY --data PICTURES --device cuda",
             "finds no CUDA GPU",
             marks=[
                 pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
                 pytest.mark.cuda,
             ],
         ),
-        (["import", "TINY/config.json", "--heads", "2", "--out", "OUT"], "config.json"),
+        ("import TINY/config.json --heads 2 --out OUT", "config.json"),
     ],
 )
-def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, arguments, words):
+def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, command, words):
     (tmp_path / "pictures").mkdir()
     for index in range(10):
         Image.fromarray(np.full((8, 8), index, np.uint8)).save(
@@ -278,10 +223,7 @@ def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, a
         "PICTURES": tmp_path / "pictures",
         "LINK": tmp_path / "link",
     }
-    filled = [
-        re.sub("|".join(places), lambda found: str(places[found[0]]), word) for word in arguments
-    ]
-    refused = inside(*filled)
+    refused = inside(re.sub("|".join(places), lambda found: str(places[found[0]]), command))
     assert (refused.returncode, refused.stdout) == (2, "")
     assert words in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
@@ -289,69 +231,57 @@ def test_what_cannot_work_stops_before_it_starts_with_one_line(tiny, tmp_path, a
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "words"),
     [
         (
-            ["sample", "--model", "m", "--out", "o", "--count", "0"],
+            "sample --model m --out o --count 0",
             "--count: must be an integer, 1 to 1000000; got '0'",
         ),
         (
-            ["sample", "--model", "m", "--out", "o", "--seed", "-1"],
+            "sample --model m --out o --seed -1",
             "an integer, 0 to 9007199254740991; got '-1'",
         ),
         (
-            ["sample", "--model", "m", "--out", "o", "--temperature", "nan"],
+            "sample --model m --out o --temperature nan",
             "must be a number, 0 to 10; got 'nan'",
         ),
         (
-            ["train", "mnist-small", "--data", ".", "--out", "."],
+            "train mnist-small --data . --out .",
             "--out: must be a folder that does not exist yet",
         ),
         (
-            ["export", "r", "--data", ".", "--out", ".."],
+            "export r --data . --out ..",
             "--out: must be a folder that does not exist yet",
         ),
         (
-            ["import", "m.pth", "--heads", "2", "--out", "/"],
+            "import m.pth --heads 2 --out /",
             "--out: must be a folder that does not exist yet",
         ),
         (
-            ["compare", "--model", "m", "--batch", "1,x"],
+            "compare --model m --batch 1,x",
             "--batch: must be an integer, 1 to 4096; got 'x'",
         ),
-        (["compare", "--model", "m", "--all", "--backends", "linear"], "--backends"),
-        (["fly"], "fly"),
-        ([], "COMMAND"),
+        ("compare --model m --all --backends linear", "--backends"),
+        ("fly", "fly"),
+        ("", "COMMAND"),
     ],
 )
-def test_a_flag_out_of_range_is_named(arguments, words):
-    ended = inside(*arguments)
+def test_a_flag_out_of_range_is_named(command, words):
+    ended = inside(command)
     assert ended.returncode == 2
     assert "error:" in ended.stderr and words in ended.stderr
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "serve",
-        "sample",
-        "complete",
-        "compare",
-        "train",
-        "evaluate",
-        "export",
-        "import",
-        "experiment",
-        "key",
-        "doctor",
-    ],
-)
+COMMANDS = "serve sample complete compare train evaluate export import experiment key doctor"
+
+
+@pytest.mark.parametrize("command", COMMANDS.split())
 def test_every_command_explains_itself(command):
-    assert "usage: linpix" in succeeds(command, "--help").stdout
+    assert "usage: linpix" in succeeds(f"{command} --help").stdout
 
 
 def test_doctor_says_which_engine_runs_and_why():
-    facts = json.loads(succeeds("doctor", "--json").stdout)
+    facts = reported("doctor")
     assert facts["engine"] == ENGINE
     assert facts["kernel"] == ops.kernel()
     assert facts["why"]
@@ -371,7 +301,7 @@ CONTAINER = ["unshare", "--pid", "--fork", "--kill-child"]  # the program is its
 def test_a_command_that_is_the_first_process_of_a_container_ends_at_sigterm(tiny, tmp_path):
     """For it, the kernel drops signals without a handler."""
     command = [*CONTAINER, sys.executable, "-m", "linpix", "sample", "--model", str(tiny)]
-    command += ["--count", "1000000", "--out", str(tmp_path / "out")]
+    command += f"--count 1000000 --out {tmp_path}/out".split()
     with subprocess.Popen(command, stderr=subprocess.PIPE) as outer:
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
         assert eventually((tmp_path / "out").exists), "it draws"
@@ -382,44 +312,34 @@ def test_a_command_that_is_the_first_process_of_a_container_ends_at_sigterm(tiny
 @pytest.mark.slow
 def test_import_makes_a_checkpoint_that_samples_and_evaluates(golden, data, tmp_path):
     succeeds(
-        "import",
-        golden / "reference_linear_2x32.pth",
-        "--heads",
-        2,
-        "--data",
-        data / "mnist",
-        "--out",
-        tmp_path / "imported",
+        f"import {golden}/reference_linear_2x32.pth --heads 2 --data {data}/mnist --out "
+        f"{tmp_path}/imported",
     )
     config = checkpoint.load(tmp_path / "imported").config
     assert config.first_marginal[0] == 1.0
-    printed = json.loads(
-        succeeds(
-            "evaluate", tmp_path / "imported", "--data", data / "mnist", "--limit", 4, "--json"
-        ).stdout
-    )
+    printed = reported(f"evaluate {tmp_path}/imported --data {data}/mnist --limit 4")
     # the published loss of these four images is 3.0668 over 783 sub-pixels; the first is certain
     assert printed["bits_per_dim"] == pytest.approx(3.0667671 * 783 / 784, abs=1e-4)
     assert printed["images"] == 4
-    succeeds("sample", "--model", tmp_path / "imported", "--seed", 0, "--out", tmp_path / "out.png")
+    succeeds(f"sample --model {tmp_path}/imported --seed 0 --out {tmp_path}/out.png")
 
 
 def test_a_run_ships_what_a_copy_of_it_has_learnt_and_only_one_process_writes_to_it(
     pictures, tmp_path
 ):
     trunk, copy = tmp_path / "trunk", tmp_path / "copy"
-    words = ("train", "tiny", "--data", pictures, "--no-compile", "--processes", 1, "--batch", 4)
-    succeeds(*words, "--out", trunk, "--images", 0, "--max-images", 80, "--head-share", 0.4)
+    words = f"train tiny --data {pictures} --no-compile --processes 1 --batch 4"
+    succeeds(words, f"--out {trunk} --images 0 --max-images 80 --head-share 0.4")
     with locked(tmp_path / "trunk.training", trunk, ""):
-        assert "another process is writing to" in inside(*words, "--out", trunk, "--resume").stderr
-        said = succeeds(*words, "--out", copy, "--fall-from", trunk, "--max-minutes", 0).stderr
+        assert "another process is writing to" in inside(words, f"--out {trunk} --resume").stderr
+        said = succeeds(words, f"--out {copy} --fall-from {trunk} --max-minutes 0").stderr
     assert "at 80 images, whose learning rate falls within 20 more" in said
-    again = succeeds(*words, "--out", copy, "--fall-from", trunk, "--resume")
+    again = succeeds(words, f"--out {copy} --fall-from {trunk} --resume")
     assert "100 images in" in again.stderr and "the schedule is complete" in again.stderr
     settings = checkpoint.read(copy).provenance["settings"]
     assert (settings["images"], settings["warmup_images"], settings["head_share"]) == (100, 80, 0.4)
     assert "a copy of" not in again.stderr
-    succeeds(*words, "--out", trunk, "--resume", "--max-images", 4)
+    succeeds(words, f"--out {trunk} --resume --max-images 4")
 
 
 @pytest.fixture
@@ -437,41 +357,16 @@ def pictures(tmp_path) -> Path:
 def test_train_export_evaluate_and_compare_follow_each_other(pictures, tmp_path):
     run, shipped = tmp_path / "run", tmp_path / "shipped"
     succeeds(
-        "train",
-        "tiny",
-        "--data",
-        pictures,
-        "--out",
-        run,
-        "--images",
-        320,
-        "--batch",
-        8,
-        "--no-compile",
+        f"train tiny --data {pictures} --out {run} --images 320 --batch 8 --no-compile",
     )
-    succeeds("export", run, "--data", pictures, "--out", shipped)
+    succeeds(f"export {run} --data {pictures} --out {shipped}")
     figures = checkpoint.read(shipped).provenance["bits_per_dim"]
-    evaluated = json.loads(
-        succeeds(
-            "evaluate", shipped, "--data", pictures, "--json", "--grid", tmp_path / "grid.png"
-        ).stdout
-    )
+    evaluated = reported(f"evaluate {shipped} --data {pictures} --grid {tmp_path}/grid.png")
     assert figures == {"test_12": pytest.approx(evaluated["bits_per_dim"], abs=1e-4)}
     assert evaluated["interval"] > 0
     assert (tmp_path / "grid.png").exists()
-    report = json.loads(
-        succeeds(
-            "compare",
-            "--model",
-            shipped,
-            "--batch",
-            "1,2",
-            "--budget",
-            2,
-            "--out",
-            tmp_path / "report",
-            "--json",
-        ).stdout
+    report = reported(
+        f"compare --model {shipped} --batch 1,2 --budget 2 --out {tmp_path}/report",
     )
     assert {result["backend"] for result in report["results"]} == {
         "linear",
@@ -493,54 +388,24 @@ def test_a_reversible_model_is_trained_resumed_and_drawn_from_by_the_eager_engin
 ):
     run, shipped = tmp_path / "run", tmp_path / "shipped"
     train = (
-        "train",
-        "tiny",
-        "--data",
-        pictures,
-        "--out",
-        run,
-        "--images",
-        160,
-        "--batch",
-        8,
-        "--no-compile",
-        "--reversible",
+        f"train tiny --data {pictures} --out {run} --images 160 --batch 8 --no-compile --reversible"
     )
-    succeeds(*train, "--feed-forward-chunks", 4, "--max-images", 80)
+    succeeds(train, "--feed-forward-chunks 4 --max-images 80")
     refused = inside(*(word for word in train if word != "--reversible"), "--resume")
     assert refused.returncode == 2 and "run of another architecture" in refused.stderr
-    succeeds(*train, "--resume")
-    succeeds("export", run, "--data", pictures, "--out", shipped)
+    succeeds(train, "--resume")
+    succeeds(f"export {run} --data {pictures} --out {shipped}")
     config = checkpoint.load(shipped).config
     assert (config.residual, config.norm) == ("reversible", "pre")
-    drawn = succeeds(
-        "sample", "--model", shipped, "--count", 2, "--out", tmp_path / "drawn", "--json"
-    )
+    drawn = succeeds(f"sample --model {shipped} --count 2 --out {tmp_path}/drawn --json")
     assert json.loads(drawn.stdout)["engine"] == ("eager+operator" if ops.compiled else "eager")
     assert not ops.compiled or "it supports only plain residuals" in caplog.text
     succeeds(
-        "complete",
-        next((pictures / "test").rglob("*.png")),
-        "--model",
-        shipped,
-        "--keep-rows",
-        4,
-        "--out",
-        tmp_path / "completed",
+        f"complete {next((pictures / 'test').rglob('*.png'))} --model {shipped} "
+        f"--keep-rows 4 --out {tmp_path}/completed",
     )
-    report = json.loads(
-        succeeds(
-            "compare",
-            "--model",
-            shipped,
-            "--backends",
-            "linear,softmax",
-            "--batch",
-            2,
-            "--budget",
-            2,
-            "--json",
-        ).stdout
+    report = reported(
+        f"compare --model {shipped} --backends linear,softmax --batch 2 --budget 2",
     )
     assert {(result["backend"], result["engine"]) for result in report["results"]} == {
         ("linear", "eager"),

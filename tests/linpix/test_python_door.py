@@ -25,6 +25,7 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from tests.nets import saved
 from tests.server.web.routes.test_images import encode, images_of, occluded
+from tools.harness.commands import ran
 from tools.harness.servers import HANG_S, ROOT, here
 
 GENERATE = "/v1/images/generations"
@@ -147,17 +148,8 @@ def test_a_photographed_digit_is_prepared_and_completed(tmp_path):
     known = np.arange(200)[:, None].repeat(300, axis=1) < 90
     [drawn] = linpix.complete(str(tmp_path / "grey"), paper, known, prepare="mnist", seed=1)
     assert drawn.shape == (28, 28) and (drawn[6:12] == 255).any() and not drawn[:3].any()
-    with pytest.raises(ValueError, match="no ink was found"):
-        linpix.complete(str(tmp_path / "grey"), np.full_like(paper, 220), known, prepare="mnist")
-    with pytest.raises(ValueError, match="prepare must be none or mnist, got 'emnist'"):
-        linpix.complete(str(tmp_path / "grey"), paper, known, prepare="emnist")
     with pytest.raises(ValueError, match="known must be bool of shape"):
         linpix.complete(str(tmp_path / "grey"), paper, known[:9], prepare="mnist")
-    saved(tmp_path / "colour", dataclasses.replace(PRESETS["tiny"], channels=3))
-    with pytest.raises(
-        ValueError, match="prepare=mnist works only with models of 28x28 grey pixels"
-    ):
-        linpix.complete(str(tmp_path / "colour"), paper, known, prepare="mnist")
 
 
 def test_images_say_of_each_its_seed_its_class_and_how_sure_the_model_is(tiny, class_first):
@@ -220,13 +212,6 @@ def test_a_grid_of_no_images_is_refused(tiny):
         ValueError, match=r"grid needs images as they were drawn, got uint8 of shape \(0, 8, 8\)"
     ):
         linpix.sample(str(tiny), 2)[:0].grid()
-
-
-def test_candidates_are_at_least_as_many_as_the_images_returned(class_first):
-    with pytest.raises(
-        ValueError, match="candidates must be at least 2, got 1; the best 2 are returned"
-    ):
-        linpix.complete(str(class_first), PICTURE, KNOWN, 2, candidates=1)
 
 
 @pytest.mark.parametrize("function", [linpix.complete, linpix.score])
@@ -313,15 +298,11 @@ def test_a_forked_process_draws_the_same_images():
         ({"count": 2.0}, "count must be a whole number, got 2.0"),
         ({"seed": "1"}, "seed must be a whole number, got '1'"),
         ({"temperature": "1"}, "temperature must be a number, got '1'"),
-        ({"count": 0}, "count must be at least 1"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"temperature": -1}, "temperature must be a number from 0 to 10, got -1"),
-        ({"temperature": 10.5}, "temperature must be a number from 0 to 10, got 10.5"),
         ({"label": [1, 2], "count": 3}, "one for each image.*; got 2 labels for 3 images"),
         ({"label": []}, "got 0 labels for 1 images"),
         ({"label": [1, "ten"]}, "label must be a class of tiny: .*; got 'ten'"),
-        ({"label": "ten"}, r"label must be a class of tiny: 0\.\.9 or one of 0, 1"),
-        ({"seed": 2**53}, "image i uses seed \\+ i"),
         ({"model": "none"}, "there is no model 'none'"),
     ],
 )
@@ -372,12 +353,7 @@ def test_arrays_of_another_shape_or_kind_are_refused(tiny, image, known, words):
 def test_other_modules_with_the_names_of_our_rooms_do_not_conflict(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/__init__.py").write_text("raise SystemExit('imported in place of ours')")
-    ended = subprocess.run(
-        [sys.executable, "-m", "linpix", "doctor", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    ended = ran(f"{sys.executable} -m linpix doctor --json", cwd=tmp_path)
     assert ended.returncode == 0 and json.loads(ended.stdout), ended.stderr
 
 

@@ -16,24 +16,22 @@ from pathlib import Path
 import pytest
 import webdataset
 
-from linpix.model import ops
-from tests.linpix.test_main import inside, succeeds
+from tests.linpix.test_main import inside, linpix, reported
 from tests.nets import CONDITIONAL, saved
 
-KERNELS = pytest.mark.skipif(not ops.compiled, reason="there are no kernels")
 ENGINES = [
-    pytest.param("compiled", marks=KERNELS),
+    pytest.param("compiled", marks=pytest.mark.kernels),
     pytest.param("eager", marks=pytest.mark.slow),
 ]
 
 
-def sampled(*arguments) -> dict:
+def sampled(*flags) -> dict:
     """What `linpix sample` says of what it has drawn."""
-    return json.loads(succeeds("sample", *arguments, "--json").stdout)
+    return reported("sample", *flags)
 
 
-def refusal(*arguments) -> str:
-    refused = inside("sample", *arguments)
+def refusal(*flags) -> str:
+    refused = inside("sample", *flags)
     assert refused.returncode == 2
     return refused.stderr
 
@@ -59,9 +57,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_shards_hold_the_images_that_sample_draws_each_once_with_what_they_are(tiny, tmp_path):
-    asked = ("--model", tiny, "--count", 11, "--seed", 7, "--label", "3", "--batch", 4, "--out")
-    told = sampled(*asked, tmp_path / "shards", "--shards", 3)
-    sampled(*asked, f"{tmp_path}/one/")
+    asked = f"--model {tiny} --count 11 --seed 7 --label 3 --batch 4 --out"
+    told = sampled(asked, f"{tmp_path}/shards --shards 3")
+    sampled(asked, f"{tmp_path}/one/")
     assert (told["images"], told["drawn"], told["seed"], told["shards"]) == (11, 11, 7, 3)
     assert told["files"] == [f"{tmp_path}/shards/shard-0000{shard}.tar" for shard in range(3)]
     found: dict[str, bytes] = {}
@@ -85,7 +83,7 @@ def test_shards_hold_the_images_that_sample_draws_each_once_with_what_they_are(t
 
 
 def test_webdataset_reads_the_samples_of_all_shards(tiny, tmp_path):
-    sampled("--model", tiny, "--count", 10, "--seed", 1, "--out", tmp_path, "--shards", 2)
+    sampled(f"--model {tiny} --count 10 --seed 1 --out {tmp_path} --shards 2")
     dataset = webdataset.WebDataset(f"{tmp_path}/shard-{{00000..00001}}.tar", shardshuffle=False)
     samples = list(dataset.decode("l8").to_tuple("png", "json"))
     assert [facts["seed"] for _, facts in samples] == list(range(1, 11))
@@ -93,10 +91,10 @@ def test_webdataset_reads_the_samples_of_all_shards(tiny, tmp_path):
 
 
 def test_folders_have_the_files_of_the_tars(tiny, tmp_path):
-    asked = ("--model", tiny, "--count", 5, "--seed", 1, "--scale", 2, "--shards", 2, "--out")
-    tars = sampled(*asked, tmp_path / "tar")["files"]
+    asked = f"--model {tiny} --count 5 --seed 1 --scale 2 --shards 2 --out"
+    tars = sampled(asked, f"{tmp_path}/tar")["files"]
     for tar, folder in zip(
-        tars, sampled(*asked, tmp_path / "png", "--shard-format", "png")["files"], strict=True
+        tars, sampled(asked, f"{tmp_path}/png --shard-format png")["files"], strict=True
     ):
         with tarfile.open(tar) as opened:
             assert {
@@ -118,38 +116,20 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("engine", "shard_format"), [pytest.param("compiled", "tar", marks=KERNELS), ("eager", "png")]
+    ("engine", "shard_format"),
+    [pytest.param("compiled", "tar", marks=pytest.mark.kernels), ("eager", "png")],
 )
 @pytest.mark.slow
 def test_a_killed_command_goes_on_to_the_bytes_of_an_unbroken_one(
     tiny, tmp_path, engine, shard_format
 ):
     count, shards = (400, 8) if engine == "compiled" else (64, 8)
-    command = [
-        sys.executable,
-        "-m",
-        "linpix",
-        "sample",
-        "--model",
-        str(tiny),
-        "--count",
-        str(count),
-        "--shards",
-        str(shards),
-        "--seed",
-        "1",
-        "--engine",
-        engine,
-        "--batch",
-        "16",
-        "--shard-format",
-        shard_format,
-        "--json",
-        "--out",
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-c", KILLED, *command[3:], tmp_path / "killed"]
-    assert subprocess.run(program, env=environment, check=False).returncode == -signal.SIGKILL
+    asked = (
+        f"sample --model {tiny} --count {count} --shards {shards} --seed 1 --engine {engine}"
+        f" --batch 16 --shard-format {shard_format} --json --out {tmp_path}"
+    )
+    program = [sys.executable, "-c", KILLED, *f"{asked}/killed".split()]
+    assert subprocess.run(program, check=False).returncode == -signal.SIGKILL
     whole = {
         path: path.stat().st_mtime_ns
         for path in (tmp_path / "killed").glob("shard-*")
@@ -157,13 +137,7 @@ def test_a_killed_command_goes_on_to_the_bytes_of_an_unbroken_one(
     }
     assert 2 <= len(whole) < shards
     for folder in ("killed", "unbroken"):
-        ended = subprocess.run(
-            [*command, tmp_path / folder],
-            env=environment,
-            text=True,
-            capture_output=True,
-            check=False,
-        )
+        ended = linpix(f"{asked}/{folder}")
         assert ended.returncode == 0, ended.stderr
         assert (
             0 < json.loads(ended.stdout)["drawn"] <= (count if folder == "unbroken" else count - 1)
@@ -181,26 +155,14 @@ def test_shards_drawn_later_are_the_same_where_images_end_at_different_times(
     skipping, tmp_path, engine
 ):
     asked = (
-        "--model",
-        skipping,
-        "--count",
-        60,
-        "--seed",
-        1,
-        "--batch",
-        7,
-        "--shards",
-        6,
-        "--engine",
-        engine,
-        "--out",
-        tmp_path,
+        f"--model {skipping} --count 60 --seed 1 --batch 7 --shards 6 --engine {engine} "
+        f"--out {tmp_path}"
     )
-    sampled(*asked)
+    sampled(asked)
     before = contents(tmp_path)
     for shard in (1, 4, 5):
         (tmp_path / f"shard-0000{shard}.tar").unlink()
-    assert sampled(*asked)["drawn"] == 30
+    assert sampled(asked)["drawn"] == 30
     assert contents(tmp_path) == before
     with tarfile.open(tmp_path / "shard-00004.tar") as tar:
         facts = json.loads(tar.extractfile("000000040.json").read())
@@ -208,54 +170,41 @@ def test_shards_drawn_later_are_the_same_where_images_end_at_different_times(
 
 
 def test_the_first_call_draws_the_seed_and_a_complete_folder_stays_as_it_is(tiny, tmp_path):
-    asked = ("--model", tiny, "--count", 6, "--shards", 3, "--out", tmp_path)
-    first = sampled(*asked)
+    asked = f"--model {tiny} --count 6 --shards 3 --out {tmp_path}"
+    first = sampled(asked)
     before = contents(tmp_path)
     (tmp_path / "shard-00001.tar").unlink()
-    again = sampled(*asked)
+    again = sampled(asked)
     assert (again["drawn"], again["seed"]) == (2, first["seed"])
     assert contents(tmp_path) == before
-    told = sampled(*asked, "--seed", first["seed"])
+    told = sampled(asked, "--seed", first["seed"])
     assert (told["drawn"], told["images"], told["images_per_second"]) == (0, 6, None)
 
 
 def test_other_settings_are_refused_by_name_and_change_nothing(tiny, skipping, tmp_path):
-    asked = (
-        "--model",
-        tiny,
-        "--count",
-        6,
-        "--shards",
-        3,
-        "--seed",
-        1,
-        "--engine",
-        "eager",
-        "--out",
-        tmp_path,
-    )
-    sampled(*asked)
+    asked = f"--model {tiny} --count 6 --shards 3 --seed 1 --engine eager --out {tmp_path}"
+    sampled(asked)
     before = contents(tmp_path)
     for flags, words in (
-        (("--seed", 2), "seed 1, now 2"),
-        (("--count", 7), "count 6, now 7"),
-        (("--shards", 2), "shards 3, now 2"),
-        (("--temperature", 0.5), "temperature 1.0, now 0.5"),
-        (("--label", 3), "label None, now 3"),
-        (("--scale", 2), "scale 1, now 2"),
-        (("--shard-format", "png"), "shard_format 'tar', now 'png'"),
-        (("--batch", 2), "batch 6, now 2"),
-        (("--model", skipping), "model 'tiny', now 'skipping'; checkpoint "),
+        ("--seed 2", "seed 1, now 2"),
+        ("--count 7", "count 6, now 7"),
+        ("--shards 2", "shards 3, now 2"),
+        ("--temperature 0.5", "temperature 1.0, now 0.5"),
+        ("--label 3", "label None, now 3"),
+        ("--scale 2", "scale 1, now 2"),
+        ("--shard-format png", "shard_format 'tar', now 'png'"),
+        ("--batch 2", "batch 6, now 2"),
+        (f"--model {skipping}", "model 'tiny', now 'skipping'; checkpoint "),
     ):
-        said = refusal(*asked, *flags)
+        said = refusal(asked, flags)
         assert words in said and "use the settings of the first call" in said
     versions = json.loads(before["linpix.json"]) | {"pillow": "1.0"}
     (tmp_path / "linpix.json").write_text(json.dumps(versions))
-    assert "pillow '1.0', now " in refusal(*asked)
+    assert "pillow '1.0', now " in refusal(asked)
     (tmp_path / "linpix.json").write_text("{")
-    assert "linpix.json is damaged; restore it" in refusal(*asked)
+    assert "linpix.json is damaged; restore it" in refusal(asked)
     (tmp_path / "linpix.json").unlink()
-    assert "has shards, but the file linpix.json that describes them is missing" in refusal(*asked)
+    assert "has shards, but the file linpix.json that describes them is missing" in refusal(asked)
     assert contents(tmp_path) == {
         name: raw for name, raw in before.items() if name != "linpix.json"
     }
@@ -264,15 +213,15 @@ def test_other_settings_are_refused_by_name_and_change_nothing(tiny, skipping, t
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_second_command_goes_on_with_images_that_are_drawn_again(skipping, tmp_path, engine):
     """The eager engine draws these one by one: its batches would depend on the clock."""
-    asked = ("--model", skipping, "--batch", 2, "--engine", engine, "--attempts", 2, "--seed")
-    shards = (7, "--count", 4, "--shards", 2, "--out")
-    assert sampled(*asked, *shards, tmp_path / "unbroken")["drawn"] == 4
+    asked = f"--model {skipping} --batch 2 --engine {engine} --attempts 2 --seed"
+    shards = "7 --count 4 --shards 2 --out"
+    assert sampled(asked, shards, f"{tmp_path}/unbroken")["drawn"] == 4
     unbroken = contents(tmp_path / "unbroken")
     shutil.copytree(tmp_path / "unbroken", tmp_path / "broken")
     (tmp_path / "broken/shard-00001.tar").unlink()
-    again = sampled(*asked, *shards, tmp_path / "broken")
+    again = sampled(asked, shards, f"{tmp_path}/broken")
     assert again["drawn"] == 2 and contents(tmp_path / "broken") == unbroken
-    alone = sampled(*asked, 10, "--count", 1, "--out", f"{tmp_path}/one/")
+    alone = sampled(asked, f"10 --count 1 --out {tmp_path}/one/")
     assert alone["attempts"] == [2], "else it was not drawn again"
     with tarfile.open(tmp_path / "unbroken/shard-00001.tar") as tar:
         assert tar.extractfile("000000003.png").read() == Path(alone["files"][0]).read_bytes()
@@ -284,7 +233,7 @@ def test_two_commands_at_once_in_one_folder_are_refused(tiny, tmp_path):
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         assert "another process is drawing into this folder" in refusal(
-            "--model", tiny, "--shards", 1, "--out", tmp_path
+            f"--model {tiny} --shards 1 --out {tmp_path}"
         )
     finally:
         os.close(descriptor)
@@ -295,17 +244,15 @@ def test_two_commands_at_once_in_one_folder_are_refused(tiny, tmp_path):
     ("flags", "words"),
     [
         (
-            ("--shards", "3", "--count", "2", "--out", "OUT"),
+            "--shards 3 --count 2 --out OUT",
             "--shards 3: each shard needs at least one image",
         ),
-        (("--shards", "3", "--count", "4", "--out", "OUT.png"), "give a folder as --out"),
-        (("--shards", "1", "--candidates", "4", "--out", "OUT"), "leave out --candidates"),
-        (("--shards", "1", "--preview", "always", "--out", "OUT"), "--preview always"),
-        (("--shard-format", "png", "--out", "OUT"), "--shard-format png needs --shards"),
+        ("--shards 3 --count 4 --out OUT.png", "give a folder as --out"),
+        ("--shards 1 --candidates 4 --out OUT", "leave out --candidates"),
+        ("--shards 1 --preview always --out OUT", "--preview always"),
+        ("--shard-format png --out OUT", "--shard-format png needs --shards"),
     ],
 )
 def test_what_shards_cannot_be_is_refused_before_the_model_is_read(tmp_path, flags, words):
-    assert words in refusal(
-        "--model", "missing", *(word.replace("OUT", f"{tmp_path}/out") for word in flags)
-    )
+    assert words in refusal("--model missing", flags.replace("OUT", f"{tmp_path}/out"))
     assert not list(tmp_path.iterdir())

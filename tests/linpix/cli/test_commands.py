@@ -29,10 +29,12 @@ from linpix.model.likelihood import class_log_probs_of
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.job import Job
+from tests.fuzz.pictures import noise
 from tests.linpix.cli.test_animation import enlarged, frames_of
 from tests.linpix.cli.test_preview import Stream, read_half_blocks, screen_pixels
-from tests.linpix.test_main import inside, pixels, succeeds
+from tests.linpix.test_main import inside, pixels, reported, succeeds
 from tests.nets import saved
+from tools.harness.commands import words_of
 from tools.harness.servers import HANG_S
 
 # --- animations ---
@@ -40,9 +42,9 @@ from tools.harness.servers import HANG_S
 
 @pytest.mark.parametrize("suffix", [".gif", ".webp", ".GIF"])
 def test_sample_animates_a_grid_that_ends_as_the_png(tiny, tmp_path, suffix):
-    arguments = ("sample", "--model", tiny, "--count", 3, "--seed", 7, "--json", "--out")
-    printed = json.loads(succeeds(*arguments, tmp_path / f"out{suffix}").stdout)
-    succeeds(*arguments, tmp_path / "out.png")
+    arguments = f"sample --model {tiny} --count 3 --seed 7 --out"
+    printed = reported(arguments, f"{tmp_path}/out{suffix}")
+    succeeds(arguments, f"{tmp_path}/out.png")
     frames = frames_of((tmp_path / f"out{suffix}").read_bytes(), "L")
     assert len(frames) == printed["frames"] == 9
     assert [milliseconds for _, milliseconds in frames] == [120] * 8 + [2000]
@@ -56,22 +58,11 @@ def test_sample_animates_a_grid_that_ends_as_the_png(tiny, tmp_path, suffix):
 
 
 def test_complete_animates_from_what_is_known(tiny, tmp_path):
-    picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    picture = noise(8, 8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
-    told = json.loads(
-        succeeds(
-            "complete",
-            tmp_path / "picture.png",
-            "--model",
-            tiny,
-            "--keep-rows",
-            3,
-            "--seed",
-            1,
-            "--json",
-            "--out",
-            tmp_path / "out.webp",
-        ).stdout
+    told = reported(
+        f"complete {tmp_path}/picture.png --model {tiny} --keep-rows 3 --seed 1 "
+        f"--out {tmp_path}/out.webp",
     )
     assert (told["conditioning"], told["known"]) == ("prefix", 24)
     frames = [
@@ -88,28 +79,15 @@ def test_complete_animates_from_what_is_known(tiny, tmp_path):
 def test_complete_keeps_the_best_candidates_and_tells_how_sure_the_model_is(
     class_first, tmp_path, out
 ):
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)).save(
-        tmp_path / "picture.png"
-    )
+    Image.fromarray(noise(8, 8)).save(tmp_path / "picture.png")
     mask = np.full((8, 8, 2), 255, np.uint8)
     mask[2:4] = 0
     Image.fromarray(mask).save(tmp_path / "mask.png")
     asked = (
-        "complete",
-        tmp_path / "picture.png",
-        "--mask",
-        tmp_path / "mask.png",
-        "--model",
-        class_first,
-        "--seed",
-        3,
+        f"complete {tmp_path}/picture.png --mask {tmp_path}/mask.png --model {class_first} --seed 3"
     )
-    succeeds(*asked, "--count", 8, "--out", f"{tmp_path}/all/")
-    told = json.loads(
-        succeeds(
-            *asked, "--count", 2, "--candidates", 8, "--json", "--out", f"{tmp_path}/{out}"
-        ).stdout
-    )
+    succeeds(asked, f"--count 8 --out {tmp_path}/all/")
+    told = reported(asked, f"--count 2 --candidates 8 --out {tmp_path}/{out}")
     assert (told["images"], told["drawn"], told["candidates"], len(set(told["seeds"]))) == (
         2,
         8,
@@ -139,30 +117,15 @@ def test_complete_keeps_the_best_candidates_and_tells_how_sure_the_model_is(
 def test_each_image_comes_with_its_attempts_and_the_models_confidence(
     class_first, tmp_path, command
 ):
-    picture = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    picture = noise(8, 8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
-    given = () if command == "sample" else (tmp_path / "picture.png", "--keep-rows", 4)
+    given = "" if command == "sample" else f"{tmp_path}/picture.png --keep-rows 4"
     asked = (
-        command,
-        *given,
-        "--model",
-        class_first,
-        "--count",
-        3,
-        "--seed",
-        7,
-        "--label",
-        4,
-        "--batch",
-        2,
-        "--precision",
-        "fp32",
-        "--json",
+        f"{command} {given} --model {class_first} --count 3 --seed 7 --label 4 --batch 2"
+        f" --precision fp32 --out {tmp_path}"
     )
-    told, once = (
-        json.loads(succeeds(*asked, *more, "--out", f"{tmp_path}/out{len(more)}/").stdout)
-        for more in (("--attempts", 3), ())
-    )
+    told = reported(f"{asked}/again/ --attempts 3")
+    once = reported(f"{asked}/once/")
     assert told["attempts"] == [3, 3, 3] and told["images"] == told["drawn"] == 3
     net = checkpoint.load(class_first)
     sure = [
@@ -176,25 +139,13 @@ def test_each_image_comes_with_its_attempts_and_the_models_confidence(
 
 
 def test_a_checkpoint_says_how_many_attempts_are_made(class_first, thrice, tmp_path):
-    asked = (
-        "sample",
-        "--count",
-        2,
-        "--seed",
-        7,
-        "--json",
-        "--out",
-        tmp_path / "out.png",
-        "--model",
-    )
-    own, said = (
-        json.loads(succeeds(*asked, *more).stdout)
-        for more in ((thrice,), (class_first, "--attempts", 3))
-    )
+    asked = f"sample --count 2 --seed 7 --out {tmp_path}/out.png --model"
+    own = reported(asked, thrice)
+    said = reported(asked, class_first, "--attempts 3")
     assert own["attempts"] == [3, 3] and own["confidences"] == said["confidences"]
-    for more in (("--attempts", 1), ("--temperature", 0)):
-        assert "attempts" not in json.loads(succeeds(*asked, thrice, *more).stdout)
-    ranked = json.loads(succeeds(*asked, thrice, "--candidates", 4).stdout)
+    for more in ("--attempts 1", "--temperature 0"):
+        assert "attempts" not in reported(asked, thrice, more)
+    ranked = reported(asked, thrice, "--candidates 4")
     assert "attempts" not in ranked and len(ranked["confidences"]) == 2
 
 
@@ -222,15 +173,7 @@ def test_scale_enlarges_pngs_too(tiny, tmp_path):
     for scale in (1, 5):
         for out in (f"{scale}.png", f"{scale}/"):
             succeeds(
-                "sample",
-                "--model",
-                tiny,
-                "--seed",
-                7,
-                "--scale",
-                scale,
-                "--out",
-                f"{tmp_path}/{out}",
+                f"sample --model {tiny} --seed 7 --scale {scale} --out {tmp_path}/{out}",
             )
     assert np.array_equal(pixels(tmp_path / "5.png"), enlarged(pixels(tmp_path / "1.png"), 5))
     assert np.array_equal(
@@ -255,20 +198,20 @@ def test_scale_enlarges_pngs_too(tiny, tmp_path):
 )
 def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(tmp_path, out, words):
     (tmp_path / "folder.gif").mkdir()
-    refused = inside("sample", "--model", "missing", "--out", tmp_path / out)
+    refused = inside(f"sample --model missing --out {tmp_path}/{out}")
     assert refused.returncode == 2
     assert words in refused.stderr and "missing" not in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["folder.gif"]
 
 
 def test_too_large_an_animation_is_refused_before_anything_is_drawn(tiny, tmp_path):
-    refused = inside("sample", "--model", tiny, "--count", 1_000_000, "--out", tmp_path / "out.gif")
+    refused = inside(f"sample --model {tiny} --count 1000000 --out {tmp_path}/out.gif")
     assert refused.returncode == 2 and "draw fewer images" in refused.stderr
 
 
 def test_a_folder_may_have_a_dot_in_its_name(tiny, tmp_path):
-    succeeds("sample", "--model", tiny, "--out", tmp_path / "at-0.5")
-    succeeds("sample", "--model", tiny, "--out", f"{tmp_path}/v1.jpg/")
+    succeeds(f"sample --model {tiny} --out {tmp_path}/at-0.5")
+    succeeds(f"sample --model {tiny} --out {tmp_path}/v1.jpg/")
     assert (
         len(list((tmp_path / "at-0.5").iterdir()))
         == len(list((tmp_path / "v1.jpg").iterdir()))
@@ -281,28 +224,18 @@ def test_a_folder_may_have_a_dot_in_its_name(tiny, tmp_path):
 
 def test_a_preview_without_a_terminal_is_the_finished_grid_once(tiny, tmp_path):
     ended = succeeds(
-        "sample",
-        "--model",
-        tiny,
-        "--count",
-        3,
-        "--seed",
-        7,
-        "--preview",
-        "always",
-        "--json",
-        "--out",
-        tmp_path / "out.png",
+        f"sample --model {tiny} --count 3 --seed 7 --preview always --json --out "
+        f"{tmp_path}/out.png",
     )
     assert json.loads(ended.stdout)["images"] == 3
     lines = ended.stderr.splitlines()
     assert len(lines) == 5
     png = pixels(tmp_path / "out.png")
     assert np.abs(read_half_blocks(lines)[..., 0] - png.astype(int)).max() <= 8  # 256 colours
-    assert succeeds("sample", "--model", tiny, "--out", tmp_path / "out.png").stderr == ""
+    assert succeeds(f"sample --model {tiny} --out {tmp_path}/out.png").stderr == ""
 
 
-def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment):
+def on_terminal(*command, columns=80, lines=24, stdout_too=True, **environment):
     """Run linpix on a pseudo-terminal; returns what it wrote there, and to standard output where
     that is a pipe.
     """
@@ -312,7 +245,7 @@ def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment
         name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "linpix", *map(str, arguments)],
+        [sys.executable, "-m", "linpix", *words_of(command)],
         stdin=theirs,
         stdout=theirs if stdout_too else subprocess.PIPE,
         stderr=theirs,
@@ -339,21 +272,9 @@ def on_terminal(*arguments, columns=80, lines=24, stdout_too=True, **environment
 def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(
     slow, tmp_path, columns, across
 ):
-    arguments = (
-        "sample",
-        "--checkpoints",
-        slow,
-        "--model",
-        "slow",
-        "--engine",
-        "eager",
-        "--count",
-        3,
-        "--seed",
-        7,
-    )
+    arguments = f"sample --checkpoints {slow} --model slow --engine eager --count 3 --seed 7"
     written, _ = on_terminal(
-        *arguments, "--out", tmp_path / "out", columns=columns, lines=40, COLORTERM="truecolor"
+        arguments, f"--out {tmp_path}/out", columns=columns, lines=40, COLORTERM="truecolor"
     )
     screen = pyte.Screen(columns, 40)
     pyte.Stream(screen).feed(written)
@@ -369,12 +290,12 @@ def test_a_terminal_shows_the_images_a_bar_below_them_and_what_was_made(
 @pytest.mark.slow
 def test_json_on_standard_output_is_alone_and_without_a_preview(tiny, tmp_path):
     written, printed = on_terminal(
-        "sample", "--model", tiny, "--json", "--out", tmp_path / "out.png", stdout_too=False
+        f"sample --model {tiny} --json --out {tmp_path}/out.png", stdout_too=False
     )
     assert json.loads(printed)["images"] == 1
     assert "▀" not in written
     written, printed = on_terminal(
-        "sample", "--model", tiny, "--out", tmp_path / "out.png", stdout_too=False
+        f"sample --model {tiny} --out {tmp_path}/out.png", stdout_too=False
     )
     assert "▀" in written and "▀" not in printed
 
@@ -384,22 +305,11 @@ def test_complete_lays_a_photographed_digit_back(tmp_path):
     paper = np.full((200, 300), 220, np.uint8)
     paper[40:140, 180:195] = 30
     Image.fromarray(paper).save(tmp_path / "photo.png")
-    given = [
-        "complete",
-        tmp_path / "photo.png",
-        "--model",
-        tmp_path / "grey",
-        "--keep-rows",
-        14,
-        "--prepare",
-        "mnist",
-        "--seed",
-        1,
-        "--lay-back",
-        "--json",
-        "--out",
-    ]
-    told = json.loads(succeeds(*given, tmp_path / "laid").stdout)
+    given = (
+        f"complete {tmp_path}/photo.png --model {tmp_path}/grey --keep-rows 14 --prepare "
+        "mnist --seed 1 --lay-back --out"
+    )
+    told = reported(given, f"{tmp_path}/laid")
     assert told["prepared"]["inverted"] and told["crop"][0] > 100
     laid = np.asarray(Image.open(tmp_path / "laid/00000-1.png"))
     assert laid.shape == (200, 300) and np.array_equal(laid[:80], paper[:80])
@@ -411,24 +321,14 @@ def test_what_the_api_warns_of_the_commands_say_too(tiny, tmp_path):
     )
     Image.new("L", (28, 28), 255).save(tmp_path / "white.png")
     said = succeeds(
-        "complete",
-        tmp_path / "white.png",
-        "--model",
-        tmp_path / "grey",
-        "--keep-rows",
-        14,
-        "--out",
-        tmp_path / "out.png",
-        "--temperature",
-        5,
+        f"complete {tmp_path}/white.png --model {tmp_path}/grey --keep-rows 14 --out "
+        f"{tmp_path}/out.png --temperature 5",
     ).stderr
     assert "linpix complete: grey draws well at temperatures from 0.5 to 1.2, got 5" in said
     assert "edge is not black" in said and "use prepare=mnist" in said
     assert (
         "got 5"
-        in succeeds(
-            "sample", "--model", tiny, "--count", 1, "--temperature", 5, "--out", tmp_path
-        ).stderr
+        in succeeds(f"sample --model {tiny} --count 1 --temperature 5 --out {tmp_path}").stderr
     )
 
 
@@ -436,8 +336,8 @@ def test_complete_and_score_warn_of_holes_outside_the_crop(tiny, tmp_path):
     alpha = np.full((20, 50), 255, np.uint8)
     alpha[:, :12] = alpha[:, 20:22] = 0
     Image.fromarray(np.stack([np.full_like(alpha, 99), alpha], -1)).save(tmp_path / "wide.png")
-    for command in (["complete", "--out", tmp_path / "out.png", "--seed", 1], ["score"]):
-        ended = succeeds(*command, tmp_path / "wide.png", "--model", tiny)
+    for command in (f"complete --out {tmp_path}/out.png --seed 1", "score"):
+        ended = succeeds(command, f"{tmp_path}/wide.png --model {tiny}")
         assert "86 % of the hidden pixels are outside" in ended.stderr
 
 
@@ -452,22 +352,22 @@ def test_models_are_listed_with_the_default_one_first_which_is_then_drawn(tiny, 
     shutil.copytree(folders.find("mnist-small-lsh-1"), tmp_path / "ant")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
-    flags = ("--checkpoints", tmp_path, "--json")
-    listed = json.loads(succeeds("models", *flags).stdout)["models"]
+    flags = f"--checkpoints {tmp_path}"
+    listed = reported("models", flags)["models"]
     assert [one["model"] for one in listed] == ["mnist-small", "ant", "broken", "zebra"]
     assert (listed[0]["size"], listed[0]["classes"]) == ("8x8", 10)
     assert listed[0]["checkpoint"] == checkpoint.digest_of(tmp_path / "mnist-small")
     assert "broken/config.json" in listed[2]["error"] and "error" not in listed[3]
-    lines = succeeds("models", "--checkpoints", tmp_path).stdout.splitlines()
+    lines = succeeds("models", flags).stdout.splitlines()
     assert [line.split()[0] for line in lines] == [one["model"] for one in listed]
 
-    out = ("--out", tmp_path / "drawn", "--precision", "FP32")
-    assert json.loads(succeeds("sample", *flags, *out).stdout)["model"] == "mnist-small"
+    out = f"--out {tmp_path}/drawn --precision FP32"
+    assert reported("sample", flags, out)["model"] == "mnist-small"
     for name in ("mnist-small", "broken"):
         shutil.rmtree(tmp_path / name)
-    assert json.loads(succeeds("sample", *flags, *out).stdout)["model"] == "zebra"
+    assert reported("sample", flags, out)["model"] == "zebra"
 
 
 def test_without_any_model_the_cure_is_said(tmp_path):
-    ended = inside("sample", "--checkpoints", tmp_path, "--out", tmp_path / "out")
+    ended = inside(f"sample --checkpoints {tmp_path} --out {tmp_path}/out")
     assert ended.returncode == 2 and "train a model with linpix train" in ended.stderr

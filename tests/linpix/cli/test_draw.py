@@ -22,40 +22,28 @@ def picture(tmp_path):
     ("arguments", "words"),
     [
         (
-            [],
+            "",
             (
                 "it is not clear what to fill in: erase that part of the picture (save it as a PNG"
                 " with transparent pixels), or use a mask or keep_rows"
             ),
         ),
         (
-            ["--mask", "PICTURE", "--keep-rows", "3"],
+            "--mask PICTURE --keep-rows 3",
             "mask and keep_rows both say what to fill in; use one of them",
         ),
-        (["--mask", "PICTURE"], "mask has no alpha channel; it must be a PNG"),
-        (["--keep-rows", "9"], "keep_rows must be from 0 to 8"),
+        ("--mask PICTURE", "mask has no alpha channel; it must be a PNG"),
+        ("--keep-rows 9", "keep_rows must be from 0 to 8"),
         (
-            ["--prepare", "mnist", "--keep-rows", "3"],
+            "--prepare mnist --keep-rows 3",
             "prepare=mnist works only with models of 28x28 grey pixels",
         ),
     ],
 )
 def test_errors_about_a_picture_name_options(tiny, picture, capsys, arguments, words):
-    given = [str(picture) if word == "PICTURE" else word for word in arguments]
-    assert (
-        main(
-            [
-                "complete",
-                str(picture),
-                "--model",
-                str(tiny),
-                "--out",
-                str(picture.parent / "out"),
-                *given,
-            ]
-        )
-        == 2
-    )
+    given = arguments.replace("PICTURE", str(picture))
+    command = f"complete {picture} --model {tiny} --out {picture.parent}/out {given}"
+    assert main(command.split()) == 2
     told = capsys.readouterr().err
     assert words in told
     assert "send" not in told and "`" not in told
@@ -63,24 +51,14 @@ def test_errors_about_a_picture_name_options(tiny, picture, capsys, arguments, w
 
 @pytest.mark.parametrize(
     ("scale", "terminal", "factor"),
-    [((), False, 1), ((), True, 29), (("--scale", "auto"), False, 29), (("--scale", "2"), True, 2)],
+    [("", False, 1), ("", True, 29), ("--scale auto", False, 29), ("--scale 2", True, 2)],
 )
 def test_a_grid_is_enlarged_where_it_is_to_be_seen(
     tiny, tmp_path, capsys, monkeypatch, scale, terminal, factor
 ):
     monkeypatch.setattr("linpix.cli.commands.sys.stdout.isatty", lambda: terminal, raising=False)
-    arguments = [
-        "sample",
-        "--model",
-        str(tiny),
-        "--count",
-        "2",
-        "--seed",
-        "1",
-        "--out",
-        str(tmp_path / "grid.png"),
-    ]
-    assert main([*arguments, *scale]) == 0
+    command = f"sample --model {tiny} --count 2 --seed 1 --out {tmp_path}/grid.png {scale}"
+    assert main(command.split()) == 0
     capsys.readouterr()
     with Image.open(tmp_path / "grid.png") as grid:
         assert grid.width == factor * animation.sheet_size(2, PRESETS["tiny"])[0]

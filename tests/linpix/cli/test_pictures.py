@@ -12,6 +12,7 @@ from IPython.core.formatters import DisplayFormatter
 from PIL import Image
 
 import linpix
+from tests.fuzz.pictures import noise
 from tests.server.web.routes.test_images import images_of
 
 
@@ -47,7 +48,7 @@ def test_images_are_shown_in_a_notebook_and_their_numbers_are_those_of_an_array(
 def test_pictures_come_as_paths_pil_images_and_arrays_of_any_size_as_uploads_do(
     tiny, server, tmp_path
 ):
-    values = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
+    values = noise(30, 40, 3)
     photo, turned = Image.fromarray(values), Image.Exif()
     turned[0x112] = 6
     photo.save(tmp_path / "photo.png")
@@ -124,7 +125,7 @@ def test_integers_that_are_not_of_16_bits_are_refused_as_pictures(tiny, least, m
 
 
 def test_tensors_are_taken_or_refused_as_arrays_are(tiny):
-    values = np.random.default_rng(1).integers(0, 256, (8, 8), np.uint8)
+    values = noise(8, 8)
     known = np.arange(8)[:, None].repeat(8, 1) < 3
     expected = linpix.complete(str(tiny), values, known, seed=7)
     given = torch.from_numpy(values), torch.from_numpy(known)

@@ -75,24 +75,25 @@ class Stream(io.TextIOWrapper):
 @pytest.mark.parametrize(
     ("wanted", "terminal", "environment", "colours"),
     [
-        ("auto", True, {"TERM": "xterm-256color"}, 256),
-        ("auto", True, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}, TRUE_COLOURS),
-        ("auto", True, {"TERM": "xterm", "COLORTERM": "24bit"}, TRUE_COLOURS),
-        ("auto", False, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}, 0),
-        ("auto", True, {"TERM": "dumb"}, 0),
-        ("auto", True, {}, 0),
-        ("auto", True, {"TERM": "xterm", "NO_COLOR": "1"}, 0),
+        ("auto", True, "TERM=xterm-256color", 256),
+        ("auto", True, "TERM=xterm-256color COLORTERM=truecolor", TRUE_COLOURS),
+        ("auto", True, "TERM=xterm COLORTERM=24bit", TRUE_COLOURS),
+        ("auto", False, "TERM=xterm-256color COLORTERM=truecolor", 0),
+        ("auto", True, "TERM=dumb", 0),
+        ("auto", True, "", 0),
+        ("auto", True, "TERM=xterm NO_COLOR=1", 0),
         # as no-color.org has it: set and not empty
-        ("auto", True, {"TERM": "xterm", "NO_COLOR": ""}, 256),
-        ("always", False, {"TERM": "dumb", "NO_COLOR": "1"}, 256),
-        ("always", False, {"COLORTERM": "truecolor"}, TRUE_COLOURS),
-        ("never", True, {"TERM": "xterm-256color"}, 0),
+        ("auto", True, "TERM=xterm NO_COLOR=", 256),
+        ("always", False, "TERM=dumb NO_COLOR=1", 256),
+        ("always", False, "COLORTERM=truecolor", TRUE_COLOURS),
+        ("never", True, "TERM=xterm-256color", 0),
     ],
 )
 def test_a_preview_is_for_terminals_that_can_unless_one_says(
     wanted, terminal, environment, colours
 ):
-    assert preview.colours_of(Stream(terminal), wanted, environment) == colours
+    variables = dict(word.split("=") for word in environment.split())
+    assert preview.colours_of(Stream(terminal), wanted, variables) == colours
 
 
 def test_a_stream_that_cannot_encode_half_blocks_gets_none():

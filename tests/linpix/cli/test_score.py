@@ -11,7 +11,7 @@ from PIL import Image
 from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.training.evaluate import bits_of
-from tests.linpix.test_main import inside, succeeds
+from tests.linpix.test_main import inside, reported, succeeds
 from tests.nets import saved
 from tests.server.web.routes.test_images import PICTURE, encode, occluded
 from tests.server.web.routes.test_likelihoods import ask, told
@@ -25,10 +25,10 @@ def picture(tmp_path):
 
 
 def test_a_picture_has_the_bits_per_dim_of_evaluate(tiny, picture):
-    printed = succeeds("score", picture, "--model", tiny, "--json").stdout
+    printed = succeeds(f"score {picture} --model {tiny} --json").stdout
     expected = float(bits_of(checkpoint.read(tiny).net, PICTURE.reshape(1, -1))[0])
     assert json.loads(printed)["bits_per_dim"] == pytest.approx(expected, abs=1e-4)
-    printed = succeeds("score", picture, "--model", tiny).stdout
+    printed = succeeds(f"score {picture} --model {tiny}").stdout
     assert (
         printed.startswith(f"{expected:.4f} bits/dim, log-likelihood -")
         and "without a class" in printed
@@ -40,10 +40,8 @@ def test_a_picture_has_the_bits_per_dim_of_evaluate(tiny, picture):
     [{}, {"label": "3"}, {"labels": "all"}, {"labels": "all", "label": "3", "keep_rows": "3"}],
 )
 def test_the_command_says_what_the_service_says(tiny, server, picture, fields):
-    flags = [
-        part for name, value in fields.items() for part in (f"--{name.replace('_', '-')}", value)
-    ]
-    found = json.loads(succeeds("score", picture, "--model", tiny, "--json", *flags).stdout)
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in fields.items()]
+    found = reported(f"score {picture} --model {tiny}", *flags)
     with server.client() as client:
         answer = told(client, **fields)
     assert found == {name: answer[name] for name in found}
@@ -62,16 +60,7 @@ def test_the_map_is_the_services(tiny, server, tmp_path, picture):
     mask = tmp_path / "mask.png"
     mask.write_bytes(occluded(3))
     printed = succeeds(
-        "score",
-        picture,
-        "--model",
-        tiny,
-        "--mask",
-        mask,
-        "--out",
-        tmp_path / "map.png",
-        "--scale",
-        2,
+        f"score {picture} --model {tiny} --mask {mask} --out {tmp_path}/map.png --scale 2",
     ).stdout
     assert "map in" in printed and "of 40 sub-pixels given 24 known ones" in printed
     with server.client() as client:
@@ -87,19 +76,17 @@ def test_the_map_is_the_services(tiny, server, tmp_path, picture):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--label", "ten"), "label must be a class of tiny"),
-        (("--keep-rows", "8"), "keep_rows hides nothing"),
-        (("--out", "map.gif"), "give NAME.png"),
-        (("--out", "nowhere/map.png"), "in an existing folder"),
-        (("--model", "MADE"), "considers the value of the first sub-pixel impossible"),
+        ("--label ten", "label must be a class of tiny"),
+        ("--keep-rows 8", "keep_rows hides nothing"),
+        ("--out map.gif", "give NAME.png"),
+        ("--out nowhere/map.png", "in an existing folder"),
+        ("--model MADE", "considers the value of the first sub-pixel impossible"),
     ],
 )
 def test_what_cannot_be_scored_is_one_line_that_says_why(tiny, tmp_path, picture, flags, words):
     made = saved(
         tmp_path / "made", replace(PRESETS["tiny"], classes=0, first_marginal=(1.0,) + (0.0,) * 255)
     )
-    ended = inside(
-        "score", picture, "--model", tiny, *(made if flag == "MADE" else flag for flag in flags)
-    )
+    ended = inside(f"score {picture} --model {tiny}", flags.replace("MADE", str(made)))
     assert (ended.returncode, ended.stdout) == (2, "")
     assert words in ended.stderr and len(ended.stderr.splitlines()) == 1
