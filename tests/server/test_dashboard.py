@@ -19,7 +19,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.web.routes.test_images import occluded
+from tests.server.web.routes.test_images import generate, occluded
+from tools.harness.commands import words_of
 from tools.harness.servers import EAGER, HANG_S, ROOT, Process, eventually, fetch, serving
 
 pytestmark = pytest.mark.slow
@@ -46,33 +47,37 @@ ASKED = QUERIES | {name: rule["expr"] for name, rule in ALERTS.items()}
 SELECTOR = re.compile(r"\b((?:linpix|process)_\w+|up)\b(?:{([^}]*)})?")
 WINDOW = "1m"  # what Grafana would put for $__rate_interval; long enough to hold all of the load
 
-METRICS = {  # every metric of the service: type and labels
-    "linpix_images_completed": ("counter", {"model", "backend", "outcome"}),
-    "linpix_images_drawn_again": ("counter", {"model", "backend"}),
-    "linpix_pixels_generated": ("counter", {"model", "backend"}),
-    "linpix_requests": ("counter", {"endpoint", "outcome"}),
-    "linpix_requests_rejected": ("counter", {"reason"}),
-    "linpix_requests_running": ("gauge", set()),
-    "linpix_requests_waiting": ("gauge", set()),
-    "linpix_images_waiting": ("gauge", {"model", "priority"}),
-    "linpix_request_bodies_reading": ("gauge", set()),
-    "linpix_deadlines_passed": ("counter", {"state"}),
-    "linpix_state_slots": ("gauge", {"model"}),
-    "linpix_state_slots_used": ("gauge", {"model"}),
-    "linpix_state_saturations": ("counter", {"model"}),
-    "linpix_faults_isolated": ("counter", {"model", "fault"}),
-    "linpix_quanta_retried": ("counter", {"model"}),
-    "linpix_engine_restarts": ("counter", set()),
-    "linpix_engine_heartbeat_age_seconds": ("gauge", set()),
-    "linpix_checkpoint_reloads": ("counter", {"outcome"}),
-    "linpix_request_duration_seconds": ("histogram", {"endpoint", "model"}),
-    "linpix_queue_wait_seconds": ("histogram", {"model"}),
-    "linpix_first_row_seconds": ("histogram", {"model"}),
-    "linpix_engine_step_seconds": ("histogram", {"model", "backend"}),
-    "linpix_engine_step_batch_size": ("histogram", set()),
-    "linpix_prefill_seconds": ("histogram", {"model"}),
-    "linpix_comparison_images_per_second": ("gauge", {"backend"}),
-    "linpix_kernel_info": ("gauge", {"version", "torch", "kernel"}),
+# every metric of the service: its type, name and labels
+TABLE = """
+counter    linpix_images_completed                model backend outcome
+counter    linpix_images_drawn_again              model backend
+counter    linpix_pixels_generated                model backend
+counter    linpix_requests                        outcome endpoint
+counter    linpix_requests_rejected               reason
+gauge      linpix_requests_running
+gauge      linpix_requests_waiting
+gauge      linpix_images_waiting                  model priority
+gauge      linpix_request_bodies_reading
+counter    linpix_deadlines_passed                state
+gauge      linpix_state_slots                     model
+gauge      linpix_state_slots_used                model
+counter    linpix_state_saturations               model
+counter    linpix_faults_isolated                 model fault
+counter    linpix_quanta_retried                  model
+counter    linpix_engine_restarts
+gauge      linpix_engine_heartbeat_age_seconds
+counter    linpix_checkpoint_reloads              outcome
+histogram  linpix_request_duration_seconds        model endpoint
+histogram  linpix_queue_wait_seconds              model
+histogram  linpix_first_row_seconds               model
+histogram  linpix_engine_step_seconds             model backend
+histogram  linpix_engine_step_batch_size
+histogram  linpix_prefill_seconds                 model
+gauge      linpix_comparison_images_per_second    backend
+gauge      linpix_kernel_info                     version torch kernel
+"""
+METRICS = {
+    name: (kind, set(labels)) for kind, name, *labels in map(str.split, TABLE.strip().splitlines())
 }
 
 
@@ -93,7 +98,7 @@ class Prometheus:
 def started(tiny: Path) -> Iterator[Process]:
     """A server of its own, since what it counts is compared."""
     # slow enough to be full
-    with serving(tiny.parent, *EAGER, "--slots", "2", "--max-queue", "4") as process:
+    with serving(tiny.parent, *EAGER, "--slots 2 --max-queue 4") as process:
         yield process
 
 
@@ -136,12 +141,12 @@ def watching(server: Process, folder: Path, targets: Path | None = None) -> Iter
     log = folder / "log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [
-                program,
-                f"--config.file={folder / 'prometheus.yml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address={address}",
-            ],
+            words_of(
+                [
+                    f"{program} --config.file={folder}/prometheus.yml",
+                    f"--storage.tsdb.path={folder}/data --web.listen-address={address}",
+                ]
+            ),
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -171,14 +176,12 @@ def put_load(server: Process) -> None:
     """Of everything that is counted at least one; when it returns, all of it is over."""
     with server.client() as client:
         with ThreadPoolExecutor(4) as crowd:  # each of them fills the service
-            crowded = crowd.map(
-                lambda _: client.post("/v1/images/generations", json={"n": 6}).status_code, range(4)
-            )
+            crowded = crowd.map(lambda _: generate(client, n=6).status_code, range(4))
         assert 429 in list(crowded)
-        assert client.post("/v1/images/generations", json={"temperature": -1}).status_code == 400
+        assert generate(client, temperature=-1).status_code == 400
 
         def draw(seed: int) -> int:
-            return client.post("/v1/images/generations", json={"n": 2, "seed": seed}).status_code
+            return generate(client, n=2, seed=seed).status_code
 
         with ThreadPoolExecutor(3) as clients:
             assert set(clients.map(draw, range(9))) == {200}
@@ -334,11 +337,11 @@ def test_prometheus_evaluates_every_alert_and_none_fires_for_a_service_that_was_
 
 def test_an_engine_that_dies_fires_an_alert(tiny, tmp_path):
     with (
-        serving(tiny.parent, "--faults", "die:at=3") as server,
+        serving(tiny.parent, "--faults die:at=3") as server,
         watching(server, tmp_path) as watcher,
     ):
         assert watcher.ask("query", query='ALERTS{alertstate="firing"}') == []
-        assert server.client().post("/v1/images/generations", json={}).status_code == 500
+        assert generate(server.client()).status_code == 500
         firing = (
             'ALERTS{alertstate="firing", alertname="LinpixRestarts", job="linpix", severity="page"}'
         )

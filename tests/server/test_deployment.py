@@ -10,13 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
 from linpix.server.origins import Origins
 from linpix.server.settings import Settings
-from tests.server.web.routes.test_images import encode
+from tests.fuzz.pictures import noise
+from tests.server.web.routes.test_images import encode, generate
+from tools.harness.commands import ran
 from tools.harness.servers import ROOT, serving
 
 
@@ -139,14 +140,11 @@ def test_an_image_for_a_cpu_gets_a_torch_without_cuda_unless_an_index_is_named(
     for name in ("pip", "uv"):
         (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
         (tmp_path / name).chmod(0o755)
-    ran = subprocess.run(
-        ["sh", "-ec", command],
-        capture_output=True,
-        text=True,
-        check=True,
+    told = ran(
+        f"sh -ec {shlex.quote(command)}",
         env={"PATH": f"{tmp_path}:/bin:/usr/bin", "TORCH_SPEC": "torch==1", **given},
     )
-    *_, asked = ran.stdout.splitlines()
+    *_, asked = told.stdout.splitlines()
     expected = (
         f"uv pip install {index} torch==1"
         if index == "--torch-backend cpu"
@@ -201,6 +199,15 @@ kill $! && wait $! || exit 3
 """
 
 
+def apart(namespaces: str) -> list[str]:
+    """The beginning of a command that runs in namespaces of its own, as in a container."""
+    user = "" if os.geteuid() == 0 else "--user --map-root-user"
+    command = f"unshare {namespaces} {user}"
+    if shutil.which("unshare") is None or ran(command, "true").returncode:
+        pytest.skip(f"this machine gives no namespaces, as root or in one of a user: {command}")
+    return command.split()
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -216,24 +223,12 @@ def test_the_health_check_tells_a_ready_server_from_none_whatever_its_flags(tiny
     not asked.
     """
     python, *rest = json.loads(dict(LAST_STAGE)["HEALTHCHECK"].split("CMD ", 1)[1])
-    apart = [
-        "unshare",
-        "--pid",
-        "--fork",
-        "--mount-proc",
-        *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]),
-    ]
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode
-    ):
-        pytest.skip(
-            "namespaces of processes are not to be had here: unshare --pid, as root or in a user"
-            " namespace"
-        )
     assert (python, rest[0]) == ("python", "-c")
     ended = subprocess.run(
-        [*apart, "sh", "-c", HEALTHY, sys.executable, rest[1], str(tiny.parent), flags],
+        [
+            *apart("--pid --fork --mount-proc"),
+            *["sh", "-c", HEALTHY, sys.executable, rest[1], str(tiny.parent), flags],
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -246,36 +241,21 @@ def test_the_server_needs_nothing_to_write_to_but_its_scratch_folder(tiny, tmp_p
     """A real server in a mount namespace of its own, whose root is read-only, with a tmpfs as the
     image has /tmp.
     """
-    apart = [
-        "unshare",
-        "--mount",
-        *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]),
-        "sh",
-        "-euc",
-        (
-            'mount -o remount,bind,ro / && mount -t tmpfs tmpfs "$0" && exec env HOME=/nowhere'
-            ' TMPDIR="$0" "$@"'
-        ),
-        str(tmp_path),
-    ]
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode
-    ):
-        pytest.skip(
-            "mount namespaces are not to be had here: unshare --mount, as root or in a user"
-            " namespace"
-        )
+    locked_up = (
+        'mount -o remount,bind,ro / && mount -t tmpfs tmpfs "$0" && exec env HOME=/nowhere'
+        ' TMPDIR="$0" "$@"'
+    )
+    before = [*apart("--mount"), "sh", "-euc", locked_up, str(tmp_path)]
     # over the megabyte that stays in memory
-    big = np.random.default_rng(0).integers(0, 256, (1200, 1200, 3), np.uint8)
-    with serving(tiny.parent, before=apart) as server, server.client() as client:
+    big = noise(1200, 1200, 3)
+    with serving(tiny.parent, before=before) as server, server.client() as client:
         mounts = {
             line.split()[1]: line.split()[3]
             for line in Path(f"/proc/{server.process.pid}/mounts").read_text().splitlines()
         }
         assert mounts["/"].split(",")[0] == "ro"
         assert "tmpfs" in Path(f"/proc/{server.process.pid}/mounts").read_text()
-        assert client.post("/v1/images/generations", json={"n": 2}).status_code == 200
+        assert generate(client, n=2).status_code == 200
         upload = {"image": ("big.png", encode(big))}
         assert (
             client.post("/v1/images/edits", files=upload, data={"keep_rows": 4}).status_code == 200
@@ -305,25 +285,11 @@ def test_systemd_takes_the_unit_and_finds_it_locked_up(tmp_path, keys):
             "\nLoadCredential=keys:" in unit and "\nEnvironment=LINPIX_API_KEYS=%d/keys\n" in unit
         )
     (tmp_path / "linpix.service").write_text(unit)
-    verified = subprocess.run(
-        ["systemd-analyze", "verify", str(tmp_path / "linpix.service")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    verified = ran(f"systemd-analyze verify {tmp_path}/linpix.service")
     assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
     # of 100
-    exposed = subprocess.run(
-        [
-            "systemd-analyze",
-            "security",
-            "--offline=true",
-            "--threshold=20",
-            str(tmp_path / "linpix.service"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+    exposed = ran(
+        f"systemd-analyze security --offline=true --threshold=20 {tmp_path}/linpix.service"
     )
     assert exposed.returncode == 0, exposed.stdout
 

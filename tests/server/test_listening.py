@@ -12,7 +12,10 @@ import httpx
 import pytest
 
 from linpix.server.listening import listen
-from tools.harness.servers import HANG_S, ROOT, eventually, serving
+from tests.linpix.test_main import linpix
+from tests.server.web.routes.test_images import generate
+from tools.harness.commands import python
+from tools.harness.servers import HANG_S, eventually, serving
 
 pytestmark = pytest.mark.slow
 
@@ -76,44 +79,14 @@ sys.exit(main())
 
 
 def test_both_ports_are_taken_before_the_weights_are_read():
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            TAKEN_WHEN_IT_READS,
-            "serve",
-            "--port",
-            str(free_port()),
-            "--metrics-port",
-            str(free_port()),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
+    ports = free_port(), free_port()
+    ended = python(TAKEN_WHEN_IT_READS, "serve", "--port", ports[0], "--metrics-port", ports[1])
     assert (ended.returncode, ended.stderr) == (2, "linpix serve: both are taken\n")
 
 
 def test_one_port_for_both_is_refused_before_the_weights_are_read():
-    port = str(free_port())
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "linpix",
-            "serve",
-            "--port",
-            port,
-            "--metrics-port",
-            port,
-            "--checkpoints",
-            "missing",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    port = free_port()
+    ended = linpix(f"serve --port {port} --metrics-port {port} --checkpoints missing")
     assert ended.returncode == 2
     assert (
         f"--metrics-port {port}: address already in use; choose another --metrics-port"
@@ -130,7 +103,7 @@ def test_without_free_file_descriptors_it_says_so_once_and_answers_open_connecti
             assert eventually(
                 lambda: any("the system cannot accept more" in line for line in server.printed)
             )
-            assert client.post("/v1/images/generations", json={}).status_code == 200
+            assert generate(client).status_code == 200
             with pytest.raises(httpx.TransportError):
                 httpx.get(server.url + "/healthz", timeout=1.5)
         finally:
@@ -174,7 +147,7 @@ def test_a_blocked_standard_error_does_not_stop_the_service(tiny, broken):
                     return False
 
             assert eventually(answers)
-            assert client.post("/v1/images/generations", json={}).status_code == 200
+            assert generate(client).status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(HANG_S) == 0
     finally:

@@ -19,7 +19,7 @@ from linpix.model import checkpoint
 from linpix.server import logs
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
-from tests.server.web.routes.test_images import occluded
+from tests.server.web.routes.test_images import generate, occluded
 from tests.server.web.test_keys import bearer, line, private
 from tools.harness.servers import EAGER, Process, eventually, serving
 
@@ -38,9 +38,9 @@ def use(server: Process) -> tuple[list, list[str]]:
     """Requests of many kinds; their answers, and what may not be in the log."""
     with server.client(headers=bearer(KEY)) as client:
         answers = [
-            client.post("/v1/images/generations", json={"prompt": PROMPT, "n": 2, "seed": 8172635}),
-            client.post("/v1/images/generations", json={"prompt": PROMPT, "n": 0}),
-            client.post("/v1/images/generations", json={"stream": True}),
+            generate(client, prompt=PROMPT, n=2, seed=8172635),
+            generate(client, prompt=PROMPT, n=0),
+            generate(client, stream=True),
             client.post(
                 "/v1/images/generations",
                 content=b"{" + PROMPT.encode(),
@@ -59,9 +59,7 @@ def use(server: Process) -> tuple[list, list[str]]:
             client.get(f"/{PATH}?api_key={QUERY}"),
             client.get("/v1/models", headers=bearer(OTHER)),
             client.get("/", headers={"host": f"{PATH}.example"}),
-            client.post(
-                "/v1/images/generations", json={}, headers={"origin": f"https://{PATH}.example"}
-            ),
+            generate(client, headers={"origin": f"https://{PATH}.example"}),
             client.get("/healthz", headers={"cookie": QUERY}),
             client.head("/healthz", headers={"cookie": QUERY}),
             client.get(f"/static/{PATH}"),
@@ -105,7 +103,7 @@ def logged(request, tiny, tmp_path) -> tuple[str, list, list[str], list[str]]:
     """The form of a log, the answers of a server, what it printed, and what may not be in it."""
     path = private(tmp_path / "keys", line("alice", KEY, "1000/s"))
     with serving(
-        tiny.parent, "--api-keys", str(path), "--log-format", request.param, "--log-level", "debug"
+        tiny.parent, f"--api-keys {path} --log-format {request.param} --log-level debug"
     ) as server:
         answers, forbidden = use(server)
         assert eventually(lambda: len(server.printed) > len(answers) + 1)
@@ -187,8 +185,8 @@ def test_what_is_asked_for_all_the_time_is_logged_at_level_debug_unless_it_fails
 def test_a_server_says_what_it_is_and_how_it_ends(slow):
     flags = (*EAGER, "--slots", "2", "--drain-timeout", "500ms")
     with serving(slow, *flags) as server, server.client() as client, ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(client.post, "/v1/images/generations", json={"n": 8})
-        assert eventually(lambda: server.metric("linpix_requests_running") == 1)
+        answer = pool.submit(generate, client, n=8)
+        assert server.becomes("linpix_requests_running", 1)
         assert server.stop() == 0
         assert answer.result().status_code == 503
     said = [line.split(" linpix ")[1] for line in server.printed if " INFO linpix " in line]
@@ -204,11 +202,9 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 def test_ids_of_a_trusted_proxy_are_kept_sent_back_and_logged(tiny):
     sent = {"x-request-id": "edge-7f:1", "traceparent": TRACE}
-    with serving(tiny.parent, "--trusted-proxies", "127.0.0.1", "--log-format", "json") as server:
+    with serving(tiny.parent, "--trusted-proxies 127.0.0.1 --log-format json") as server:
         with server.client() as client:
-            answers = [
-                client.post("/v1/images/generations", json={"n": n}, headers=sent) for n in (1, 0)
-            ]
+            answers = [generate(client, headers=sent, n=n) for n in (1, 0)]
             odd = [
                 client.get("/v1/models", headers={"x-request-id": id, "traceparent": trace})
                 for id, trace in (
@@ -237,13 +233,11 @@ def test_ids_of_a_trusted_proxy_are_kept_sent_back_and_logged(tiny):
 
 
 def test_an_id_that_a_request_in_progress_has_is_not_given_twice(slow):
-    with serving(slow, *EAGER, "--trusted-proxies", "*") as server, server.client() as client:
+    with serving(slow, *EAGER, "--trusted-proxies '*'") as server, server.client() as client:
         with ThreadPoolExecutor(2) as pool:
             both = list(
                 pool.map(
-                    lambda _: client.post(
-                        "/v1/images/generations", json={}, headers={"x-request-id": "twice"}
-                    ),
+                    lambda _: generate(client, headers={"x-request-id": "twice"}),
                     range(2),
                 )
             )
@@ -260,7 +254,7 @@ def test_ids_of_others_are_not_believed(client):
 
 def test_a_client_is_not_believed_where_it_comes_from_unless_its_proxy_is_trusted(tiny):
     for flags, client in (((), "127.0.0.1"), (("--trusted-proxies", "127.0.0.1"), "10.1.2.3")):
-        with serving(tiny.parent, "--log-format", "json", *flags) as server:
+        with serving(tiny.parent, "--log-format json", *flags) as server:
             server.client().get("/v1/models", headers={"x-forwarded-for": "10.1.2.3"})
             assert eventually(lambda: len(server.printed) > 2)
         assert json.loads(server.printed[2])["client"] == client
@@ -304,10 +298,10 @@ def test_what_an_unexpected_exception_says_is_logged_without_keys_and_pictures(t
 @pytest.mark.parametrize("fault", ["throw:image=5", "prefill:image=5", "die:at=1"])
 def test_the_engines_lines_about_a_request_have_the_id_that_its_client_was_given(tiny, fault):
     with (
-        serving(tiny.parent, "--log-format", "json", "--faults", fault) as server,
+        serving(tiny.parent, f"--log-format json --faults {fault}") as server,
         server.client() as client,
     ):
-        answer = client.post("/v1/images/generations", json={"seed": 5})
+        answer = generate(client, seed=5)
         assert answer.status_code == 500
 
         def found() -> list[str]:

@@ -2,14 +2,13 @@
 
 import gc
 import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
 import pytest
 
 from linpix.server import memory
+from tools.harness.commands import python
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +95,7 @@ def test_free_memory_is_what_the_address_space_leaves():
         f"resource.setrlimit(resource.RLIMIT_AS, (used + {100 * MIB},) * 2)\n"
         "print(free_bytes())"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = python(code)
     assert 90 * MIB < int(found.stdout) <= 100 * MIB
 
 

@@ -26,7 +26,7 @@ async def faults(soak: Soak) -> list[Result]:
     """A row throws in one of so many quanta: its request ends with an error, and no other."""
     every = soak.plan.fault_every
     clients = min(64, max(soak.plan.clients))
-    with soak.doomed("--faults", f"throw:every={every}") as service:
+    with soak.doomed(f"--faults throw:every={every}") as service:
         await closed_loop(soak, service, clients, seconds=soak.plan.seconds / 4)
         await service.is_warm()
         async with measured(
@@ -138,7 +138,7 @@ async def ended_by_sigterm(soak: Soak, limit_s: float, clients: int, *, enough: 
     """
     result = Result(f"SIGTERM under load, {limit_s:g} s to drain, {clients:,} clients")
     records: list[Record] = []
-    with soak.doomed("--drain-timeout", str(limit_s), "--max-queue", str(4 * clients)) as service:
+    with soak.doomed(f"--drain-timeout {limit_s} --max-queue {4 * clients}") as service:
         told = asyncio.Event()
 
         async def client() -> None:

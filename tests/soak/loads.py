@@ -93,7 +93,7 @@ class Soak:
         """With a queue that takes everybody."""
         most = max(*self.plan.clients, self.plan.storm)
         return await self.service(
-            model or self.plan.model, "--max-queue", str(2 * most), clients=clients or most
+            model or self.plan.model, f"--max-queue {2 * most}", clients=clients or most
         )
 
     @contextlib.contextmanager

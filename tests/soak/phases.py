@@ -165,7 +165,7 @@ async def overload(soak: Soak) -> list[Result]:
     """
     plan = soak.plan
     share, seconds, few = max(plan.rates), 2 * plan.seconds, plan.few_and_many[0]
-    service, oracle = await soak.service(plan.batching, "--slots", str(few), clients=2 * few)
+    service, oracle = await soak.service(plan.batching, f"--slots {few}", clients=2 * few)
     results, goodputs, capacities = [], [], []
 
     async def capacity() -> None:

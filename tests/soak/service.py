@@ -32,7 +32,7 @@ class Service:
 
     def __init__(self, model: Path, *flags: str) -> None:
         began = time.monotonic()
-        self.process = Process(model.parent, "--models", model.name, *flags)
+        self.process = Process(model.parent, f"--models {model.name}", *flags)
         address = urlsplit(self.process.url)
         self.host, self.port = str(address.hostname), int(address.port or 0)
         self.await_ready()

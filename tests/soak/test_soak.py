@@ -19,7 +19,6 @@ from tests.soak.checks import accounted, measured
 from tests.soak.loads import Plan, Soak, closed_loop
 from tests.soak.phases import PHASES
 from tests.soak.service import Oracle
-from tools.harness.client import Ask, Record
 
 pytestmark = pytest.mark.slow
 
@@ -114,19 +113,6 @@ def test_the_services_counters_are_held_against_what_its_clients_saw(counted, wo
     }
     said = accounted(Counter(completed=7, left=2), change)
     assert words in " ".join(said) if words else said == []
-
-
-@pytest.mark.parametrize(
-    ("images", "outcome"),
-    [
-        ([(0, 5, "a"), (1, 6, "b")], "completed"),
-        ([(0, 5, "a")], "lost"),
-        ([(0, 5, "a"), (1, 7, "b")], "lost"),
-        ([(0, 5, "a"), (1, 6, "b"), (1, 6, "b")], "lost"),
-    ],
-)
-def test_an_answer_has_every_image_of_its_request_once(images, outcome):
-    assert Record(Ask(5, n=2), 0.0, status=200, images=images).outcome == outcome
 
 
 async def test_a_server_raises_its_limit_of_open_files_which_are_connections(soak):

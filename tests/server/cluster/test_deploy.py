@@ -5,7 +5,6 @@ LinPix's settings.
 import importlib
 import re
 import shutil
-import subprocess
 
 import kubernetes_validate
 import pytest
@@ -13,6 +12,7 @@ import yaml
 
 from linpix.server.origins import Origins
 from linpix.server.settings import Settings
+from tools.harness.commands import ran
 from tools.harness.servers import ROOT
 
 OBJECTS = {
@@ -96,9 +96,7 @@ def test_a_pod_answers_to_every_name_of_its_service_in_its_own_namespace():
 def kustomized(folder: str) -> dict[str, dict]:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl, which has kustomize, is not installed")
-    made = subprocess.run(
-        ["kubectl", "kustomize", str(ROOT / folder)], capture_output=True, text=True, check=False
-    )
+    made = ran(f"kubectl kustomize {ROOT}/{folder}")
     assert made.returncode == 0 and not made.stderr, made.stderr
     return {found["kind"]: found for found in yaml.safe_load_all(made.stdout)}
 

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -28,9 +27,10 @@ from linpix.model.config import PRESETS
 from linpix.model.nets import net_for
 from linpix.model.sharing import PREFIX
 from linpix.server.engine.thread import LOST
+from tests.fuzz.pictures import noise
 from tests.nets import net_of, saved
 from tests.server.test_dashboard import ALERTS, ASKED, WINDOW, watching
-from tests.server.web.routes.test_images import encode
+from tests.server.web.routes.test_images import encode, generate
 from tests.soak.service import Oracle
 from tools.harness.client import Ask, Connection, Picture, Record
 from tools.harness.servers import HANG_S, Process, eventually, fetch, serving
@@ -39,7 +39,7 @@ pytest.importorskip("ray.serve", reason="the extra is not installed: pip install
 pytestmark = pytest.mark.slow
 
 REQUESTS, CLIENTS, SEEDS = 300, 24, 20
-FLAGS = ("--replicas", "2", "--fronts", "2", "--replica-threads", "1", "--drain-timeout", "60")
+FLAGS = "--replicas 2 --fronts 2 --replica-threads 1 --drain-timeout 60"
 
 
 def processes(driver: int) -> dict[int, str]:
@@ -136,10 +136,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     # its weights are no other test's, whose processes would share them
     saved(folder, net_of(PRESETS["mnist-small"], seed=os.getpid()))
     targets = tmp_path_factory.mktemp("targets")
-    server = Process(folder.parent, *FLAGS, "--metrics-targets", str(targets))
+    server = Process(folder.parent, FLAGS, f"--metrics-targets {targets}")
     try:
         card = server.get("/v1/models").json()["data"][0]
-        drawn = np.random.default_rng(0).integers(0, 255, (28, 28), dtype=np.uint8)
+        drawn = noise(28, 28)
         yield Cluster(
             server=server,
             oracle=Oracle(folder, card),
@@ -202,9 +202,9 @@ def replicas_share_the_requests_in_progress(cluster: Cluster) -> None:
 
 
 def errors_are_those_of_one_service(cluster: Cluster) -> None:
-    refused = cluster.server.post("/v1/images/generations", json={"n": 1000})
+    refused = generate(cluster.server, n=1000)
     assert refused.json()["error"]["param"] == "n"
-    late = cluster.server.post("/v1/images/generations", json={"n": 16, "timeout": 0.001})
+    late = generate(cluster.server, n=16, timeout=0.001)
     assert late.status_code == 504, late.text
 
 
@@ -339,22 +339,14 @@ def test_a_second_signal_ends_everything_at_once(tmp_path):
     )
     server = Process(
         tmp_path,
-        "--replicas",
-        "1",
-        "--fronts",
-        "1",
-        "--replica-threads",
-        "1",
-        "--drain-timeout",
-        "300",
-        "--metrics-targets",
-        str(tmp_path / "targets"),
+        "--replicas 1 --fronts 1 --replica-threads 1 --drain-timeout 300",
+        f"--metrics-targets {tmp_path}/targets",
         # which is for others: nothing listens there
         before=("env", "http_proxy=http://127.0.0.1:9"),
     )
     family = processes(server.process.pid)
     with ThreadPoolExecutor(1) as others:  # some minutes of work
-        asked = others.submit(server.post, "/v1/images/generations", json={"n": 16})
+        asked = others.submit(generate, server, n=16)
         cluster = Cluster(targets=tmp_path / "targets")
         assert eventually(lambda: cluster.total("linpix_state_slots_used") == 16)
         server.process.send_signal(signal.SIGHUP)
@@ -379,8 +371,8 @@ def test_a_second_signal_ends_everything_at_once(tmp_path):
 )
 def test_it_ends_and_leaves_nothing_when_a_process_of_ray_fails(program, sent, why, tmp_path):
     saved(tmp_path / "small", net_of(PRESETS["mnist-small"], seed=os.getpid()))
-    flags = ("--replicas", "1", "--fronts", "1", "--replica-threads", "1", "--drain-timeout", "1")
-    with serving(tmp_path, *flags) as server:
+    flags = "--replicas 1 --fronts 1 --replica-threads 1 --drain-timeout 1"
+    with serving(tmp_path, flags) as server:
         family = processes(server.process.pid)
         [engine] = [pid for pid, command in family.items() if ":Engine" in command]
         weights = weights_of(engine)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
@@ -26,13 +25,14 @@ from linpix.server.serve import LINGER_S
 from linpix.server.settings import Settings
 from linpix.server.web.middleware.bodies import Bodies
 from linpix.server.web.service import Service
+from tests.fuzz.pictures import noise
 from tests.server.test_listening import free_port
-from tests.server.web.routes.test_images import encode
+from tests.server.web.routes.test_images import encode, generate, message_of, refusal
 from tools.harness.servers import HANG_S
 
-PICTURE = encode(np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8))
+PICTURE = encode(noise(8, 8))
 # room is kept while it is read
-LARGE = encode(np.random.default_rng(0).integers(0, 255, (500, 500), dtype=np.uint8))
+LARGE = encode(noise(500, 500))
 VOLATILE = {"created", "created_at"}
 
 
@@ -127,31 +127,34 @@ FORMS = [
 ]
 
 
+async def assert_same(
+    front: Front, settings: Settings, bodies: list[dict], forms: list[dict]
+) -> None:
+    """What a front answers is what the plain server does. forms: arguments of `post`."""
+    client, app = front.client, create_app(settings)
+    with TestClient(app, base_url="http://localhost") as plain:
+        for body in bodies:
+            assert facts(await generate(client, **body)) == facts(generate(plain, **body)), body
+            streamed = body | {"stream": True}
+            found = events((await generate(client, **streamed)).text)
+            assert found == events(generate(plain, **streamed).text), body
+        for form in forms:
+            assert facts(await client.post(**form)) == facts(plain.post(**form)), form["data"]
+        assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
+        assert (await client.get("/readyz")).status_code == 200
+
+
+def form(route: str, image: bytes = PICTURE, **data: Any) -> dict:
+    return {"url": f"/v1/images/{route}", "data": data, "files": {"image": image}}
+
+
 async def test_answers_and_errors_are_those_of_the_plain_server(tiny):
-    with TestClient(
-        create_app(Settings(checkpoints=tiny.parent)), base_url="http://localhost"
-    ) as plain:
-        async with fronted(tiny) as front:
-            client = front.client
-            for body in JSON:
-                assert facts(await client.post("/v1/images/generations", json=body)) == facts(
-                    plain.post("/v1/images/generations", json=body)
-                ), body
-                streamed = body | {"stream": True}
-                assert events(
-                    (await client.post("/v1/images/generations", json=streamed)).text
-                ) == events(plain.post("/v1/images/generations", json=streamed).text), body
-            for route in ("edits", "likelihoods"):
-                for form in FORMS:
-                    ask = {"url": f"/v1/images/{route}", "data": form, "files": {"image": PICTURE}}
-                    assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (
-                        route,
-                        form,
-                    )
-                ask["files"] = {"image": LARGE}
-                assert facts(await client.post(**ask)) == facts(plain.post(**ask)), (route, "large")
-            assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
-            assert (await client.get("/readyz")).status_code == 200
+    asked = []
+    for route in ("edits", "likelihoods"):
+        asked += [form(route, **data) for data in FORMS]
+        asked.append(form(route, LARGE, **FORMS[-1]))
+    async with fronted(tiny) as front:
+        await assert_same(front, Settings(checkpoints=tiny.parent), JSON, asked)
 
 
 @pytest.fixture
@@ -161,7 +164,6 @@ def namesake(thrice: Path, tmp_path: Path) -> Path:
 
 
 async def test_images_that_are_drawn_again_are_those_of_the_plain_server(namesake):
-    settings = Settings(checkpoints=namesake.parent)
     bodies = [
         {"seed": 3, "n": 3},
         {"seed": 3, "label": 4, "attempts": 5},
@@ -169,40 +171,23 @@ async def test_images_that_are_drawn_again_are_those_of_the_plain_server(namesak
         {"seed": 3, "candidates": 4},
         {"seed": 3, "attempts": 2, "candidates": 4},
     ]
-    called = []
-    with TestClient(create_app(settings), base_url="http://localhost") as plain:
-        async with fronted(namesake) as front:
-            client = front.client
-            for body in bodies:
-                answer = await client.post("/v1/images/generations", json=body)
-                assert facts(answer) == facts(plain.post("/v1/images/generations", json=body)), body
-                streamed = body | {"stream": True}
-                assert events(
-                    (await client.post("/v1/images/generations", json=streamed)).text
-                ) == events(plain.post("/v1/images/generations", json=streamed).text), body
-                form = {
-                    "url": "/v1/images/edits",
-                    "data": {"keep_rows": 4} | body,
-                    "files": {"image": PICTURE},
-                }
-                assert facts(await client.post(**form)) == facts(plain.post(**form)), body
-            called.extend(call.job.attempts for call in front.near.calls)
-            assert (await client.get("/v1/models")).json() == plain.get("/v1/models").json()
-    assert called == [3] * 3 + [5] * 3 + [1] * 3 + [1] * 3, "the last is refused by the front"
+    asked = [form("edits", keep_rows=4, **body) for body in bodies]
+    async with fronted(namesake) as front:
+        await assert_same(front, Settings(checkpoints=namesake.parent), bodies, asked)
+        called = [call.job.attempts for call in front.near.calls]
+    assert called == [3, 3, 5, 5, 1, 1, 1, 1, 3, 5, 1, 1], "the last is refused by the front"
 
 
 async def test_a_request_whose_replica_dies_runs_again_and_has_the_same_image(tiny):
     async with fronted(tiny) as front:
         near, client = front.near, front.client
         for body in ({"seed": 7, "n": 2}, {"seed": 7, "stream": True}):
-            whole = await client.post("/v1/images/generations", json=body)
+            whole = await generate(client, **body)
             near.lost_after = [0]  # admitted, and nothing sent
-            assert events(whole.text) == events(
-                (await client.post("/v1/images/generations", json=body)).text
-            )
+            assert events(whole.text) == events((await generate(client, **body)).text)
         near.lost_after = [0, 0]
-        answer = await client.post("/v1/images/generations", json={"seed": 7})
-        assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_gone"
+        answer = await generate(client, seed=7)
+        assert refusal(answer) == (503, "engine_gone")
         assert answer.headers["retry-after"]
 
 
@@ -212,11 +197,8 @@ async def test_a_replica_with_other_weights_draws_nothing(tiny, namesake):
         own, near.replica = near.replica, Replica(Settings(checkpoints=namesake.parent))
         try:
             for body in ({"seed": 7}, {"seed": 7, "stream": True}):
-                answer = await client.post("/v1/images/generations", json=body)
-                assert (
-                    answer.status_code == 503
-                    and "weights or precisions" in answer.json()["error"]["message"]
-                )
+                answer = await generate(client, **body)
+                assert answer.status_code == 503 and "weights or precisions" in message_of(answer)
                 assert answer.headers["retry-after"]
             counted = near.replica.requests.metrics.values("linpix_requests_total")
             assert counted["linpix_requests_total", "generations", "failed"] == 2 * RUNS
@@ -303,11 +285,7 @@ async def test_each_process_says_where_its_metrics_are(tiny, tmp_path):
 async def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
     async with fronted(tiny) as front:
         front.near.lost_after = [3]
-        sent = events(
-            (
-                await front.client.post("/v1/images/generations", json={"seed": 7, "stream": True})
-            ).text
-        )
+        sent = events((await generate(front.client, seed=7, stream=True)).text)
         assert [event.get("type") for event in sent] == ["image_generation.partial_image"] * 3 + [
             None
         ]
@@ -319,9 +297,7 @@ async def test_a_stream_of_which_something_was_sent_ends_with_an_error(tiny):
 
 async def test_a_stream_that_a_draining_replica_ends_is_counted_once(tiny):
     async with fronted(tiny, faults="slow:every=1:ms=20") as front:
-        asked = asyncio.ensure_future(
-            front.client.post("/v1/images/generations", json={"n": 2, "stream": True})
-        )
+        asked = asyncio.ensure_future(generate(front.client, n=2, stream=True))
         requests = front.near.replica.requests
         while not front.near.events:
             await asyncio.sleep(0.01)
@@ -346,8 +322,8 @@ async def test_without_a_replica_requests_wait_until_their_deadline(tiny):
         near, client = front.near, front.client
         near.there = False
         for body in ({"timeout": 0.2}, {"timeout": 0.2, "stream": True}):
-            late = await client.post("/v1/images/generations", json=body)
-            assert late.status_code == 504 and late.json()["error"]["code"] == "deadline_passed"
+            late = await generate(client, **body)
+            assert refusal(late) == (504, "deadline_passed")
         values = front.requests.metrics.values(
             "linpix_requests_total", "linpix_deadlines_passed_total"
         )
@@ -355,15 +331,13 @@ async def test_without_a_replica_requests_wait_until_their_deadline(tiny):
             "no replica has counted them"
         )
         assert values["linpix_deadlines_passed_total", "waiting"] == 2
-        waiting = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
+        waiting = asyncio.ensure_future(generate(client, seed=1))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         near.there = True
         assert (await waiting).status_code == 200
         front.requests.draining = True
-        assert (await client.post("/v1/images/generations", json={})).json()["error"][
-            "code"
-        ] == "draining"
+        assert (await generate(client)).json()["error"]["code"] == "draining"
 
 
 async def test_a_client_that_leaves_a_stream_that_no_replica_has_admitted_holds_nothing(tiny):
@@ -409,14 +383,14 @@ async def test_a_full_replica_refuses_a_large_upload_as_the_plain_server_does(
 ):
     async with fronted(tiny, faults="slow:every=1:ms=500", slots=1, max_queue=0) as front:
         client, requests = front.client, front.near.replica.requests
-        running = asyncio.ensure_future(client.post("/v1/images/generations", json={"seed": 1}))
+        running = asyncio.ensure_future(generate(client, seed=1))
         while not front.busy:
             await asyncio.sleep(0.01)
         for route, more in (("edits", {}), ("edits", {"stream": "true"}), ("likelihoods", {})):
             answer = await client.post(
                 f"/v1/images/{route}", data={"keep_rows": 4} | more, files={"image": LARGE}
             )
-            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full"), (
+            assert refusal(answer) == (429, "queue_full"), (
                 route,
                 more,
             )
@@ -445,8 +419,5 @@ async def test_comparisons_are_refused_with_what_to_do(tiny):
             await front.client.post("/v1/compare", json={"budget": 1, "batch": [1]}),
             await front.client.get("/v1/compare/cmp-1"),
         ):
-            assert (
-                answer.status_code == 404
-                and "without --replicas" in answer.json()["error"]["message"]
-            )
+            assert answer.status_code == 404 and "without --replicas" in message_of(answer)
         assert (await front.client.get("/v1/status")).json()["comparison"] is None

@@ -26,6 +26,7 @@ from tests.server.cluster.test_local import Cluster, no_process_comes_after_othe
 from tests.server.test_listening import free_port
 from tests.soak.service import Oracle
 from tools.harness.client import Ask, Connection, Record
+from tools.harness.commands import ran, words_of
 from tools.harness.servers import HANG_S, ROOT, eventually, fetch
 
 pytest.importorskip("ray.serve", reason="the extra is not installed: pip install '.[ray]'")
@@ -90,34 +91,22 @@ class Head(Cluster):
     def _start(self) -> None:
         self.port, api = free_port(), free_port()
         self.url, self.api = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{api}"
+        ports = {
+            "port": free_port(),
+            "dashboard-port": api,
+            "dashboard-agent-listen-port": free_port(),
+            "ray-client-server-port": free_port(),
+            "min-worker-port": 0,
+            "max-worker-port": 0,  # 0: any that are free
+        }
+        command = [
+            f"{BIN}/ray start --head --block --node-ip-address 127.0.0.1 --num-cpus 4",
+            f"--temp-dir {self.folder} --object-store-memory {STORE_BYTES}",
+            *(f"--{name} {port}" for name, port in ports.items()),
+        ]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [
-                    BIN / "ray",
-                    "start",
-                    "--head",
-                    "--block",
-                    "--node-ip-address",
-                    "127.0.0.1",
-                    "--port",
-                    str(free_port()),
-                    "--dashboard-port",
-                    str(api),
-                    "--dashboard-agent-listen-port",
-                    str(free_port()),
-                    "--ray-client-server-port",
-                    str(free_port()),
-                    "--min-worker-port",
-                    "0",
-                    "--max-worker-port",
-                    "0",  # 0: any that are free
-                    "--temp-dir",
-                    self.folder,
-                    "--num-cpus",
-                    "4",
-                    "--object-store-memory",
-                    str(STORE_BYTES),
-                ],
+                words_of(command),
                 env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -151,13 +140,7 @@ class Head(Cluster):
         path = self.folder / "ray.yaml"
         settings["metrics_targets"] = str(self.targets)
         path.write_text(yaml.safe_dump(config(self.port, self.checkpoints, **settings)))
-        ended = subprocess.run(
-            [BIN / "serve", "deploy", path, "--address", self.api],
-            env=self.environment,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        ended = ran(f"{BIN}/serve deploy {path} --address {self.api}", env=self.environment)
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
     def shut_down(self) -> None:

@@ -4,7 +4,7 @@ really run.
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +89,16 @@ def plan(**changes) -> ComparisonPlan:
     return ComparisonPlan(**{"batches": (3,), "budget_s": 1000.0} | changes)
 
 
+def compared(source: Checkpoint | None = None, twins: Sequence[Checkpoint] = (), **changes) -> dict:
+    """The report of a comparison on a clock that ticks. changes: of the plan."""
+    return finished(Comparison(source or make(), twins, plan(**changes), **ticking()))
+
+
+def kept(folder: Path, *family: Checkpoint) -> None:
+    for one in family:
+        checkpoints.save(folder / one.name, one.net, one.provenance, "# card\n")
+
+
 def test_a_report_has_a_line_for_every_backend_and_batch():
     report = finished(Comparison(make(), (), plan(), **ticking(), command="linpix compare"))
     assert {
@@ -132,9 +142,7 @@ def test_a_report_has_a_line_for_every_backend_and_batch():
 
 
 def test_the_softmax_forms_agree():
-    report = finished(
-        Comparison(make(), (), plan(backends=("softmax", "stateful-softmax")), **ticking())
-    )
+    report = compared(backends=("softmax", "stateful-softmax"))
     assert 0 < report["largest_logit_difference"] < 1e-5
 
 
@@ -213,7 +221,7 @@ def test_the_baseline_draws_the_images_that_generate_draws(tokens):
         assert torch.equal(canvas, generate(net, [0, 1, 2]))
 
 
-@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+@pytest.mark.kernels
 def test_the_compiled_engine_draws_the_images_that_generate_draws():
     """Rows of sub-pixels at a time, and nearly everywhere the same: it rounds in another order."""
     net = make().net
@@ -225,11 +233,7 @@ def test_the_compiled_engine_draws_the_images_that_generate_draws():
 
 
 def test_models_that_draw_pixels_are_compared_by_steps_of_a_pixel():
-    report = finished(
-        Comparison(
-            make(**PIXELS), [make("lsh", "twin", twin_of="small", **PIXELS)], plan(), **ticking()
-        )
-    )
+    report = compared(make(**PIXELS), [make("lsh", "twin", twin_of="small", **PIXELS)])
     assert (report["subpixels"], report["tokens"]) == (60, 20)
     assert all(result["images_per_second"] for result in report["results"])
     assert {
@@ -238,7 +242,7 @@ def test_models_that_draw_pixels_are_compared_by_steps_of_a_pixel():
 
 
 def test_with_less_time_the_figure_comes_from_some_positions():
-    report = finished(Comparison(make(), (), plan(budget_s=TICK * 2000), **ticking()))
+    report = compared(budget_s=TICK * 2000)
     estimated = [result for result in report["results"] if result["estimated"]]
     assert estimated
     for result in estimated:
@@ -250,7 +254,7 @@ def test_with_less_time_the_figure_comes_from_some_positions():
 
 
 def test_with_too_little_time_there_is_no_figure_and_the_report_says_so():
-    report = finished(Comparison(make(), (), plan(budget_s=TICK), **ticking()))
+    report = compared(budget_s=TICK)
     for result in report["results"]:
         assert (
             result["images_per_second"]
@@ -321,9 +325,7 @@ def test_states_that_do_not_fit_in_memory_are_refused(monkeypatch):
     monkeypatch.setattr(
         compare, "free_bytes", lambda: int(2 * keys_and_values / compare.MEMORY_SHARE)
     )
-    report = finished(
-        Comparison(make(), (), plan(backends=("linear", "stateful-softmax")), **ticking())
-    )
+    report = compared(backends=("linear", "stateful-softmax"))
     missing = [
         (r["backend"], r["batch"]) for r in report["results"] if r["images_per_second"] is None
     ]
@@ -341,8 +343,7 @@ def test_a_model_that_skips_background_is_not_compared_and_is_never_a_twin(tmp_p
         ValueError, match="skips background, which other kinds of attention cannot do"
     ):
         Comparison(skips, (), plan())
-    for one in (make(), skips):
-        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    kept(tmp_path, make(), skips)
     assert find_twins(checkpoints.read(tmp_path / "small")) == []
 
 
@@ -363,12 +364,8 @@ def test_a_plan_that_cannot_be_is_refused_with_its_value(changes, message):
 
 
 def test_the_twins_are_found_from_either_side(tmp_path):
-    for one in (
-        make(),
-        make("softmax", "small-softmax", twin_of="small"),
-        make("softmax", "unrelated"),
-    ):
-        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    softmax = make("softmax", "small-softmax", twin_of="small")
+    kept(tmp_path, make(), softmax, make("softmax", "unrelated"))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("[")
 
@@ -378,8 +375,7 @@ def test_the_twins_are_found_from_either_side(tmp_path):
     assert (found("small"), found("unrelated")) == (["small-softmax"], [])
     assert found("small-softmax") == ["small"]
     # trained as long as the other twin: it stands for linear
-    equal = make("linear", "small-linear", twin_of="small")
-    checkpoints.save(tmp_path / equal.name, equal.net, equal.provenance, "# card\n")
+    kept(tmp_path, make("linear", "small-linear", twin_of="small"))
     assert found("small") == ["small-linear", "small-softmax"]
     assert found("small-softmax") == ["small", "small-linear"]
     softmax = checkpoints.read(tmp_path / "small-softmax")
@@ -423,8 +419,7 @@ def test_each_number_of_rounds_has_a_twin_of_its_own_found_from_every_side(tmp_p
         make("lsh", "small-lsh-8", twin_of="small", lsh_rounds=8),
         make("lsh", "small-coarse", twin_of="small", lsh_rounds=4, lsh_chunk=10),
     ]
-    for one in family:
-        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    kept(tmp_path, *family)
     for asked in ("small", "small-lsh-1", "small-lsh-4"):
         checkpoint = checkpoints.read(tmp_path / asked)
         report = Comparison(checkpoint, find_twins(checkpoint), plan()).report
@@ -472,6 +467,6 @@ def test_a_comparison_leaves_the_checkpoint_and_the_random_numbers_alone(tmp_pat
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    finished(Comparison(ours, (), plan(budget_s=0.5), **ticking()))
+    compared(ours, budget_s=0.5)
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(tensor, before[name]) for name, tensor in ours.net.state_dict().items())

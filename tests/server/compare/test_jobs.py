@@ -23,7 +23,7 @@ from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.thread import EngineThread
 from linpix.server.errors import ServiceError
 from linpix.server.metrics import Metrics
-from tests.server.compare.test_comparison import make
+from tests.server.compare.test_comparison import kept, make
 from tools.harness.servers import HANG_S, eventually, here
 
 PLAN = ComparisonPlan(backends=("linear", "softmax"), batches=(1,), budget_s=0.2)
@@ -33,8 +33,7 @@ LONG = ComparisonPlan(backends=("linear", "softmax"), batches=(1,), budget_s=60.
 @pytest.fixture
 def family(tmp_path: Path) -> Path:
     """A model and its twin."""
-    for one in (make(), make("softmax", "small-softmax", twin_of="small")):
-        checkpoints.save(tmp_path / one.name, one.net, one.provenance, "# card\n")
+    kept(tmp_path, make(), make("softmax", "small-softmax", twin_of="small"))
     return tmp_path
 
 

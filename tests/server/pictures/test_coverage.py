@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from linpix.server.pictures.coverage import bounds, half_known, means, reduced
-from tests.server.pictures.test_pictures import noise
+from tests.fuzz.pictures import noise
 
 
 def fine(values, factor: int):

@@ -17,9 +17,10 @@ from linpix.server.pictures.encode import (
     png,
     sizes,
 )
+from tests.fuzz.pictures import noise
 
 GREY, COLOUR = ModelConfig(), ModelConfig(height=32, width=32, channels=3)
-CANVAS = np.random.default_rng(0).integers(0, 256, 784, dtype=np.uint8)
+CANVAS = noise(784)
 
 
 def opened(data: bytes) -> Image.Image:
@@ -105,7 +106,7 @@ def test_a_size_that_is_none_or_too_small_or_too_large_is_refused_with_what_is_a
 
 @pytest.mark.parametrize("config", [GREY, COLOUR])
 def test_png_and_webp_are_exact_and_jpeg_is_close(config):
-    random = np.random.default_rng(1).integers(0, 256, config.subpixels, dtype=np.uint8)
+    random = noise(config.subpixels)
     pixels = framed(random.reshape(config.height, config.width, -1), frame_of(8, config))
     for kind, name in (("png", "PNG"), ("webp", "WEBP"), ("jpeg", "JPEG")):
         picture = opened(encoded(pixels, kind))
@@ -121,7 +122,7 @@ def test_png_and_webp_are_exact_and_jpeg_is_close(config):
     "shape", [(1, 1, 1), (28, 28, 1), (64, 64, 1), (65, 64, 1), (7, 13, 1), (32, 32, 3)]
 )
 def test_a_png_of_any_size_has_its_pixels_and_passes_its_checks(shape):
-    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    pixels = noise(*shape)
     data = encoded(pixels)
     Image.open(io.BytesIO(data)).verify()  # sums of all chunks
     picture = Image.open(io.BytesIO(data))
@@ -131,7 +132,7 @@ def test_a_png_of_any_size_has_its_pixels_and_passes_its_checks(shape):
 
 def test_an_array_is_what_numpy_reads_whatever_its_channels():
     for channels in (1, 3, 4):
-        images = np.random.default_rng(0).integers(0, 256, (5, 4, 6, channels), np.uint8)
+        images = noise(5, 4, 6, channels)
         found = np.load(
             io.BytesIO(npy([image.tobytes() for image in images], 4, 6)),
             allow_pickle=False,

@@ -17,16 +17,12 @@ from linpix.server.errors import InvalidRequest
 from linpix.server.pictures import uploads
 from linpix.server.pictures.pictures import opened
 from linpix.server.pictures.uploads import Upload
-from tests.fuzz.pictures import chunk, encode, png_of
+from tests.fuzz.pictures import chunk, encode, noise, png_of
 
 GREY = ModelConfig(height=8, width=8)
 COLOUR = ModelConfig(height=8, width=8, channels=3)
 WIDE = ModelConfig(height=4, width=12)
 UINT8 = NDArray[np.uint8]
-
-
-def noise(*shape: int) -> UINT8:
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
 def with_alpha(colours: UINT8, alpha: UINT8) -> UINT8:
@@ -355,17 +351,6 @@ def test_jpeg_in_grey_colour_or_cmyk_is_read(mode):
     expected = np.asarray(picture.convert("RGB"))[0, 0].astype(int)
     occluded = read(encode(picture, "JPEG", quality=95), COLOUR, keep_rows=8)
     assert np.abs(occluded.canvas.reshape(64, 3) - expected).max() <= 4
-
-
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-def test_a_picture_is_turned_as_its_exif_says(kind):
-    upright = np.zeros((24, 16), np.uint8)
-    upright[:12] = 255
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6  # stored a quarter turn to the left of how it is shown
-    stored = encode(np.rot90(upright).copy(), kind, exif=exif.tobytes())
-    canvas = read(stored, ModelConfig(height=12, width=8), keep_rows=12).canvas.reshape(12, 8)
-    assert canvas[:5].min() > 250 and canvas[7:].max() < 5
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])

@@ -11,7 +11,7 @@ from PIL import Image
 from linpix.model.config import ModelConfig
 from linpix.server.pictures import uploads
 from linpix.server.pictures.prepare import NoFigure, Prepared, prepare
-from tests.fuzz.pictures import encode
+from tests.fuzz.pictures import encode, noise
 
 MNIST = ModelConfig(height=28, width=28)
 COUNT = 12
@@ -153,7 +153,7 @@ def test_the_longer_side_is_20_pixels_and_the_mass_is_in_the_middle(photos):
         np.zeros((300, 300)),
         np.tile(np.linspace(80, 220, 500), (400, 1)),
         np.random.default_rng(0).normal(200, 10, (400, 500)),
-        np.random.default_rng(0).integers(0, 256, (400, 500)),
+        noise(400, 500),
     ],
     ids=["white", "black", "shade", "paper", "static"],
 )
@@ -313,7 +313,7 @@ def test_large_uploads_are_laid_back_at_1024_pixels_and_grey_stays_grey():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_without_preparation_the_crop_is_filled_from_the_models_picture(channels):
-    colours = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    colours = noise(40, 60, 3)
     upload = uploads.read(
         png(colours), ModelConfig(height=8, width=8, channels=channels), keep_rows=4, lay_back=True
     )

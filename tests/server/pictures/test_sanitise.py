@@ -39,15 +39,6 @@ def with_riff(*more: tuple[bytes, bytes]) -> bytes:
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
-def exif(order: str, kind: int, value: int, tag: int = 0x0112) -> bytes:
-    packed = struct.pack(order + {1: "B3x", 3: "H2x", 4: "I"}[kind], value)
-    return (
-        {"<": b"II", ">": b"MM"}[order]
-        + struct.pack(order + "HIHHHI", 42, 8, 1, tag, kind, 1)
-        + packed
-    )
-
-
 def pixels(data: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
 
@@ -130,34 +121,6 @@ def test_scans_are_counted_where_they_are_and_not_where_bytes_look_alike():
     scan = progressive[progressive.rindex(b"\xff\xda") : -2]
     table = segment(0xC4, b"\x10\1" + bytes(15) + b"\xff") + b"\xd9"  # ends as if the picture did
     assert pixels_of(progressive[:-2] + table + scan * 50 + b"\xff\xd9").scans == scans + 50
-
-
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("kind", [1, 3, 4], ids=["byte", "short", "long"])
-def test_orientation_is_found_in_the_exif_of_every_format(order, kind):
-    data = exif(order, kind, 6)
-    assert pixels_of(with_chunks(chunk(b"eXIf", data))).orientation == 6
-    assert pixels_of(with_segments(segment(0xE1, b"Exif\0\0" + data))).orientation == 6
-    assert pixels_of(with_riff((b"EXIF", data))).orientation == 6
-    assert pixels_of(with_riff((b"EXIF", b"Exif\0\0" + data))).orientation == 6
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"II*\0",
-        exif("<", 3, 0),
-        exif("<", 3, 9),
-        exif("<", 3, 6, tag=0x010F),
-        exif("<", 3, 6)[:-1],
-        exif("<", 4, 2**32 - 1),
-        b"XX" + exif("<", 3, 6)[2:],
-        b"II*\0" + b"\xff" * 20,
-    ],
-)
-def test_odd_exif_leaves_a_picture_as_it_lies(data):
-    assert pixels_of(with_chunks(chunk(b"eXIf", data))).orientation == 1
 
 
 @pytest.mark.parametrize(

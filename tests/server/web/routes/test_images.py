@@ -56,8 +56,17 @@ def assert_refused(answer, param: str | None, words: str = "", status: int = 400
     assert words in error["message"]
 
 
-def generate(client, **body):
-    return client.post("/v1/images/generations", json=body)
+def refusal(answer) -> tuple[int, str]:
+    """Status and code of an error."""
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def message_of(answer) -> str:
+    return answer.json()["error"]["message"]
+
+
+def generate(client, headers=None, **body):
+    return client.post("/v1/images/generations", json=body, headers=headers)
 
 
 def edit(client, image=None, **fields):
