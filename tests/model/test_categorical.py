@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linpix.model import categorical, ops
+from linpix.model import categorical
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.inputs import START
@@ -136,7 +136,7 @@ def one_step(
         canvas[1:, 0], known[1:, 0] = forced, True
     log_probs, finite, *_ = pack(net, torch.float32).decode(
         pools_of(canvas=canvas, known=known, S=state.S, z=state.z, last=state.last),
-        rows_of(slot=range(1, rows + 1), steps=[1] * rows, start=[START] * rows, seed=range(rows)),
+        rows_of(slot=range(1, rows + 1), steps=1, start=START, seed=range(rows)),
         torch.full((rows,), temperature),
         log_probs=True,
     )
@@ -144,7 +144,7 @@ def one_step(
     return net, canvas[1:, 0], log_probs[:, 0]
 
 
-@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+@pytest.mark.kernels
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize(
     "config", [TINY, BACKGROUND, OTHER_GROUND], ids=["layers", "background", "another ground"]
@@ -156,7 +156,7 @@ def test_the_compiled_engine_s_draws_have_the_probabilities(config, temperature)
     assert abs(chi_square(np.bincount(drawn, minlength=256), expected)) < 5
 
 
-@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+@pytest.mark.kernels
 @pytest.mark.parametrize("config", [TINY, BACKGROUND], ids=["layers", "background"])
 def test_the_compiled_engine_s_log_probabilities_sum_to_one(config):
     net, _, log_probs = one_step(config, 256, 1.0, forced=torch.arange(256, dtype=torch.uint8))

@@ -2,8 +2,6 @@ import dataclasses
 import hashlib
 import json
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +16,9 @@ from linpix.model.provenance import CheckpointError
 from linpix.model.transformer import Transformer
 from tests.fuzz.harness import lay
 from tests.nets import net_of
+from tools.harness.commands import python
+from tools.harness.servers import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PROVENANCE = {"data": "random", "steps": 3, "class_names": list("abcdefghij")}
 
 
@@ -314,7 +313,7 @@ def test_reading_a_checkpoint_does_not_wait_for_torchs_compiler():
         print(sys.modules.keys() & {"torch._dynamo", "sympy"})"""
     shipped = [path.parent for path in (ROOT / "checkpoints").glob("*/config.json")]
     assert len(shipped) > 3
-    ended = subprocess.run([sys.executable, "-c", code, *shipped], capture_output=True, text=True)
+    ended = python(code, *shipped)
     assert ended.stdout == "set()\n", ended.stderr
 
 

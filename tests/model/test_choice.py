@@ -10,7 +10,7 @@ from linpix.model import ops
 from linpix.model.choice import Choice, choose, gpu_obstacle
 from linpix.model.config import PRESETS
 
-pytestmark = pytest.mark.skipif(not ops.compiled, reason=ops.why())
+pytestmark = pytest.mark.kernels
 
 TINY = PRESETS["tiny"]
 

@@ -150,8 +150,3 @@ def test_a_neighbour_is_accepted_only_if_it_is_earlier_wherever_it_is_inside(dy,
     inside = abs(dy) < height and abs(dx) < width and abs(dc) < channels
     if inside:
         assert accepted == ((dy, dx, dc) < (0, 0, 0))
-
-
-def test_bits_per_dim_of_a_uniform_guess_is_eight():
-    config = PRESETS["mnist"]
-    assert bits_per_dim(config.subpixels * math.log(256), config) == pytest.approx(8)

@@ -1,14 +1,15 @@
 """The C++ tests of csrc/tests on an emulated arm64; `make sanitize` runs them on this processor."""
 
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
+from tools.harness.commands import ran
+from tools.harness.servers import ROOT
+
 pytestmark = pytest.mark.slow
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
+CSRC = ROOT / "csrc"
 COMPILER = "aarch64-linux-gnu-g++"
 
 
@@ -19,26 +20,9 @@ def test_the_kernels_hold_without_torch_in_their_portable_version(tmp_path):
             f"{COMPILER} or its emulator is missing; Debian has g++-aarch64-linux-gnu and qemu-user"
         )
     program = tmp_path / "test_kernels"
-    sources = [
-        CSRC / "tests/test_kernels.cpp",
-        *(CSRC / name for name in ("kernels.cpp", "decode.cpp", "team.cpp")),
-    ]
-    subprocess.run(
-        [
-            COMPILER,
-            "-std=c++20",
-            "-O3",
-            "-static",
-            "-ffp-contract=off",
-            "-Wno-psabi",
-            "-DLINPIX_ISA=portable",
-            f"-I{CSRC}",
-            *sources,
-            "-pthread",
-            "-o",
-            program,
-        ],
-        check=True,
-    )
-    ended = subprocess.run([emulator, program, "few"], capture_output=True, text=True)
+    flags = "-std=c++20 -O3 -static -ffp-contract=off -Wno-psabi -DLINPIX_ISA=portable -pthread"
+    sources = "tests/test_kernels.cpp kernels.cpp decode.cpp team.cpp"
+    compiled = ran(f"{COMPILER} {flags} -I. {sources} -o {program}", cwd=CSRC)
+    assert compiled.returncode == 0, compiled.stderr
+    ended = ran(f"{emulator} {program} few")
     assert ended.returncode == 0, ended.stdout + ended.stderr

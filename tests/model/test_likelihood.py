@@ -17,6 +17,7 @@ from linpix.model.nets import net_for
 from linpix.model.transformer import Transformer
 from linpix.training.datasets import load
 from linpix.training.evaluate import bits_of
+from tests.fuzz.pictures import noise
 from tests.nets import CONDITIONAL, perturbed_net
 
 TINY = PRESETS["tiny"]
@@ -54,7 +55,7 @@ def totals(scoring: Scoring) -> np.ndarray:
 
 def picture_of(net: Transformer, *, dark: bool = False) -> np.ndarray:
     """dark: most of it skips the layers, where a model has a background."""
-    picture = np.random.default_rng(0).integers(0, 256, net.config.subpixels, dtype=np.uint8)
+    picture = noise(net.config.subpixels)
     return (
         np.where(np.arange(len(picture)) % 13 == 5, picture, 0).astype(np.uint8)
         if dark

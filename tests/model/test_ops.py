@@ -1,16 +1,12 @@
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
 
 from linpix.model import ops
 from linpix.model.ops import phi, recurrent_step_reference
+from tools.harness.commands import python
 
 EPS = 1e-6
-NEEDS_KERNELS = pytest.mark.skipif(not ops.compiled, reason=ops.why())
 
 
 def step_inputs(
@@ -66,20 +62,23 @@ def test_a_step_agrees_with_the_reference(rows, tokens, D, M):
     torch.testing.assert_close((y, S, z), (y_reference, S_reference, z_reference))
 
 
-@pytest.mark.parametrize("steps", [784, 3072])
-def test_the_state_stays_close_to_float64_over_a_whole_image(steps):
-    """Relative Frobenius norm of the error of S and z, at most 1e-5."""
+def assert_near_float64(operator, steps: int, at_once: int, device: str = "cpu") -> None:
+    """S and z after a whole image: relative Frobenius norm of their errors, at most 1e-5."""
     random = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, steps, 2, 32, generator=random) for _ in range(3))
-    S, z, slots = torch.zeros(2, 2, 32, 32), torch.zeros(2, 2, 32), torch.tensor([1])
-    for t in range(steps):
-        torch.ops.linpix.recurrent_step(
-            q[:, t : t + 1], k[:, t : t + 1], v[:, t : t + 1], S, z, slots, EPS
-        )
+    S, z = torch.zeros(2, 2, 32, 32, device=device), torch.zeros(2, 2, 32, device=device)
+    for begin in range(0, steps, at_once):
+        parts = [x[:, begin : begin + at_once].to(device) for x in (q, k, v)]
+        operator(*parts, S, z, torch.tensor([1], device=device), EPS)
     mapped, values = phi(k[0].double()), v[0].double()
-    S_exact, z_exact = torch.einsum("thd,thm->hdm", mapped, values), mapped.sum(0)
-    assert float((S[1] - S_exact).norm() / S_exact.norm()) < 1e-5
-    assert float((z[1] - z_exact).norm() / z_exact.norm()) < 1e-5
+    exact = torch.einsum("thd,thm->hdm", mapped, values), mapped.sum(0)
+    for found, expected in zip((S[1], z[1]), exact, strict=True):
+        assert float((found.cpu() - expected).norm() / expected.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("steps", [784, 3072])
+def test_the_state_stays_close_to_float64_over_a_whole_image(steps):
+    assert_near_float64(torch.ops.linpix.recurrent_step, steps, at_once=1)
 
 
 def test_several_padding_rows_share_slot_0_and_disturb_no_one():
@@ -101,7 +100,7 @@ def test_the_schema_says_what_the_operator_does(dtype):
     )
 
 
-@NEEDS_KERNELS
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -127,7 +126,7 @@ def test_invalid_arguments_are_an_error_that_says_what_was_given(name, change, m
         torch.ops.linpix.recurrent_step(*(given | {name: change(given[name])}).values(), EPS)
 
 
-@NEEDS_KERNELS
+@pytest.mark.kernels
 def test_without_the_library_everything_is_computed_in_torch():
     code = (
         "import torch; from linpix.model import ops; assert not ops.compiled and ops.kernel() =="
@@ -135,12 +134,7 @@ def test_without_the_library_everything_is_computed_in_torch():
         " print(torch.ops.linpix.recurrent_step(q, q, q, torch.zeros(2, 1, 2, 2), torch.zeros(2, 1,"
         " 2), torch.tensor([1]), 1e-6)); print(ops.why())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"LINPIX_KERNEL": "none"},
-        capture_output=True,
-        text=True,
-    )
+    done = python(code, LINPIX_KERNEL="none")
     assert done.returncode == 0, done.stderr
     assert "hides the compiled kernels" in done.stdout
 
@@ -168,12 +162,7 @@ def test_it_can_be_imported_again_and_reloaded(kernel):
         ops.torch.ops.linpix.defined = -1, None
         importlib.reload(ops)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"LINPIX_KERNEL": kernel},
-        capture_output=True,
-        text=True,
-    )
+    done = python(code, LINPIX_KERNEL=kernel)
     assert done.stderr.splitlines()[-1] == (
         "ImportError: this process has the operators of another LinPix (version -1 of their"
         f" schemas, not {ops.SCHEMAS}); start Python again"

@@ -13,9 +13,10 @@ from linpix.model.config import ModelConfig
 from linpix.model.orientation import orientation
 from linpix.server.pictures.pictures import opened
 from linpix.training.readers import read_picture
+from tests.fuzz.pictures import noise
 
 MARK = b"Exif\0\0"
-GREY = np.random.default_rng(0).integers(0, 256, (8, 12), np.uint8)
+GREY = noise(8, 12)
 TURNED = np.rot90(GREY, -1)  # as orientation 6 asks for
 SIZE = ModelConfig(height=12, width=8)
 

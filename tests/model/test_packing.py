@@ -6,11 +6,9 @@ import dataclasses
 import math
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,8 +35,10 @@ from linpix.model.packing import (
 )
 from linpix.model.transformer import Transformer
 from tests.nets import perturbed_net
+from tools.harness.commands import python, ran
+from tools.harness.servers import ROOT
 
-pytestmark = pytest.mark.skipif(not ops.compiled, reason=ops.why())
+pytestmark = pytest.mark.kernels
 
 TINY = PRESETS["tiny"]
 WIDER = dataclasses.replace(TINY, d_model=48, d_ff=80, heads=3, key_dim=16, value_dim=32, layers=3)
@@ -135,30 +135,23 @@ class Pool:
     def decode(
         self,
         slots: list[int],
-        positions: list[int],
-        steps: list[int],
-        seeds: list[int],
+        positions: Any,
+        steps: Any,
+        seeds: Any,
         *,
         start: int = START,
-        temperatures: list[float] | None = None,
+        temperatures: Any = 1.0,
         passes: int | None = None,
-        log_probs: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        rows = rows_of(
-            slot=slots, position=positions, steps=steps, start=[start] * len(slots), seed=seeds
-        )
-        scales = torch.tensor(temperatures or [1.0] * len(slots))
-        return self.packed.decode(self.pools, rows, scales, passes=passes, log_probs=log_probs)
+        """A number of positions, steps, seeds or temperatures is that of all rows."""
+        rows = rows_of(slot=slots, position=positions, steps=steps, start=start, seed=seeds)
+        scales = torch.ones(len(slots)) * torch.as_tensor(temperatures)
+        return self.packed.decode(self.pools, rows, scales, passes=passes, log_probs=True)
 
-    def prefill(
-        self, slots: list[int], lengths: list[int], positions: list[int] | None = None
-    ) -> None:
-        begin = np.array(positions or [0] * len(slots))
-        steps = np.array(lengths) - begin
-        start = [START] * len(slots)
-        self.packed.prefill(
-            self.pools, rows_of(slot=slots, position=begin, steps=steps, start=start)
-        )
+    def prefill(self, slots: list[int], lengths: list[int], positions: Any = 0) -> None:
+        steps = np.subtract(lengths, positions)
+        rows = rows_of(slot=slots, position=positions, steps=steps, start=START)
+        self.packed.prefill(self.pools, rows)
 
     def holds(self, slot: int) -> list[Tensor]:
         """All that the model remembers of a slot's image."""
@@ -214,9 +207,7 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(shape, rows, t
         ):
             pool = Pool(config, pack(net, PRECISIONS[precision]), rows)
             pool.canvas[1:], pool.known[:] = images, True
-            found, finite, *_ = pool.decode(
-                list(range(1, rows + 1)), [0] * rows, [config.length] * rows, [0] * rows
-            )
+            found, finite, *_ = pool.decode(list(range(1, rows + 1)), 0, config.length, 0)
             assert bool(finite.all())
             assert float((found - exact).abs().max()) < bound
             assert torch.equal(pool.canvas[1:], images)
@@ -235,11 +226,11 @@ def test_it_draws_what_the_plain_decode_loop_draws(shape):
     pool = Pool(net.config, pack(net, torch.float32), 3)
     pool.decode(
         [1, 2, 3],
-        [0] * 3,
-        [net.config.length] * 3,
+        0,
+        net.config.length,
         seeds,
         start=net.start_index(label),
-        temperatures=[0.7] * 3,
+        temperatures=0.7,
     )
     assert float((pool.canvas[1:] == expected).float().mean()) > 0.95
 
@@ -248,7 +239,7 @@ def test_temperature_0_draws_the_likeliest_components_mean():
     net = perturbed_net(TINY)
     expected = generate(net, [1, 2], temperature=0.0)
     pool = Pool(TINY, pack(net, torch.float32), 2)
-    pool.decode([1, 2], [0, 0], [64, 64], [3, 4], temperatures=[0.0, 0.0])
+    pool.decode([1, 2], 0, 64, [3, 4], temperatures=0.0)
     assert float((pool.canvas[1:] == expected).float().mean()) > 0.95
 
 
@@ -315,7 +306,7 @@ def test_rows_that_stop_after_so_many_passes_go_on_where_they_are(shape):
     for pool in (whole, parts):
         pool.canvas[1:] = config.background or 0
         pool.known[1:] = torch.arange(rows)[:, None] * 7 > torch.arange(T) % 29
-    expected, _, taken, all_passes = whole.decode(slots, [0] * rows, [T] * rows, slots)
+    expected, _, taken, all_passes = whole.decode(slots, 0, T, slots)
     assert taken.tolist() == [T] * rows
     at, passes, found = [0] * rows, torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, T)
     while min(at) < T:
@@ -343,7 +334,7 @@ def test_prefill_leaves_what_decoding_leaves_bit_for_bit_whatever_is_beside(shap
     stepped, together = Pool(config, packed, 6), Pool(config, packed, 6)
     for pool in (stepped, together):
         pool.canvas[1:], pool.known[:] = images, True
-    stepped.decode(list(range(1, 7)), [0] * 6, lengths, [0] * 6)
+    stepped.decode(list(range(1, 7)), 0, lengths, 0)
     together.prefill(list(range(1, 7)), lengths)
     assert all(same(together.holds(slot), stepped.holds(slot)) for slot in range(1, 7))
     for slot, length in zip(range(1, 7), lengths, strict=True):
@@ -354,7 +345,7 @@ def test_prefill_leaves_what_decoding_leaves_bit_for_bit_whatever_is_beside(shap
         assert not bool(alone.S[[s for s in range(7) if s != slot]].any())
     pieces = Pool(config, packed, 6)
     pieces.canvas[1:] = images
-    for positions, ends in (([0] * 6, [1, 0, 20, 32, 5, 40]), ([1, 0, 20, 32, 5, 40], lengths)):
+    for positions, ends in ((0, [1, 0, 20, 32, 5, 40]), ([1, 0, 20, 32, 5, 40], lengths)):
         pieces.prefill(list(range(1, 7)), ends, positions)
     assert all(same(pieces.holds(slot), together.holds(slot)) for slot in range(1, 7))
 
@@ -480,7 +471,7 @@ def test_what_is_known_is_kept_and_log_probabilities_are_those_of_the_whole_imag
         config.token_size, 1
     )
     pool.canvas[1:], pool.known[1:] = images, known
-    found, finite, *_ = pool.decode([1, 2, 3, 4], [0] * 4, [config.length] * 4, [9, 8, 7, 6])
+    found, finite, *_ = pool.decode([1, 2, 3, 4], 0, config.length, [9, 8, 7, 6])
     drawn = pool.canvas[1:]
     assert bool(finite.all()) and torch.equal(drawn[known], images[known])
     assert float((drawn[~known] == images[~known]).float().mean()) < 0.1
@@ -493,9 +484,7 @@ def test_every_parameter_that_is_not_finite_is_reported(shape):
     for parameter in range(0, perturbed_net(config).head.out_features, config.mixtures):
         net = perturbed_net(config)
         net.head.bias[min(parameter + config.mixtures, net.head.out_features) - 1] = torch.nan
-        _, finite, *_ = Pool(config, pack(net, torch.float32), 2).decode(
-            [1, 2], [0, 0], [1, 0], [0, 0]
-        )
+        _, finite, *_ = Pool(config, pack(net, torch.float32), 2).decode([1, 2], 0, [1, 0], 0)
         assert finite.tolist() == [False, True]
 
 
@@ -504,8 +493,8 @@ def test_a_row_that_is_not_finite_is_named_and_the_others_are_as_they_were():
     clean, sick = Pool(TINY, packed, 20), Pool(TINY, packed, 20)
     sick.S[7] = torch.nan
     slots = list(range(1, 21))
-    clean.decode(slots, [0] * 20, [10] * 20, slots)
-    _, finite, *_ = sick.decode(slots, [0] * 20, [10] * 20, slots)
+    clean.decode(slots, 0, 10, slots)
+    _, finite, *_ = sick.decode(slots, 0, 10, slots)
     assert [slot for slot, fine in zip(slots, finite.tolist(), strict=True) if not fine] == [7]
     others = [slot for slot in slots if slot != 7]
     assert torch.equal(sick.canvas[others], clean.canvas[others]) and torch.equal(
@@ -528,7 +517,7 @@ def test_decoding_holds_no_lock_of_pythons():
 
     thread = threading.Thread(target=count)
     thread.start()
-    pool.decode(list(range(1, 65)), [0] * 64, [784] * 64, [0] * 64)
+    pool.decode(list(range(1, 65)), 0, 784, 0)
     over.set()
     thread.join()
     assert len(beats) > 10
@@ -542,30 +531,13 @@ def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
     """
     if kernel == ops.kernel():
         return  # the tests of this file run it
-    asked = subprocess.run(
-        [sys.executable, "-c", "from linpix.model import ops; print(ops.kernel())"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"LINPIX_KERNEL": kernel},
-    )
+    asked = python("from linpix.model import ops; print(ops.kernel())", LINPIX_KERNEL=kernel)
     if "on this processor" in asked.stderr:
         return  # this machine cannot; another one's test run can
     assert asked.stdout.strip() == kernel, asked.stderr
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            __file__,
-            "-p",
-            "no:cacheprovider",
-            "-k",
-            "transformers_log_probabilities or bit_for_bit or plain_decode_loop",
-        ],
-        capture_output=True,
-        text=True,
+    chosen = "transformers_log_probabilities or bit_for_bit or plain_decode_loop"
+    ended = ran(
+        f"{sys.executable} -m pytest -q -x {__file__} -p no:cacheprovider -k '{chosen}'",
         env=os.environ | {"LINPIX_KERNEL": kernel},
     )
     assert ended.returncode == 0, ended.stdout[-3000:]
@@ -580,7 +552,7 @@ def test_int8_is_the_transformer_with_its_weights_and_activations_rounded_to_byt
     net, images = perturbed_net(config), images_of(config, 3)
     pool = Pool(config, pack(net, torch.int8), 3)
     pool.canvas[1:], pool.known[:] = images, True
-    found, *_ = pool.decode([1, 2, 3], [0] * 3, [config.length] * 3, [0] * 3)
+    found, *_ = pool.decode([1, 2, 3], 0, config.length, 0)
     exact = log_probs_of(net, images)
 
     fast_bf16 = bool(torch.ops.linpix.cpu_has_fast_bf16())
@@ -630,7 +602,7 @@ def arguments(shape="tiny", **changes):
     pool = Pool(SHAPES[shape], packed, 5)
     given = {
         "pools": pool.pools,
-        "rows": rows_of(slot=[1, 5, 3], steps=[4] * 3, start=[START] * 3),
+        "rows": rows_of(slot=[1, 5, 3], steps=4, start=START),
         "temperatures": torch.ones(3),
         "weights": packed.weights,
         "sizes": packed.sizes,
@@ -741,7 +713,7 @@ def test_a_pixel_cannot_look_up_its_own_channels():
 
 
 def test_python_and_csrc_hand_things_over_in_the_same_order():
-    header = (Path(__file__).resolve().parents[2] / "csrc/order.h").read_text()
+    header = (ROOT / "csrc/order.h").read_text()
     orders = dict(re.findall(r"struct (\w+) {\s*enum {([^}]*)}", header))
     ours = {
         "PoolOrder": POOLS,

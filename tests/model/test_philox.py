@@ -65,20 +65,3 @@ def test_seeds_and_positions_are_broadcast_and_each_stands_alone():
                 together[row, position], uniforms(seeds[row, 0], t[position])
             )
     assert len(np.unique(together)) == together.size
-
-
-def test_streams_are_independent():
-    t = np.arange(1000)
-    first, second = uniforms(np.array(1), t)[:, 0], uniforms(np.array(1), t, stream=1)[:, 0]
-    assert abs(float(np.corrcoef(first, second)[0, 1])) < 0.15
-    assert not np.array_equal(first, second)
-
-
-def test_uniforms_are_uniform_over_seeds_and_over_positions():
-    for u in (uniforms(np.arange(100_000), np.array(0)), uniforms(np.array(0), np.arange(100_000))):
-        counts = np.stack(
-            [np.bincount((column * 256).astype(int), minlength=256) for column in u.T]
-        )
-        expected = len(u) / 256
-        statistics = ((counts - expected) ** 2 / expected).sum(1)
-        assert statistics.max() < 255 + 5 * np.sqrt(2 * 255)

@@ -17,6 +17,10 @@ ATTENTIONS |= {
     f"linear, {name}": {"feature_map": name, "random_features": 5}
     for name in ("relu", "polynomial", "random")
 }
+REVERSIBLE = {
+    f"{kind}, reversible": {"attention": kind, "residual": "reversible"}
+    for kind in ("linear", "softmax")
+}
 COIN = (0.5, 0.5) + (0.0,) * 254
 
 # 60 sub-pixels of three channels: more than one chunk of attention, and the last one not full
@@ -134,12 +138,12 @@ def test_step_by_step_equals_the_parallel_form_for_every_look_up(attention, inpu
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-@pytest.mark.parametrize("attention", ["linear", "softmax"])
+@pytest.mark.parametrize("attention", ["linear", "softmax", *REVERSIBLE])
 def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dtype, tolerance):
     """Three rows that begin at different times, in shuffled slots of a pool whose free slots are
     poisoned.
     """
-    net = changed_net(LONG, **ATTENTIONS[attention]).to(dtype)
+    net = changed_net(LONG, **(ATTENTIONS | REVERSIBLE)[attention]).to(dtype)
     start, slots = torch.tensor([START, START + 1, START + 2]), torch.tensor([5, 2, 6])
     canvas = noise(3, LONG.subpixels)
     state = attention_for(net.config).new_state(6, dtype)
@@ -153,9 +157,9 @@ def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dt
 
 
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 400, 783])
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", [*ATTENTIONS, *REVERSIBLE])
 def test_prefill_then_step_equals_the_parallel_form(attention, length):
-    net = changed_net(LONG, **ATTENTIONS[attention]).double()
+    net = changed_net(LONG, **(ATTENTIONS | REVERSIBLE)[attention]).double()
     canvas, start, slots = (
         noise(2, LONG.subpixels),
         torch.tensor([START, START + 2]),
@@ -263,22 +267,6 @@ def test_tensor_names_are_those_of_shipped_checkpoints(name):
             "background.head.bias",
         }
     assert set(net_for(config).state_dict()) == expected
-
-
-def test_lsh_attention_is_causal_but_for_which_tokens_fall_into_which_chunk():
-    """The exception: with one chunk for all tokens there is none, with small ones a later sub-pixel
-    is noticed.
-    """
-    for chunk, causal in ((SMALL.subpixels, True), (4, False)):
-        net = changed_net(SMALL, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=chunk)
-        canvas = noise(1, SMALL.subpixels)
-        before = net(canvas)
-        noticed = []
-        for at in range(20, 60, 5):
-            changed = canvas.clone()
-            changed[0, at] ^= 255
-            noticed.append(float((net(changed) - before)[0, : at + 1].abs().max()))
-        assert (max(noticed) < 1e-5) == causal
 
 
 def test_lsh_attention_is_hashed_anew_in_training_and_always_alike_after_it():

@@ -162,7 +162,7 @@ def test_in_float32_it_differs_from_the_reference_by_rounding(form, length, D, M
         )
 
 
-@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+@pytest.mark.kernels
 def test_in_bfloat16_it_is_computed_in_float32_and_rounded_once():
     rounded = tuple(x.bfloat16() for x in tokens(100))
     widened = tuple(x.float() for x in rounded)
@@ -176,7 +176,7 @@ def test_in_bfloat16_it_is_computed_in_float32_and_rounded_once():
         assert float((ours.float() - theirs).norm() / theirs.norm()) < 0.01
 
 
-@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+@pytest.mark.kernels
 @pytest.mark.parametrize(("D", "M"), [(5, 4), (16, 48), (32, 32), (33, 64)])
 @pytest.mark.parametrize("length", [CHUNK + 1, 784])
 def test_what_matrix_units_round_away_does_not_show_beside_the_rounding_of_results(
@@ -242,7 +242,7 @@ def test_the_schema_says_what_the_operator_does(dtype):
     torch.library.opcheck(torch.ops.linpix.causal_attention.default, given)
 
 
-@pytest.mark.skipif(not ops.compiled, reason=ops.why())
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -364,11 +364,7 @@ def test_over_whole_sequences_it_equals_the_definition_whatever_the_padding_is(l
 def test_its_gradient_over_whole_sequences_equals_that_of_the_definition(lengths):
     given, lengths = tokens(9), torch.tensor(lengths)
     exact = gradient(lambda *given: whole_defined(*given, lengths), given)
-    torch.testing.assert_close(
-        gradient(lambda *given: whole(*given, lengths), given), exact, rtol=1e-9, atol=1e-9
-    )
-    assert torch.autograd.gradcheck(
-        lambda *given: whole(*given, lengths), [x.requires_grad_() for x in given]
-    )
+    found = gradient(lambda *given: whole(*given, lengths), given)
+    torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-9)
     single = gradient(lambda *given: whole(*given, lengths), tuple(x.float() for x in given))
     torch.testing.assert_close(single, tuple(x.float() for x in exact), rtol=1e-4, atol=1e-5)

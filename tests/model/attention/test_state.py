@@ -92,18 +92,6 @@ def test_step_and_prefill_leave_other_slots_untouched_bitwise(attention):
         assert not any(torch.equal(now[slot], then[slot]) for slot in slots.tolist())
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_it_does_not_matter_in_which_slots_images_are_nor_what_is_in_free_ones(attention):
-    net, canvas = net_of(config_of(attention)), noise(3)
-    in_order = decode(
-        net, canvas, attention_for(net.config).new_state(SLOTS), torch.tensor([1, 2, 3])
-    )
-    state = attention_for(net.config).new_state(SLOTS)
-    for slot in (0, 2, 3, 5):
-        state.fill_with_nan(slot)
-    assert torch.equal(decode(net, canvas, state, torch.tensor([6, 1, 4])), in_order)
-
-
 @pytest.mark.parametrize("positions", [[20, 20, 20], [20, 9, 3], [1, 2, 3]])
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_step_in_place_is_that_of_slots_apart(attention, positions):

@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linpix.model import mixture
-from linpix.model.attention import attention_for
 from linpix.model.config import AttentionKind, ModelConfig
 from linpix.model.experimental.reversible import Residual
 from linpix.model.inputs import START
 from linpix.model.nets import net_for
 from linpix.model.transformer import Transformer
-from tests.model.test_transformer import LONG, SMALL, changed_net, decode
+from tests.model.test_transformer import SMALL, changed_net
 from tests.nets import noise
 
 REVERSIBLE = dataclasses.replace(
@@ -65,28 +64,6 @@ def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) ->
     return max(
         float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected
     )
-
-
-@pytest.mark.parametrize("attention", ["linear", "softmax"])
-def test_step_by_step_equals_the_parallel_form(attention):
-    net = changed_net(LONG, attention=attention, residual="reversible").double()
-    canvas, start, slots = (
-        noise(2, LONG.subpixels),
-        torch.tensor([START, START + 2]),
-        torch.tensor([3, 1]),
-    )
-    state = attention_for(net.config).new_state(3, torch.float64)
-    parallel = net(canvas, start)
-    torch.testing.assert_close(
-        decode(net, canvas, start, state, slots, [0, 7]), parallel, rtol=0, atol=1e-10
-    )
-    for slot in slots.tolist():
-        state.clear(slot)
-    net.prefill(canvas, 400, start, state, slots)
-    stepped = torch.stack(
-        [net.step(canvas, torch.full((2,), t), start, state, slots) for t in range(400, 420)], 1
-    )
-    torch.testing.assert_close(stepped, parallel[:, 400:420], rtol=0, atol=1e-10)
 
 
 def test_the_two_streams_are_those_of_equation_9():
