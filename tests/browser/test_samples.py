@@ -129,7 +129,7 @@ def test_a_grid_fills_row_by_row_while_the_service_draws(slow, visit):
         seen.append(sum(rows(page)))
         assert seen == sorted(seen), "rows never go away"
         assert seen[-1] == 16 * 28
-        assert len(set(seen)) > 5, seen
+        assert any(0 < filled < 16 * 28 for filled in seen), seen
         says(page, "#samples .status", "16 images in")
 
 
