@@ -145,221 +145,106 @@ HIDDEN: JsonDict = {"hidden": True}  # from --help
 
 
 class Settings(BaseSettings):
-    """Every field is a flag (`--max-queue`) and a variable (`LINPIX_MAX_QUEUE`); flags win."""
+    """Every field is a flag (`--max-queue`) and a variable (`LINPIX_MAX_QUEUE`); flags win. The
+    text below it describes it.
+    """
 
-    model_config = SettingsConfigDict(env_prefix="LINPIX_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="LINPIX_", extra="ignore", frozen=True, use_attribute_docstrings=True
+    )
 
-    host: Address = Field(
-        "127.0.0.1",
-        description="address to listen on; 0.0.0.0 for every interface, :: for IPv6 too",
-    )
-    port: int = Field(8000, ge=0, le=65535, description="TCP port; 0 lets the system choose")
-    root_path: Annotated[str, AfterValidator(_path)] = Field(
-        "",
-        description=(
-            "path under which a proxy serves all of this, such as /pix; not needed if the proxy"
-            " removes the path from requests"
-        ),
-    )
-    models: Listed = Field(
-        "",
-        description=(
-            "comma-separated models to serve; the first is the default; empty: all checkpoints"
-        ),
-    )
-    alias: Listed = Field(
-        "",
-        description=(
-            "other names that clients may use for models, comma-separated, such as "
-            "gpt-image-1=mnist-small; for tools with a fixed model name"
-        ),
-    )
-    checkpoints: Path | None = Field(
-        None,
-        description=(
-            "folder of checkpoints, read again on SIGHUP; default: checkpoints/ in the source tree"
-        ),
-    )
-    slots: int = Field(
-        64,
-        ge=1,
-        le=10_000_000,
-        description=(
-            "images decoded at once per linear model; each has a state in memory; on a GPU 1024"
-        ),
-    )
-    softmax_slots: int = Field(
-        8,
-        ge=1,
-        le=10_000,
-        description="images decoded at once per softmax model, whose states are large",
-    )
-    max_queue: int = Field(
-        256, ge=0, description="images that may wait for a slot, per model; on a GPU 2048"
-    )
-    max_n: int = Field(
-        16, ge=1, le=1024, description="largest n that a request may ask for; on a GPU 128"
-    )
-    client_images: int = Field(
-        256,
-        ge=0,
-        description=(
-            "images that one client may have waiting or running; on a GPU 1024; 0: no limit"
-        ),
-    )
-    max_requests: int = Field(
-        512, ge=0, description="largest number of request bodies that are read at once; 0: no limit"
-    )
-    head_timeout: Seconds = Field(
-        20.0, gt=0, description="time within which the head of a request must arrive"
-    )
-    body_timeout: Seconds = Field(
-        60.0, gt=0, description="time within which the body of a request must arrive"
-    )
-    max_upload: Bytes = Field(16 * 2**20, ge=1024, description="largest request body")
-    upload_space: Bytes = Field(
-        384 * 2**20,
-        ge=1024,
-        description=(
-            "space that all current uploads and unread answers together may use, in "
-            "memory and in the folder for temporary files; one client may use a quarter of this, "
-            "or --max-upload if that is more"
-        ),
-    )
-    drain_timeout: Seconds = Field(
-        30.0,
-        ge=0,
-        description=(
-            "time that admitted requests have to finish after SIGTERM, "
-            "before they get an error; a second SIGTERM ends them at once"
-        ),
-    )
-    request_timeout: Seconds = Field(
-        600.0, gt=0, description="longest time for a request; a request may set a shorter one"
-    )
-    watchdog_timeout: Seconds = Field(
-        60.0,
-        gt=0,
-        le=86_400,
-        description=(
-            "time without a heartbeat before a busy engine counts as hung and the process exits;"
-            " ten times as long during a comparison"
-        ),
-    )
-    compare_budget: Seconds = Field(
-        120.0, gt=0, le=3600, description="longest comparison that may be requested over HTTP"
-    )
-    engine: Literal["auto", "eager", "compiled"] = Field(
-        "auto",
-        description=(
-            "engine of linear models: torch (eager) or the kernels of csrc/ (compiled); auto:"
-            " compiled if it can run the model"
-        ),
-    )
-    precision: Literal["auto", "fp32", "bf16", "int8"] = Field(
-        "auto",
-        description=(
-            "precision of matrix products; auto: bf16 if the hardware has instructions for it, else"
-            " fp32; int8: faster on a CPU, with slightly worse likelihoods"
-        ),
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="device on which linear models decode; auto: a GPU if there is one"
-    )
-    state: Literal["fp32", "fp16"] = Field(
-        "fp32", description="precision of the recurrent state on a GPU"
-    )
-    poison: bool = Field(
-        False,
-        description=(
-            "for debugging: fill freed slots with NaN, which makes it visible if one is read"
-        ),
-    )
-    api_keys: Path | None = Field(
-        None,
-        description=(
-            "file of API keys, made with `linpix key`, with mode 600; if unset, no key is required"
-        ),
-    )
-    allowed_hosts: Listed = Field(
-        "",
-        description=(
-            "host names to accept besides localhost and the listening address, "
-            "comma-separated; *.example.com for subdomains, * for any"
-        ),
-    )
-    allowed_origins: Listed = Field(
-        "",
-        description=(
-            "other origins whose pages may use the service, comma-separated, "
-            "such as https://app.example.com"
-        ),
-    )
-    trusted_proxies: Listed = Field(
-        "",
-        description=(
-            "addresses or networks of proxies whose X-Forwarded-For, X-Forwarded-Proto,"
-            " X-Request-Id and traceparent headers are trusted, comma-separated; * for any"
-        ),
-    )
-    metrics_host: Address = Field(
-        "127.0.0.1", description="address to listen on with --metrics-port"
-    )
-    metrics_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description=(
-            "separate TCP port for /metrics, /healthz and "
-            "/readyz; default: they are on the service's port"
-        ),
-    )
-    metrics_targets: Path | None = Field(
-        None,
-        description=(
-            "with --replicas: folder in which each process writes the "
-            "address of its metrics, for Prometheus (file_sd_configs)"
-        ),
-    )
-    replicas: int = Field(
-        0,
-        ge=0,
-        le=1024,
-        description=(
-            "number of engines in separate processes, run by Ray Serve "
-            "(pip install '.[ray]'); 0: one engine, in the server's process"
-        ),
-    )
-    fronts: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="with --replicas: number of processes that answer HTTP, all on one port",
-    )
-    replica_threads: int = Field(
-        0,
-        ge=0,
-        le=4096,
-        description=(
-            "with --replicas: threads per replica, on separate "
-            "cores if there are enough; 0: number of cores divided by number of replicas"
-        ),
-    )
-    log_format: Literal["text", "json"] = Field(
-        "text", description="format of the log on standard error; json: one object per line"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info",
-        description=(
-            "least severe messages to log; debug: also probes, scrapes, files of "
-            "the page, and requests for /v1/status"
-        ),
-    )
-    faults: str = Field(
-        "",
-        json_schema_extra=HIDDEN,
-        description="for tests: faults to inject, as described in server/fault_rules.py",
-    )
+    host: Address = "127.0.0.1"
+    """address to listen on; 0.0.0.0 for every interface, :: for IPv6 too"""
+    port: int = Field(8000, ge=0, le=65535)
+    """TCP port; 0 lets the system choose"""
+    root_path: Annotated[str, AfterValidator(_path)] = ""
+    """path under which a proxy serves all of this, such as /pix; not needed if the proxy removes
+    the path from requests"""
+    models: Listed = ""
+    """comma-separated models to serve; the first is the default; empty: all checkpoints"""
+    alias: Listed = ""
+    """other names that clients may use for models, comma-separated, such as
+    gpt-image-1=mnist-small; for tools with a fixed model name"""
+    checkpoints: Path | None = None
+    """folder of checkpoints, read again on SIGHUP; default: checkpoints/ in the source tree"""
+    slots: int = Field(64, ge=1, le=10_000_000)
+    """images decoded at once per linear model; each has a state in memory; on a GPU 1024"""
+    softmax_slots: int = Field(8, ge=1, le=10_000)
+    """images decoded at once per softmax model, whose states are large"""
+    max_queue: int = Field(256, ge=0)
+    """images that may wait for a slot, per model; on a GPU 2048"""
+    max_n: int = Field(16, ge=1, le=1024)
+    """largest n that a request may ask for; on a GPU 128"""
+    client_images: int = Field(256, ge=0)
+    """images that one client may have waiting or running; on a GPU 1024; 0: no limit"""
+    max_requests: int = Field(512, ge=0)
+    """largest number of request bodies that are read at once; 0: no limit"""
+    head_timeout: Seconds = Field(20.0, gt=0)
+    """time within which the head of a request must arrive"""
+    body_timeout: Seconds = Field(60.0, gt=0)
+    """time within which the body of a request must arrive"""
+    max_upload: Bytes = Field(16 * 2**20, ge=1024)
+    """largest request body"""
+    upload_space: Bytes = Field(384 * 2**20, ge=1024)
+    """space that all current uploads and unread answers together may use, in memory and in the
+    folder for temporary files; one client may use a quarter of this, or --max-upload if that is
+    more"""
+    drain_timeout: Seconds = Field(30.0, ge=0)
+    """time that admitted requests have to finish after SIGTERM, before they get an error; a second
+    SIGTERM ends them at once"""
+    request_timeout: Seconds = Field(600.0, gt=0)
+    """longest time for a request; a request may set a shorter one"""
+    watchdog_timeout: Seconds = Field(60.0, gt=0, le=86_400)
+    """time without a heartbeat before a busy engine counts as hung and the process exits; ten times
+    as long during a comparison"""
+    compare_budget: Seconds = Field(120.0, gt=0, le=3600)
+    """longest comparison that may be requested over HTTP"""
+    engine: Literal["auto", "eager", "compiled"] = "auto"
+    """engine of linear models: torch (eager) or the kernels of csrc/ (compiled); auto: compiled if
+    it can run the model"""
+    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    """precision of matrix products; auto: bf16 if the hardware has instructions for it, else fp32;
+    int8: faster on a CPU, with slightly worse likelihoods"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """device on which linear models decode; auto: a GPU if there is one"""
+    state: Literal["fp32", "fp16"] = "fp32"
+    """precision of the recurrent state on a GPU"""
+    poison: bool = False
+    """for debugging: fill freed slots with NaN, which makes it visible if one is read"""
+    api_keys: Path | None = None
+    """file of API keys, made with `linpix key`, with mode 600; if unset, no key is required"""
+    allowed_hosts: Listed = ""
+    """host names to accept besides localhost and the listening address, comma-separated;
+    *.example.com for subdomains, * for any"""
+    allowed_origins: Listed = ""
+    """other origins whose pages may use the service, comma-separated, such as
+    https://app.example.com"""
+    trusted_proxies: Listed = ""
+    """addresses or networks of proxies whose X-Forwarded-For, X-Forwarded-Proto, X-Request-Id and
+    traceparent headers are trusted, comma-separated; * for any"""
+    metrics_host: Address = "127.0.0.1"
+    """address to listen on with --metrics-port"""
+    metrics_port: int | None = Field(None, ge=0, le=65535)
+    """separate TCP port for /metrics, /healthz and /readyz; default: they are on the service's
+    port"""
+    metrics_targets: Path | None = None
+    """with --replicas: folder in which each process writes the address of its metrics, for
+    Prometheus (file_sd_configs)"""
+    replicas: int = Field(0, ge=0, le=1024)
+    """number of engines in separate processes, run by Ray Serve (pip install '.[ray]'); 0: one
+    engine, in the server's process"""
+    fronts: int = Field(1, ge=1, le=1024)
+    """with --replicas: number of processes that answer HTTP, all on one port"""
+    replica_threads: int = Field(0, ge=0, le=4096)
+    """with --replicas: threads per replica, on separate cores if there are enough; 0: number of
+    cores divided by number of replicas"""
+    log_format: Literal["text", "json"] = "text"
+    """format of the log on standard error; json: one object per line"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """least severe messages to log; debug: also probes, scrapes, files of the page, and requests
+    for /v1/status"""
+    faults: str = Field("", json_schema_extra=HIDDEN)
+    """for tests: faults to inject, as described in server/fault_rules.py"""
 
     @model_validator(mode="before")
     @classmethod

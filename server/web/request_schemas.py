@@ -6,7 +6,7 @@ import math
 from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.json_schema import WithJsonSchema
 
 from linpix.model.attempts import MAX_ATTEMPTS
@@ -16,6 +16,7 @@ from ..compare.backends import BACKENDS
 from ..errors import InvalidRequest, shown
 from ..pictures import encode
 from ..pictures.uploads import Preparation
+from .schemas import Described
 
 # as generators of clients know files
 _FILE = WithJsonSchema({"type": "string", "format": "binary"})
@@ -80,7 +81,7 @@ def timeout_of(text: str) -> float:
         ) from None
 
 
-class PictureFields(BaseModel):
+class PictureFields(Described):
     """The fields of every route that answers with pictures, or about one."""
 
     model_config = ConfigDict(
@@ -101,14 +102,9 @@ class PictureFields(BaseModel):
     )
 
     model: _Model = None
-    prompt: str | None = Field(
-        None,
-        examples=["7"],
-        description=(
-            "words that name a class, such as 7, seven or a green "
-            "frog; the first one counts, and warnings list all other words; default: any class"
-        ),
-    )
+    prompt: str | None = Field(None, examples=["7"])
+    """words that name a class, such as 7, seven or a green frog; the first one counts, and warnings
+    list all other words; default: any class"""
     size: str | None = Field(
         None,
         examples=["native"],
@@ -119,17 +115,11 @@ class PictureFields(BaseModel):
             " pixels fill the rest; default, auto and native: the model's own size"
         ),
     )
-    response_format: str | None = Field(
-        None,
-        examples=["b64_json"],
-        description=(
-            "b64_json: the picture in base64; url: the picture as a data URL; default: b64_json,"
-            " but url for an alias that begins with dall-e, as in OpenAI's API"
-        ),
-    )
-    label: int | str | None = Field(
-        None, examples=[7], description="class to draw, by index or name; default: any class"
-    )
+    response_format: str | None = Field(None, examples=["b64_json"])
+    """b64_json: the picture in base64; url: the picture as a data URL; default: b64_json, but url
+    for an alias that begins with dall-e, as in OpenAI's API"""
+    label: int | str | None = Field(None, examples=[7])
+    """class to draw, by index or name; default: any class"""
     timeout: _Timeout = None
 
 
@@ -138,134 +128,59 @@ class GenerateBody(PictureFields):
 
     model_config = ConfigDict(strict=True)
 
-    n: int | None = Field(
-        None,
-        ge=1,
-        examples=[1],
-        description="number of images, up to max_n of /v1/status; default: 1",
-    )
-    candidates: int | None = Field(
-        None,
-        ge=1,
-        examples=[8],
-        description=(
-            "draw this many images and answer with the best n of them; from n to max_n of"
-            " /v1/status; only for models that draw the class first; default: draw n images and"
-            " answer with all"
-        ),
-    )
-    attempts: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_ATTEMPTS,
-        examples=[1],
-        description=(
-            "draw an image up to this many times, until the model recognises its class and it is"
-            " not torn into pieces; only for models that draw the class first; default: the model's"
-            " own, in /v1/models; 1 with candidates and at temperature 0"
-        ),
-    )
-    output_format: encode.Format | None = Field(
-        None,
-        examples=["png"],
-        description="format of the pictures: png (the default), webp (lossless) or jpeg (lossy)",
-    )
-    stream: bool | None = Field(
-        None,
-        examples=[False],
-        description=(
-            "answer with server-sent events while images are "
-            "drawn; default: one answer when all images are done"
-        ),
-    )
-    partial_images: int | None = Field(
-        None,
-        ge=0,
-        examples=[3],
-        description=(
-            "number of unfinished "
-            "versions of each image in a stream, evenly spread; default: one per finished image "
-            "row; fewer where encoding a large picture takes longer than drawing a row"
-        ),
-    )
-    seed: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_SEED,
-        examples=[1],
-        description="image i uses seed + i; default: a random seed",
-    )
-    temperature: float | None = Field(
-        None,
-        ge=0,
-        le=10,
-        allow_inf_nan=False,
-        examples=[1.0],
-        description=(
-            "1: as trained; lower: less varied; higher: more varied; 0: no randomness; default: the"
-            " model's own; /v1/models lists it and the useful range"
-        ),
-    )
-    priority: Literal["interactive", "bulk"] | None = Field(
-        None,
-        examples=["interactive"],
-        description="interactive (the default): drawn first; bulk: gets one slot in four",
-    )
+    n: int | None = Field(None, ge=1, examples=[1])
+    """number of images, up to max_n of /v1/status; default: 1"""
+    candidates: int | None = Field(None, ge=1, examples=[8])
+    """draw this many images and answer with the best n of them; from n to max_n of /v1/status; only
+    for models that draw the class first; default: draw n images and answer with all"""
+    attempts: int | None = Field(None, ge=1, le=MAX_ATTEMPTS, examples=[1])
+    """draw an image up to this many times, until the model recognises its class and it is not torn
+    into pieces; only for models that draw the class first; default: the model's own, in /v1/models;
+    1 with candidates and at temperature 0"""
+    output_format: encode.Format | None = Field(None, examples=["png"])
+    """format of the pictures: png (the default), webp (lossless) or jpeg (lossy)"""
+    stream: bool | None = Field(None, examples=[False])
+    """answer with server-sent events while images are drawn; default: one answer when all images
+    are done"""
+    partial_images: int | None = Field(None, ge=0, examples=[3])
+    """number of unfinished versions of each image in a stream, evenly spread; default: one per
+    finished image row; fewer where encoding a large picture takes longer than drawing a row"""
+    seed: int | None = Field(None, ge=0, le=MAX_SEED, examples=[1])
+    """image i uses seed + i; default: a random seed"""
+    temperature: float | None = Field(None, ge=0, le=10, allow_inf_nan=False, examples=[1.0])
+    """1: as trained; lower: less varied; higher: more varied; 0: no randomness; default: the
+    model's own; /v1/models lists it and the useful range"""
+    priority: Literal["interactive", "bulk"] | None = Field(None, examples=["interactive"])
+    """interactive (the default): drawn first; bulk: gets one slot in four"""
 
 
-class UploadFields(BaseModel):
+class UploadFields(Described):
     """A picture, and what of it is hidden."""
 
-    image: Annotated[UploadFile | None, _FILE] = Field(
-        None,
-        examples=["seven.png"],
-        description=(
-            "PNG, JPEG or WebP, not smaller than the model's size; without mask and keep_rows, its"
-            " transparent parts are hidden; some clients name it image[]"
-        ),
-    )
-    mask: Annotated[UploadFile | None, _FILE] = Field(
-        None,
-        examples=["mask.png"],
-        description=(
-            "picture whose "
-            "transparent parts say what is hidden, instead of the transparent parts of image"
-        ),
-    )
+    image: Annotated[UploadFile | None, _FILE] = Field(None, examples=["seven.png"])
+    """PNG, JPEG or WebP, not smaller than the model's size; without mask and keep_rows, its
+    transparent parts are hidden; some clients name it image[]"""
+    mask: Annotated[UploadFile | None, _FILE] = Field(None, examples=["mask.png"])
+    """picture whose transparent parts say what is hidden, instead of the transparent parts of
+    image"""
     keep_rows: _KeepRows = None
 
 
 class EditFields(GenerateBody):
     """What an edit has besides its pictures."""
 
-    prepare: Preparation | None = Field(
-        None,
-        examples=["none"],
-        description=(
-            "mnist: find a dark or light digit in a photograph or scan, and give it the size and"
-            " position of MNIST digits; only for models of 28x28 grey pixels; none (the default):"
-            " use the middle of the picture, in the model's aspect ratio"
-        ),
-    )
-    lay_back: bool | None = Field(
-        None,
-        examples=[False],
-        description=(
-            "answer with the upload at its own size, at most 1024 pixels a side, with its hidden"
-            " parts filled in; what is transparent and not to be filled stays so, but in jpeg; not"
-            " together with size or partial_images; default: answer with the"
-            " model's picture"
-        ),
-    )
-    conditioning: Literal["prefix", "full"] | None = Field(
-        None,
-        examples=["prefix"],
-        description=(
-            "prefix: draw as if everything from the first hole on were hidden; the answer still"
-            " keeps the known pixels there; full: refuse the request if the model cannot use all"
-            " known pixels; default: use all known pixels that the model can use"
-        ),
-    )
+    prepare: Preparation | None = Field(None, examples=["none"])
+    """mnist: find a dark or light digit in a photograph or scan, and give it the size and position
+    of MNIST digits; only for models of 28x28 grey pixels; none (the default): use the middle of the
+    picture, in the model's aspect ratio"""
+    lay_back: bool | None = Field(None, examples=[False])
+    """answer with the upload at its own size, at most 1024 pixels a side, with its hidden parts
+    filled in; what is transparent and not to be filled stays so, but in jpeg; not together with
+    size or partial_images; default: answer with the model's picture"""
+    conditioning: Literal["prefix", "full"] | None = Field(None, examples=["prefix"])
+    """prefix: draw as if everything from the first hole on were hidden; the answer still keeps the
+    known pixels there; full: refuse the request if the model cannot use all known pixels; default:
+    use all known pixels that the model can use"""
 
 
 class EditForm(EditFields, UploadFields):
@@ -274,19 +189,15 @@ class EditForm(EditFields, UploadFields):
     model_config = ConfigDict(strict=False)
 
 
-class PictureReference(BaseModel):
+class PictureReference(Described):
     """A picture in JSON."""
 
     model_config = ConfigDict(strict=True)
 
-    image_url: str | None = Field(
-        None,
-        examples=[_SEVEN],
-        description="the picture as a data URL in base64; no other address is fetched",
-    )
-    file_id: str | None = Field(
-        None, examples=[None], description="always refused, since this server keeps no files"
-    )
+    image_url: str | None = Field(None, examples=[_SEVEN])
+    """the picture as a data URL in base64; no other address is fetched"""
+    file_id: str | None = Field(None, examples=[None])
+    """always refused, since this server keeps no files"""
 
 
 class EditBody(EditFields):
@@ -294,53 +205,31 @@ class EditBody(EditFields):
     name them.
     """
 
-    images: list[PictureReference] = Field(
-        examples=[[{"image_url": _SEVEN}]], description="the picture: exactly one"
-    )
-    mask: PictureReference | None = Field(
-        None,
-        examples=[None],
-        description="picture whose transparent parts say what is hidden",
-    )
+    images: list[PictureReference] = Field(examples=[[{"image_url": _SEVEN}]])
+    """the picture: exactly one"""
+    mask: PictureReference | None = Field(None, examples=[None])
+    """picture whose transparent parts say what is hidden"""
     keep_rows: _KeepRows = None
 
 
 class LikelihoodForm(PictureFields, UploadFields):
     """Unknown fields are ignored, and the answer's warnings name them."""
 
-    label: int | str | None = Field(
-        None,
-        examples=[7],
-        description=(
-            "class that the model assumes, by index or name; default: no class; with labels=all, or"
-            " with a model that draws the class first: the mixture of all classes"
-        ),
-    )
-    labels: Literal["all"] | None = Field(
-        None,
-        examples=["all"],
-        description=(
-            "all: compute the likelihood under every "
-            "class, and the probability of each class; default: only under label"
-        ),
-    )
-    classes: Literal["plausible"] | None = Field(
-        None,
-        examples=["plausible"],
-        description=(
-            "plausible: compute only classes that the model finds possible (0.0001) after it has"
-            " read the whole picture, which is several times faster and gives a lower bound; models"
-            " that cannot recognise classes compute all; default: all classes, exactly"
-        ),
-    )
-    response_format: str | None = Field(
-        None,
-        examples=["b64_json"],
-        description="b64_json: answer with the map as a PNG too; default: only as numbers",
-    )
+    label: int | str | None = Field(None, examples=[7])
+    """class that the model assumes, by index or name; default: no class; with labels=all, or with a
+    model that draws the class first: the mixture of all classes"""
+    labels: Literal["all"] | None = Field(None, examples=["all"])
+    """all: compute the likelihood under every class, and the probability of each class; default:
+    only under label"""
+    classes: Literal["plausible"] | None = Field(None, examples=["plausible"])
+    """plausible: compute only classes that the model finds possible (0.0001) after it has read the
+    whole picture, which is several times faster and gives a lower bound; models that cannot
+    recognise classes compute all; default: all classes, exactly"""
+    response_format: str | None = Field(None, examples=["b64_json"])
+    """b64_json: answer with the map as a PNG too; default: only as numbers"""
 
 
-class CompareBody(BaseModel):
+class CompareBody(Described):
     """What to compare; see `linpix compare`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -354,22 +243,11 @@ class CompareBody(BaseModel):
         description=f"some of {', '.join(BACKENDS)}; absent: all of them",
     )
     batch: list[Annotated[int, Field(ge=1, le=256)]] = Field(
-        [1, 16],
-        min_length=1,
-        max_length=8,
-        examples=[[1, 16]],
-        description=(
-            "batch sizes: numbers of images that are decoded together; 1 is always measured too"
-        ),
+        [1, 16], min_length=1, max_length=8, examples=[[1, 16]]
     )
-    budget: float = Field(
-        30.0,
-        gt=0,
-        le=3600,
-        allow_inf_nan=False,
-        examples=[10.0],
-        description="time for the measurement, in seconds; up to compare_budget of /v1/status",
-    )
+    """batch sizes: numbers of images that are decoded together; 1 is always measured too"""
+    budget: float = Field(30.0, gt=0, le=3600, allow_inf_nan=False, examples=[10.0])
+    """time for the measurement, in seconds; up to compare_budget of /v1/status"""
 
 
 # a route ignores the fields of others

@@ -12,7 +12,7 @@ import numpy as np
 from fastapi import APIRouter, File, Response
 from fastapi import Request as Http
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ...engine.request import Request
 from ...errors import InvalidRequest
@@ -21,7 +21,7 @@ from ...pictures.likelihoods import labels_of, likelihood, map_png, numbers
 from ..answers import Answer, Order, as_json, order_of
 from ..openapi import BODY, DRAWING, PNG, UPLOADING, error_responses, ok_response, png_headers
 from ..request_schemas import LIKELIHOOD, TIMEOUT_PARAMETER, LikelihoodForm
-from ..schemas import Conditioning, Created, Digest, Name
+from ..schemas import Conditioning, Created, Described, Digest, Name
 from ..uploads import FormRoute, decoded
 
 router = APIRouter(prefix="/v1/images", tags=["images"], route_class=FormRoute)
@@ -52,19 +52,14 @@ _Bits = Annotated[
 ]
 
 
-class ClassLikelihood(BaseModel):
+class ClassLikelihood(Described):
     """How probable the picture is as one of this class."""
 
-    label: str = Field(description="name of the class", examples=["7"])
-    posterior: float = Field(
-        ge=0,
-        le=1,
-        description=(
-            "probability of the class after the counted sub-pixels were seen, "
-            "if all classes are equally probable before"
-        ),
-        examples=[0.992],
-    )
+    label: str = Field(examples=["7"])
+    """name of the class"""
+    posterior: float = Field(ge=0, le=1, examples=[0.992])
+    """probability of the class after the counted sub-pixels were seen, if all classes are equally
+    probable before"""
     log_likelihood: _Nats
     bits_per_dim: _Bits
 
@@ -77,59 +72,30 @@ class Likelihoods(Conditioning):
     created: Created
     model: Name
     checkpoint: Digest
-    precision: Literal["fp32"] = Field(
-        "fp32",
-        description=(
-            "always fp32: likelihoods are computed by torch in float32, "
-            "whatever precision the model draws with"
-        ),
-    )
-    warnings: list[str] = Field(
-        description="parts of the request that were ignored, or that had no effect", examples=[[]]
-    )
-    label: str | None = Field(
-        description=(
-            "class that the model assumed; null: no class; with labels=all, or with a "
-            "model that draws the class first: the mixture of all classes"
-        ),
-        examples=["7"],
-    )
-    counted: int = Field(
-        description=(
-            "number of hidden sub-pixels; without transparency, mask and keep_rows, all are hidden"
-        ),
-        examples=[784],
-    )
+    precision: Literal["fp32"] = "fp32"
+    """always fp32: likelihoods are computed by torch in float32, whatever precision the model draws
+    with"""
+    warnings: list[str] = Field(examples=[[]])
+    """parts of the request that were ignored, or that had no effect"""
+    label: str | None = Field(examples=["7"])
+    """class that the model assumed; null: no class; with labels=all, or with a model that draws the
+    class first: the mixture of all classes"""
+    counted: int = Field(examples=[784])
+    """number of hidden sub-pixels; without transparency, mask and keep_rows, all are hidden"""
     log_likelihood: _Nats
     bits_per_dim: _Bits
-    exact: bool = Field(
-        description=(
-            "false: with classes=plausible, some classes were left out, so that log_likelihood is a"
-            " lower bound"
-        ),
-        examples=[True],
-    )
-    labels: list[ClassLikelihood] | None = Field(
-        description=(
-            "every class, the most probable first, without those that classes=plausible leaves out;"
-            " null without labels=all"
-        )
-    )
-    map: list[list[list[float | None]]] = Field(
-        description=(
-            "bits of each sub-pixel given the ones before it, by image row, pixel and channel; null"
-            " for known sub-pixels; their sum is -log_likelihood / ln 2"
-        ),
-        examples=[[[[0.001], [3.25]], [[None], [0.5]]]],
-    )
-    b64_json: str | None = Field(
-        description=(
-            "the map as a PNG in base64: the mean over channels, from black for 0 "
-            "bits to white for 8 bits or more; transparent for known pixels; null unless "
-            "response_format is b64_json"
-        ),
-        examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAQAAAB..."],
-    )
+    exact: bool = Field(examples=[True])
+    """false: with classes=plausible, some classes were left out, so that log_likelihood is a lower
+    bound"""
+    labels: list[ClassLikelihood] | None
+    """every class, the most probable first, without those that classes=plausible leaves out; null
+    without labels=all"""
+    map: list[list[list[float | None]]] = Field(examples=[[[[0.001], [3.25]], [[None], [0.5]]]])
+    """bits of each sub-pixel given the ones before it, by image row, pixel and channel; null for
+    known sub-pixels; their sum is -log_likelihood / ln 2"""
+    b64_json: str | None = Field(examples=["iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAQAAAB..."])
+    """the map as a PNG in base64: the mean over channels, from black for 0 bits to white for 8 bits
+    or more; transparent for known pixels; null unless response_format is b64_json"""
 
 
 # --- the route ---

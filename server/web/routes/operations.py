@@ -5,12 +5,12 @@ import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from ...engine.request import ServedModel
 from ...errors import starting
 from ..openapi import LEAVING, error_responses, ok_response
-from ..schemas import Device, Engine, LatestComparison, Name, Precision, Slots
+from ..schemas import Described, Device, Engine, LatestComparison, Name, Precision, Slots
 from ..service import ServiceDep, weights
 
 router = APIRouter()
@@ -51,68 +51,70 @@ _WATCHED = (
 # --- answers; the examples are of the shipped `mnist-small` ---
 
 
-class ModelStatus(BaseModel):
+class ModelStatus(Described):
     """Counters grow from the start of the process: a rate is the difference of two answers over
     their `uptime`s.
     """
 
     id: Name
-    backend: str = Field(
-        description="kind of decoding: linear or stateful-softmax", examples=["linear"]
-    )
+    backend: str = Field(examples=["linear"])
+    """kind of decoding: linear or stateful-softmax"""
     engine: Engine
     precision: Precision
     device: Device
     slots: Slots
-    slots_used: int = Field(description="number of slots that hold an image", examples=[2])
-    images_waiting: int = Field(
-        description="number of admitted images that have no slot yet", examples=[0]
-    )
-    images_completed: int = Field(description="number of finished images", examples=[4])
-    pixels_generated: int = Field(description="number of decoded sub-pixels", examples=[2744])
-    quanta: int = Field(description="number of engine calls, each of several steps", examples=[345])
-    step_seconds_sum: float = Field(
-        description="sum, over all quanta, of the mean seconds per step", examples=[0.35]
-    )
+    slots_used: int = Field(examples=[2])
+    """number of slots that hold an image"""
+    images_waiting: int = Field(examples=[0])
+    """number of admitted images that have no slot yet"""
+    images_completed: int = Field(examples=[4])
+    """number of finished images"""
+    pixels_generated: int = Field(examples=[2744])
+    """number of decoded sub-pixels"""
+    quanta: int = Field(examples=[345])
+    """number of engine calls, each of several steps"""
+    step_seconds_sum: float = Field(examples=[0.35])
+    """sum, over all quanta, of the mean seconds per step"""
 
 
-class Limits(BaseModel):
-    max_n: int = Field(description="largest n that a request may have", examples=[16])
-    max_queue: int = Field(description="images that may wait for a slot, per model", examples=[256])
-    max_upload: int = Field(description="largest request body, in bytes", examples=[16777216])
-    compare_budget: float = Field(description="longest comparison, in seconds", examples=[120.0])
+class Limits(Described):
+    max_n: int = Field(examples=[16])
+    """largest n that a request may have"""
+    max_queue: int = Field(examples=[256])
+    """images that may wait for a slot, per model"""
+    max_upload: int = Field(examples=[16777216])
+    """largest request body, in bytes"""
+    compare_budget: float = Field(examples=[120.0])
+    """longest comparison, in seconds"""
 
 
-class Status(BaseModel):
+class Status(Described):
     """The values of /metrics that a page shows and updates, and the limits of requests."""
 
-    status: Literal["ready", "starting", "draining", "gone"] = Field(
-        description="whether requests are accepted; gone: the process is about to end"
-    )
-    version: str = Field(description="version of LinPix", examples=["0.1.0"])
-    torch: str = Field(description="version of torch", examples=["2.13.0"])
-    kernel: str = Field(
-        description="instruction set of the compiled kernels, cuda, or eager",
-        examples=["avx512bf16"],
-    )
-    uptime: float = Field(description="seconds since the start", examples=[22.15])
-    requests_running: int = Field(
-        description="requests of which an image has had a slot", examples=[1]
-    )
-    requests_waiting: int = Field(
-        description="requests of which no image has had a slot yet", examples=[0]
-    )
-    requests_rejected: dict[str, int] = Field(
-        description="refused requests, by reason", examples=[{"queue_full": 0, "invalid": 2}]
-    )
-    rows_sum: int = Field(
-        description="sum, over all quanta, of the number of images", examples=[690]
-    )
-    models: list[ModelStatus] = Field(description="one entry per model, the default one first")
-    comparison: LatestComparison | None = Field(
-        description="the latest comparison; null if there was none"
-    )
-    limits: Limits = Field(description="limits of requests")
+    status: Literal["ready", "starting", "draining", "gone"]
+    """whether requests are accepted; gone: the process is about to end"""
+    version: str = Field(examples=["0.1.0"])
+    """version of LinPix"""
+    torch: str = Field(examples=["2.13.0"])
+    """version of torch"""
+    kernel: str = Field(examples=["avx512bf16"])
+    """instruction set of the compiled kernels, cuda, or eager"""
+    uptime: float = Field(examples=[22.15])
+    """seconds since the start"""
+    requests_running: int = Field(examples=[1])
+    """requests of which an image has had a slot"""
+    requests_waiting: int = Field(examples=[0])
+    """requests of which no image has had a slot yet"""
+    requests_rejected: dict[str, int] = Field(examples=[{"queue_full": 0, "invalid": 2}])
+    """refused requests, by reason"""
+    rows_sum: int = Field(examples=[690])
+    """sum, over all quanta, of the number of images"""
+    models: list[ModelStatus]
+    """one entry per model, the default one first"""
+    comparison: LatestComparison | None
+    """the latest comparison; null if there was none"""
+    limits: Limits
+    """limits of requests"""
 
 
 # --- routes ---
