@@ -33,7 +33,8 @@ To follow one request, read these files in this order:
   web/answers.py             the Answer works when FastAPI sends it: it admits the request, waits
                              for its images, which web/routes/images.py encodes, releases the
                              request, and sends them
-  engine/request.py          how every request begins and ends, here or in a front
+  engine/request.py          how every request begins and ends. Its images are drawn by a Drawer: of
+                             this process, engine/admission.py; of a front, cluster/remote.py
   engine/admission.py        checks what its client may have, and engine/model.py room in the queue,
                              and time; hands its Images to the engine thread, and turns each Report
                              into events of requests; engine/image.py says which images are drawn

@@ -18,6 +18,7 @@ from .engine.admission import Admission
 from .engine.catalogue import Catalogue
 from .engine.request import Requests
 from .engine.thread import EngineThread
+from .errors import draining
 from .metrics import Metrics
 from .origins import Origins
 from .settings import Settings
@@ -66,13 +67,15 @@ def service_of(settings: Settings, *, share: bool = False) -> Service:
     admission = Admission(
         engines, metrics, thread, max_queue=settings.max_queue, client_images=settings.client_images
     )
+    requests = Requests(admission, metrics)
     return Service(
         settings,
-        admission,
+        requests,
         Comparisons(admission, thread),
-        partial(catalogue.reload, admission),
-        Bodies(settings, admission),
+        partial(catalogue.reload, requests, admission),
+        Bodies(settings, requests),
         keys,
+        admission,
     )
 
 
@@ -87,22 +90,22 @@ def application(service: Service) -> FastAPI:
     Raises ValueError for an alias whose model is not loaded, or that is itself the name of a loaded
     model.
     """
-    settings, requests = service.settings, service.requests
+    settings, served = service.settings, service.requests.drawer.models
     for name, model in settings.aliases.items():
         why = ""
-        if name in requests.models:
+        if name in served:
             why = f"{name} is already the name of a model"
-        elif model not in requests.models:
+        elif model not in served:
             why = f"{model} is not loaded"
         if why:
-            raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(requests.models)}")
+            raise ValueError(f"--alias {name}={model}: {why}; loaded: {', '.join(served)}")
     app = FastAPI(
         title="LinPix",
         version=linpix.__version__,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=partial(_life, requests),
+        lifespan=partial(_life, service),
         # relative to the address of this document, whose path a proxy may have changed
         servers=[{"url": "."}],
         generate_unique_id_function=lambda route: route.name,
@@ -135,7 +138,11 @@ def application(service: Service) -> FastAPI:
 
 
 @contextlib.asynccontextmanager
-async def _life(requests: Requests, app: FastAPI) -> AsyncIterator[None]:
-    requests.start()
+async def _life(service: Service, app: FastAPI) -> AsyncIterator[None]:
+    if service.admission is not None:
+        service.admission.start()
     yield
-    await requests.stop()
+    service.requests.draining = True
+    service.requests.fail_all(draining())  # those that are still here
+    if service.admission is not None:
+        await service.admission.stop()

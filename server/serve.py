@@ -114,7 +114,7 @@ class Server(uvicorn.Server):
     def _announce(self, sockets: list[Any]) -> None:
         """Announce that the service is ready, and handle SIGHUP from now on."""
         for what, those in (
-            (", ".join(self._requests.models), sockets),
+            (", ".join(self._requests.drawer.models), sockets),
             ("metrics and health", self._probes),
         ):
             for listening in those:

@@ -5,7 +5,7 @@ is the engine without HTTP.
 A replica admits requests for itself, as the plain server does. Serve chooses the replica, replaces
 those that die, scales and drains.
 
-remote      the requests of a front, drawn by replicas
+remote      the Drawer of a front: replicas draw
 replica     one engine, which is called by fronts
 front       the HTTP server of a front; and where Prometheus finds the metrics of each process
 scaling     how many replicas there should be

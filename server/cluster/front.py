@@ -18,7 +18,7 @@ from linpix.model.provenance import CheckpointError
 
 from .. import app
 from ..compare.backends import BACKENDS
-from ..engine.request import ServedModel
+from ..engine.request import Requests, ServedModel
 from ..listening import listen, url_of
 from ..metrics import Metrics
 from ..serve import Server, configured, probed
@@ -92,7 +92,8 @@ class FrontServer(Server):
         described: Described,
         run: Callable[[Call], AsyncIterator[News]],
     ) -> None:
-        requests = Remote(models_of(described, settings), Metrics(BACKENDS, kernel), run)
+        metrics = Metrics(BACKENDS, kernel)
+        requests = Requests(Remote(models_of(described, settings), metrics, run), metrics)
         keys = Keys(settings.api_keys) if settings.api_keys else None
         service = Service(settings, requests, None, None, Bodies(settings, requests), keys)
         self._listening = listen(settings.host, settings.port, shared=True)

@@ -1,4 +1,4 @@
-"""The requests of a front, which has no engine: replicas draw their images."""
+"""The Drawer of a front, which has no engine: replicas draw the images of its requests."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 from ..engine.job import Job
-from ..engine.request import Event, Request, Requests, ServedModel
+from ..engine.request import Event, Request, ServedModel
 from ..errors import Draining, EngineGone, ServiceError, deadline_passed, engine_gone
 from ..metrics import Metrics
 
@@ -42,10 +42,12 @@ class ReplicaLost(Exception):
     """The replica of a call died, or was ended, before it had answered all of it."""
 
 
-class Remote(Requests):
+class Remote:
     """A front counts requests that it refuses itself, or that died with their replica; replicas
-    count all others.
+    count all others, and know what there is room and time for.
     """
+
+    gone = ""  # calls wait while a replica is replaced
 
     def __init__(
         self,
@@ -56,24 +58,23 @@ class Remote(Requests):
         """run: news of a call from some replica, first None when a stream is admitted. Raises
         ReplicaLost.
         """
-        super().__init__(metrics)
-        self.models, self._run_call = models, run
+        self.models, self.metrics, self._run_call = models, metrics, run
         for model in models.values():
             metrics.add_model(model.name, model.backend)
         self._calls: dict[str, asyncio.Task[None]] = {}
 
-    def _begin(self, request: Request) -> None:
+    def check_room(
+        self, client: str, images: int = 1, *, bulk: bool = False, model: ServedModel | None = None
+    ) -> None: ...
+
+    def check(self, request: Request) -> None: ...
+
+    def begin(self, request: Request) -> None:
         loop = asyncio.get_running_loop()
         request.expiry = loop.call_at(request.deadline + LATE_S, self._expire, request)
         self._calls[request.id] = loop.create_task(self._run(request))
 
-    async def answering(self, request: Request) -> None:
-        """Wait until a replica has admitted a stream, since its answer begins then. Raises the
-        replica's error.
-        """
-        await request.next_event()
-
-    def _end(self, request: Request) -> None:
+    def end(self, request: Request) -> None:
         if (call := self._calls.pop(request.id, None)) is not None:
             call.cancel()
 

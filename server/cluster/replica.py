@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator
 import torch
 
 from .. import app, logs
-from ..engine.admission import Admission
 from ..engine.request import Request
-from ..errors import ServiceError, engine_failed, engine_gone
+from ..errors import ServiceError, draining, engine_failed, engine_gone
 from ..memory import collect
 from ..settings import Settings
 from .front import scraped
@@ -28,14 +27,14 @@ class Replica:
         """Reads the models. Raises CheckpointError or ValueError with the cure."""
         sys.setswitchinterval(0.0005)  # as server/serve.py
         service = app.service_of(settings, share=True)
-        assert isinstance(service.requests, Admission)
-        self.requests = service.requests
-        self.requests.start()
+        assert service.admission is not None
+        self.requests, self.admission = service.requests, service.admission
+        self.admission.start()
         # the settings, the kernel in use, and the models, the default one first
         self.description = (
             settings,
             self.requests.metrics.kernel,
-            {name: (model.facts, model.slots) for name, model in self.requests.models.items()},
+            {name: (model.facts, model.slots) for name, model in self.admission.models.items()},
         )
         self._service, self._ends = service, contextlib.AsyncExitStack()
         collect()
@@ -46,19 +45,20 @@ class Replica:
     async def stop(self) -> None:
         """End the engine thread; requests still here end with `draining`."""
         await self._ends.aclose()
-        await self.requests.stop()
-        for model in self.requests.models.values():
+        self.requests.fail_all(draining())
+        await self.admission.stop()
+        for model in self.admission.models.values():
             model.engine.decoder.close()
 
     async def check_health(self) -> None:
-        if self.requests.gone:
-            raise RuntimeError(self.requests.gone)
+        if self.admission.gone:
+            raise RuntimeError(self.admission.gone)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Images that wait or are drawn, and the slots, of the model that has most images per
         slot.
         """
-        fullest = max(self.requests.models.values(), key=lambda model: model.undone / model.slots)
+        fullest = max(self.admission.models.values(), key=lambda model: model.undone / model.slots)
         return {"images": fullest.undone, "slots": fullest.slots}
 
     async def run(self, call: Call) -> AsyncIterator[News]:
@@ -67,7 +67,7 @@ class Replica:
         """
         logs.REQUEST_ID.set(call.id)
         model, stream, left = (
-            self.requests.models.get(call.job.model),
+            self.admission.models.get(call.job.model),
             call.job.stream,
             call.job.count,
         )
@@ -91,15 +91,14 @@ class Replica:
         )
         try:
             with self.requests.admit(request):
-                news: News = [None] if stream else []
+                news: News = []
                 while left:
                     if stream and request.events.empty():
                         yield news
                         news = []
                     event = await request.next_event()
-                    assert event is not None
                     news.append(event)
-                    left -= event.done
+                    left -= event is not None and event.done
                 self.requests.release(request, "completed")
                 yield news
         except ServiceError as error:

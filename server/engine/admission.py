@@ -20,7 +20,7 @@ from ..metrics import PRIORITIES, Metrics
 from .decode.engine import Engine
 from .image import Image, Report, again, chosen, images_of
 from .model import Model
-from .request import Event, Request, Requests, ServedModel, Started
+from .request import Event, Request, ServedModel, Started
 from .thread import EngineThread, Work
 
 logger = logging.getLogger("linpix")
@@ -30,12 +30,12 @@ COLLECT_S = 1.0
 AGAIN_S = 7.0
 
 
-class Admission(Requests):
-    """Admits requests to the models of this process, and receives the reports of its engine
-    thread.
+class Admission:
+    """The Drawer of this process: it knows the room and time of its models, and receives the
+    reports of their engine thread.
     """
 
-    models: dict[str, Model]
+    gone = ""
 
     def __init__(
         self,
@@ -48,25 +48,26 @@ class Admission(Requests):
     ) -> None:
         """engines: by name, the default one first · max_queue: images of one model that may wait ·
         client_images: that one client may have; 0: any number."""
-        super().__init__(metrics)
-        self._thread, self._max_queue, self._client_images = thread, max_queue, client_images
+        self.metrics, self._thread = metrics, thread
+        self._max_queue, self._client_images = max_queue, client_images
+        self._requests: dict[str, Request] = {}  # by id
         # of `models`, and those that are decoded until their last request ends
         self._all: dict[Engine, Model] = {}
         self.serve(engines)
         metrics.heartbeat_age.set_function(lambda: thread.watchdog.age_s)
         metrics.requests_waiting.set_function(
-            lambda: sum(not request.begun for request in self.in_progress.values())
+            lambda: sum(not request.begun for request in self._requests.values())
         )
         metrics.requests_running.set_function(
-            lambda: sum(bool(request.begun) for request in self.in_progress.values())
+            lambda: sum(bool(request.begun) for request in self._requests.values())
         )
 
     def start(self) -> None:
+        """Called on the event loop, before the first request."""
         self._thread.start(self, asyncio.get_running_loop().call_soon_threadsafe)
 
     async def stop(self) -> None:
-        """Also end the engine thread, after the current quantum."""
-        await super().stop()
+        """End the engine thread, after the current quantum."""
         await asyncio.to_thread(self._thread.stop)
 
     @property
@@ -80,7 +81,7 @@ class Admission(Requests):
     ) -> None:
         theirs = {
             request.id: request.undone
-            for request in self.in_progress.values()
+            for request in self._requests.values()
             if request.client == client
         }
         here, limit = sum(theirs.values()), self._client_images
@@ -99,15 +100,23 @@ class Admission(Requests):
         assert full is not None
         raise full
 
-    def _begin(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        job, model = request.job, request.model
+        self.check_room(request.client, job.count, bulk=job.bulk, model=model)
+        assert isinstance(model, Model)
+        model.check_time(request)
+
+    def begin(self, request: Request) -> None:
         job, model = request.job, request.model
         assert isinstance(model, Model)
-        model.requests[request.id] = request
+        self._requests[request.id] = model.requests[request.id] = request
         if model.engine not in self._all:  # it was replaced while the upload was decoded
             self._add(model)
         request.expiry = asyncio.get_running_loop().call_at(
             request.deadline, lambda: request.send(deadline_passed(request.timeout_s))
         )
+        if job.stream:
+            request.send(None)
         if job.scored:
             assert job.canvas is not None
             scoring = Scoring(
@@ -128,7 +137,7 @@ class Admission(Requests):
         assert request.job.canvas is not None
         self._thread.report(request.send, Event(0, 0, request.job.canvas, True, scores=scores))
 
-    def _end(self, request: Request) -> None:
+    def end(self, request: Request) -> None:
         metrics, job, model = self.metrics, request.job, request.model
         assert isinstance(model, Model)
         metrics.requests.labels(request.endpoint, request.outcome).inc()
@@ -140,7 +149,7 @@ class Admission(Requests):
             for image in request.images:
                 if image.slot and image.attempt == 1 and image.index in request.begun:
                     model.measure(request, image)
-        del model.requests[request.id]
+        del self._requests[request.id], model.requests[request.id]
         if request.undone:
             self._thread.cancel(request.id, model.engine)
             if not job.scored:
@@ -156,7 +165,7 @@ class Admission(Requests):
         """Admit requests to these models from now on. Requests admitted to other models go on until
         they end.
         """
-        self.models = {
+        self.models: dict[str, Model] = {
             name: self._all.get(engine) or Model(engine, self._max_queue)
             for name, engine in engines.items()
         }
@@ -293,13 +302,13 @@ class Admission(Requests):
         request.send(engine_failed(f"{error if not_finite else why}; {cure}"))
 
     def work_done(self, id: str, error: Exception | None) -> None:
-        if error is not None and (request := self.in_progress.get(id)) is not None:
+        if error is not None and (request := self._requests.get(id)) is not None:
             self._failed(request, error, "try again, or with another model")
 
     def batch_lost(self, requests: Sequence[str], error: ServiceError) -> None:
         self.metrics.engine_restarts.inc()
         for id in requests:
-            if (request := self.in_progress.get(id)) is not None:
+            if (request := self._requests.get(id)) is not None:
                 logger.error(
                     "a request of %s failed with its whole batch",
                     request.model.name,
@@ -309,4 +318,5 @@ class Admission(Requests):
 
     def engine_gone(self, why: str, error: ServiceError) -> None:
         self.gone = why
-        self.fail_all(error)
+        for request in self._requests.values():
+            request.send(error)

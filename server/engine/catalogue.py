@@ -19,6 +19,7 @@ from .admission import Admission
 from .decode.choice import new_decoder
 from .decode.engine import Engine
 from .decode.faults import Faults, with_faults
+from .request import Requests
 
 logger = logging.getLogger("linpix")
 
@@ -57,7 +58,7 @@ class Catalogue:
         for folder in self._folders():
             _config_of(folder)
 
-    async def reload(self, admission: Admission) -> None:
+    async def reload(self, requests: Requests, admission: Admission) -> None:
         """Serve what the folders hold now; digests show what has changed. On the event loop, but
         reads in a thread.
 
@@ -82,7 +83,7 @@ class Catalogue:
                     exc_info=not known,
                 )
                 continue
-            if admission.draining or admission.gone:
+            if requests.draining or admission.gone:
                 return
             outcome = "unchanged"
             if fresh is not None:

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,11 +64,6 @@ class ServedModel:
         self.backend = checkpoint.net.attention.steps_as  # its attention, as metrics name it
         # images that may wait: in all, of them bulk ones
         self.queue = max_queue, max_queue - max_queue // BULK_QUEUE
-
-    def check_time(self, request: "Request") -> None:
-        """Raise ServiceError if a request's deadline is too near. (Replicas admit for
-        themselves.)
-        """
 
 
 @dataclass(slots=True, eq=False)
@@ -133,61 +128,52 @@ class Request:
         return event
 
 
-class Requests:
-    """The requests that are served, and how they begin and end: with the engine of this process
-    (Admission), or with replicas (server/cluster).
+class Drawer(Protocol):
+    """What draws the images of requests, and scores their pictures: the engine of this process
+    (Admission), or replicas (server/cluster).
     """
 
-    # which requests may ask for, by name; the default one is first
-    models: Mapping[str, ServedModel]
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.metrics = metrics
-        self.in_progress: dict[str, Request] = {}  # admitted ones, by id
-        self.draining = False
-        self.gone = ""  # why this process no longer decodes; empty while it does
-        self.began = time.monotonic()
-
-    def start(self) -> None:
-        """Called on the event loop, before the first request."""
-
-    async def stop(self) -> None:
-        """Requests that are still here end with `draining`."""
-        self.draining = True
-        self.fail_all(draining())
+    gone: str  # why it no longer draws; empty while it does
 
     @property
-    def ready(self) -> bool:
-        """Whether images can be drawn. A front starts once a replica does, and calls wait while one
-        is replaced.
-        """
-        return True
+    def models(self) -> Mapping[str, ServedModel]:
+        """Which requests may ask for, by name; the default one is first."""
 
     def check_room(
         self, client: str, images: int = 1, *, bulk: bool = False, model: ServedModel | None = None
     ) -> None:
         """Raise ServiceError if there is no room for a client's images now. Nothing is held.
 
-        model: None for the one with most room. (In a front, only replicas know.)
+        model: None for the one with most room
         """
 
-    def _begin(self, request: Request) -> None:
-        """Have an admitted request's images drawn, or its picture scored."""
-        raise NotImplementedError
+    def check(self, request: Request) -> None:
+        """Raise ServiceError if there is no room for a request now, or not enough time."""
 
-    def _end(self, request: Request) -> None:
+    def begin(self, request: Request) -> None:
+        """Have an admitted request's images drawn, or its picture scored. The first event of a
+        stream is None: its answer can begin.
+        """
+
+    def end(self, request: Request) -> None:
         """Free what a request holds."""
-        raise NotImplementedError
 
-    async def answering(self, request: Request) -> None:
-        """Wait until the answer to a stream can begin. Raises ServiceError."""
+
+class Requests:
+    """The requests that are served, and how they begin and end."""
+
+    def __init__(self, drawer: Drawer, metrics: Metrics) -> None:
+        self.drawer, self.metrics = drawer, metrics
+        self.in_progress: dict[str, Request] = {}  # admitted ones, by id
+        self.draining = False
+        self.began = time.monotonic()
 
     def check_open(self) -> None:
         """Raise ServiceError if no request is admitted any more."""
         if self.draining:
             raise draining()
-        if self.gone:
-            raise engine_gone(self.gone)
+        if self.drawer.gone:
+            raise engine_gone(self.drawer.gone)
 
     def fail_all(self, error: ServiceError) -> None:
         for request in self.in_progress.values():
@@ -205,15 +191,13 @@ class Requests:
             raise
         try:
             self.check_open()
-            job, model = request.job, request.model
-            self.check_room(request.client, job.count, bulk=job.bulk, model=model)
-            model.check_time(request)
+            self.drawer.check(request)
         except ServiceError as error:
             self.metrics.requests_rejected.labels(error.code).inc()
             raise
         self.in_progress[request.id] = request
         try:
-            self._begin(request)
+            self.drawer.begin(request)
             yield
         except ClientLeft:  # it stays "cancelled"
             raise
@@ -233,4 +217,4 @@ class Requests:
         if request.expiry is not None:
             request.expiry.cancel()
         del self.in_progress[request.id]
-        self._end(request)
+        self.drawer.end(request)

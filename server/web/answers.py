@@ -148,7 +148,7 @@ class Answer(Response):
         try:
             with requests.admit(request):
                 if request.job.stream:
-                    await while_connected(self.http, requests.answering(request))
+                    await while_connected(self.http, request.next_event())
                     response: Response = EventSourceResponse(
                         self.events(request),
                         headers={"cache-control": "no-store", "x-accel-buffering": "no"},

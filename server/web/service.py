@@ -18,6 +18,7 @@ from linpix.model.config import ModelConfig
 from linpix.model.machine import usable_cores
 
 from ..compare.jobs import Comparisons
+from ..engine.admission import Admission
 from ..engine.request import Requests, ServedModel
 from ..errors import model_not_found
 from ..settings import Settings
@@ -93,19 +94,26 @@ class Service:
     reload_models: Callable[[], Awaitable[None]] | None
     bodies: Bodies
     keys: Keys | None = None  # None: no key is required
+    admission: Admission | None = None  # None: replicas draw
     decoders: Turns = field(default_factory=partial(Turns, DECODERS))  # of uploads
     encoders: Turns = field(default_factory=partial(Turns, ENCODERS))  # of answers
+
+    @property
+    def ready(self) -> bool:
+        """Whether images can be drawn. A front starts once a replica does."""
+        return self.admission is None or self.admission.ready
 
     def find(self, model: str | None) -> ServedModel:
         """The loaded model with this name or alias (--alias); None means the default. Raises
         ServiceError.
         """
-        name = next(iter(self.requests.models)) if model is None else model
-        if name not in self.requests.models:
+        models = self.requests.drawer.models
+        name = next(iter(models)) if model is None else model
+        if name not in models:
             name = self.settings.aliases.get(name, name)
-        if name not in self.requests.models:
-            raise model_not_found(name, self.requests.models)
-        return self.requests.models[name]
+        if name not in models:
+            raise model_not_found(name, models)
+        return models[name]
 
     def instead_of(self, served: ServedModel, able: Callable[[ModelConfig], bool]) -> str | None:
         """A loaded model that can do what `served` cannot, with pictures of the same shape; None if
@@ -114,7 +122,7 @@ class Service:
         return next(
             (
                 name
-                for name, other in self.requests.models.items()
+                for name, other in self.requests.drawer.models.items()
                 if able(other.config) and other.config.image_shape == served.config.image_shape
             ),
             None,

@@ -225,7 +225,8 @@ async def decoded(http: Http, order: Order, form: UploadFields, **options: Any) 
     if (image := form.image) is None:
         raise InvalidRequest("send exactly one picture as image or image[], got 0", param="image")
     images, bulk = order.options.get("count", 1), order.options.get("bulk", False)
-    service.requests.check_room(http.state.client, images, bulk=bulk, model=order.model)
+    drawer = service.requests.drawer
+    drawer.check_room(http.state.client, images, bulk=bulk, model=order.model)
     try:
         async with asyncio.timeout_at(http.state.began + order.timeout_s) as limit:
             return await while_connected(

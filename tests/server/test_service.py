@@ -158,9 +158,9 @@ def test_without_open_files_a_first_visit_is_told_to_come_again(tiny):
 
 def test_poison_reaches_the_decoder(tiny):
     requests = create_app(Settings(checkpoints=tiny.parent, poison=True)).state.service.requests
-    assert [model.engine.decoder.fill_freed_with_nan for model in requests.models.values()] == [
-        True
-    ]
+    assert [
+        model.engine.decoder.fill_freed_with_nan for model in requests.drawer.models.values()
+    ] == [True]
 
 
 def test_an_unexpected_failure_is_500_with_its_request_id(tiny):

@@ -42,7 +42,7 @@ from linpix.server.engine.decode.compiled import CudaDecoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job
-from linpix.server.engine.request import Request
+from linpix.server.engine.request import Request, Requests
 from linpix.server.engine.thread import EngineThread
 from linpix.server.metrics import Metrics
 from tools.harness.arguments import new_parser, numbers
@@ -122,6 +122,7 @@ class Host:
         self.admission = Admission(
             {"preset": self.engine}, metrics, self.thread, max_queue=2 * slots
         )
+        self.requests = Requests(self.admission, metrics)
 
     def ask(self, images: int) -> None:
         model = self.admission.models["preset"]
@@ -135,8 +136,8 @@ class Host:
         )
         self.asked += images
         model.check_time(request)
-        self.admission.in_progress[request.id] = request
-        self.admission._begin(request)
+        self.requests.in_progress[request.id] = request
+        self.admission.begin(request)
         self.thread._take_calls(wait=False)
 
     def quantum(self) -> Times:
@@ -145,9 +146,9 @@ class Host:
         decoded = time.thread_time()
         self.admission.quantum_done(self.engine, report)
         ended = time.thread_time()
-        for request in [*self.admission.in_progress.values()]:
+        for request in [*self.requests.in_progress.values()]:
             if not request.undone:
-                self.admission.release(request, "completed")
+                self.requests.release(request, "completed")
         self.thread._take_calls(wait=False)
         return Times(1e6 * (decoded - began - self.kernels.seconds), 1e6 * (ended - decoded))
 

@@ -40,7 +40,7 @@ class Bodies:
 
     def __init__(self, settings: Settings, requests: Requests) -> None:
         self.settings, self.reading_now = settings, requests.metrics.bodies_reading
-        self.check_room = requests.check_room
+        self.check_room = requests.drawer.check_room
         self.closed = False  # the server drains
         self.reading: set[asyncio.Timeout] = set()  # the time limit of each body being read
         # by unit: what there is, what one client may have, and what each client has taken

@@ -47,7 +47,7 @@ async def begin_comparison(
     time.
     """
     comparable = (
-        name for name, served in service.requests.models.items() if not served.config.packed
+        name for name, served in service.requests.drawer.models.items() if not served.config.packed
     )
     # the default model may not be comparable
     served = service.find(body.model or next(comparable, None))

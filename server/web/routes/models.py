@@ -55,7 +55,8 @@ async def list_models(service: ServiceDep) -> ModelList:
     service.requests.check_open()
     return ModelList(
         data=[
-            card_of(served, service.settings.aliases) for served in service.requests.models.values()
+            card_of(served, service.settings.aliases)
+            for served in service.requests.drawer.models.values()
         ]
     )
 

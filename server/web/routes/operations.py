@@ -147,6 +147,7 @@ async def show_metrics(
 async def show_status(service: ServiceDep) -> Status:
     """Counters, queue, slots and the kernel in use, as in /metrics, and the limits of requests."""
     requests, settings = service.requests, service.settings
+    drawer = requests.drawer
     latest = service.comparisons and service.comparisons.latest()
     values = requests.metrics.values(*_WATCHED)
     version, torch, kernel = next(
@@ -155,11 +156,11 @@ async def show_status(service: ServiceDep) -> Status:
     return Status(
         status=(
             "gone"
-            if requests.gone
+            if drawer.gone
             else "draining"
             if requests.draining
             else "ready"
-            if requests.ready
+            if service.ready
             else "starting"
         ),
         version=version,
@@ -172,11 +173,11 @@ async def show_status(service: ServiceDep) -> Status:
             labels[0]: int(x) for (name, *labels), x in values.items() if name == _REJECTED
         },
         rows_sum=int(values[_ROWS,]),
-        models=[_status_of(served, values) for served in requests.models.values()],
+        models=[_status_of(served, values) for served in drawer.models.values()],
         comparison=latest
         and LatestComparison(id=latest.id, model=latest.model, status=latest.status),
         limits=Limits(
-            max_n=service.max_images(*requests.models.values()),
+            max_n=service.max_images(*drawer.models.values()),
             max_queue=settings.max_queue,
             max_upload=settings.max_upload,
             compare_budget=settings.compare_budget,
@@ -231,6 +232,6 @@ async def check_alive() -> dict[str, str]:
 async def check_ready(service: ServiceDep) -> dict[str, str]:
     """The weights are loaded, the engine runs, and the service is not draining."""
     service.requests.check_open()
-    if not service.requests.ready:
+    if not service.ready:
         raise starting()
     return {"status": "ready"}

@@ -19,6 +19,7 @@ from linpix.server.cluster.front import front_server, models_of
 from linpix.server.cluster.remote import RUNS, Call, News, Remote, ReplicaLost
 from linpix.server.cluster.replica import Replica
 from linpix.server.compare.backends import BACKENDS
+from linpix.server.engine.request import Requests
 from linpix.server.errors import draining
 from linpix.server.metrics import Metrics
 from linpix.server.serve import LINGER_S
@@ -70,9 +71,9 @@ class Front:
     def __init__(self, settings: Settings) -> None:
         self.near = Near(Replica(settings))
         _, kernel, described = self.near.replica.description
-        self.requests = Remote(
-            models_of(described, settings), Metrics(BACKENDS, kernel), self.near.run
-        )
+        metrics = Metrics(BACKENDS, kernel)
+        self.remote = Remote(models_of(described, settings), metrics, self.near.run)
+        self.requests = Requests(self.remote, metrics)
         app = application(
             Service(settings, self.requests, None, None, Bodies(settings, self.requests))
         )
@@ -93,7 +94,7 @@ async def fronted(tiny: Path, **flags: Any) -> AsyncIterator[Front]:
     finally:
         await front.client.aclose()
         await front.near.replica.stop()
-        assert not (front.requests.in_progress or front.requests._calls)
+        assert not (front.requests.in_progress or front.remote._calls)
 
 
 def facts(answer: httpx.Response) -> Any:
@@ -374,7 +375,7 @@ async def test_a_client_that_leaves_a_stream_that_no_replica_has_admitted_holds_
             await asyncio.sleep(0.005)
         left.set()
         await asked
-        assert not front.requests.in_progress and not front.requests._calls
+        assert not front.requests.in_progress and not front.remote._calls
         assert sent[0]["status"] == 499
 
 

@@ -30,23 +30,25 @@ def request(given: int = 0, **options) -> Request:
     return Request("a", "generations", "somebody", Job(**known, **options), MODEL, 60.0)
 
 
-class Held(Requests):
-    """Room for one request; notes what begins and ends."""
+class Held:
+    """A drawer with room for one request; notes what begins and ends."""
+
+    gone = ""
 
     def __init__(self, fails: Exception | None = None) -> None:
-        super().__init__(Metrics([], "eager"))
-        self.models, self.log, self.fails = {"tiny": MODEL}, [], fails
+        self.log, self.fails = [], fails
+        self.requests = Requests(self, Metrics([], "eager"))
 
-    def check_room(self, *_, **__):
-        if self.in_progress:
+    def check(self, _):
+        if self.requests.in_progress:
             raise queue_full(1, 1, 0, 2.0)
 
-    def _begin(self, request: Request) -> None:
+    def begin(self, request: Request) -> None:
         self.log.append("begins")
         if self.fails is not None:
             raise self.fails
 
-    def _end(self, request: Request) -> None:
+    def end(self, request: Request) -> None:
         self.log.append(request.outcome)
 
 
@@ -74,46 +76,46 @@ def test_tokens_to_draw_and_rows_that_are_known():
 )
 def test_however_a_request_ends_it_is_released_once(raised, outcome):
     held = Held()
-    with contextlib.suppress(BaseException), held.admit(request()):
+    with contextlib.suppress(BaseException), held.requests.admit(request()):
         if raised is not None:
             raise raised
-    assert held.log == ["begins", outcome] and not held.in_progress
+    assert held.log == ["begins", outcome] and not held.requests.in_progress
 
 
 def test_a_released_request_is_not_released_again():
     held = Held()
-    with held.admit(asked := request()):
-        held.release(asked, "completed")
-        held.release(asked, "failed")
+    with held.requests.admit(asked := request()):
+        held.requests.release(asked, "completed")
+        held.requests.release(asked, "failed")
     assert held.log == ["begins", "completed"]
 
 
 def test_a_refused_request_holds_nothing_and_is_counted_as_refused():
     held = Held()
     with (
-        held.admit(request()),
+        held.requests.admit(request()),
         pytest.raises(ServiceError, match="already waiting"),
-        held.admit(request()),
+        held.requests.admit(request()),
     ):
         pass
     late = request()
     late.deadline = late.began
-    with pytest.raises(ServiceError, match="cannot be finished within"), held.admit(late):
+    with pytest.raises(ServiceError, match="cannot be finished within"), held.requests.admit(late):
         pass
     for gone, words in (("", "shutting down"), ("it hung", "it hung. The server is restarting")):
-        held.draining, held.gone = not gone, gone
-        with pytest.raises(ServiceError, match=words), held.admit(request()):
+        held.requests.draining, held.gone = not gone, gone
+        with pytest.raises(ServiceError, match=words), held.requests.admit(request()):
             pass
-    assert held.log == ["begins", "cancelled"] and not held.in_progress
-    refused = held.metrics.values(name := "linpix_requests_rejected_total")
+    assert held.log == ["begins", "cancelled"] and not held.requests.in_progress
+    refused = held.requests.metrics.values(name := "linpix_requests_rejected_total")
     assert [refused[name, code] for code in ("queue_full", "draining", "engine_gone")] == [1, 1, 1]
 
 
 def test_a_request_that_cannot_begin_is_released():
     held = Held(RuntimeError("a bug"))
-    with pytest.raises(RuntimeError), held.admit(request()):
+    with pytest.raises(RuntimeError), held.requests.admit(request()):
         pass
-    assert held.log == ["begins", "failed"] and not held.in_progress
+    assert held.log == ["begins", "failed"] and not held.requests.in_progress
 
 
 async def test_the_error_that_ends_a_request_is_raised_and_a_deadline_makes_it_late():
