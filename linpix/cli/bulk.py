@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from linpix.model import ops
 from linpix.server.engine.decode.engine import Engine
-from linpix.server.engine.image import Image, chosen, images_of
+from linpix.server.engine.image import Image, images_of
 from linpix.server.engine.job import Job
 from linpix.server.pictures import encode
 
@@ -117,7 +117,7 @@ def _drawn(engine: Engine, job: Job, shards: Sequence[range], bar: "tqdm[Any]") 
                 asked = replace(job, seed=job.seed + part[0], count=len(part))
                 engine.scheduler.submit(images_of(asked, str(part[0])))
             _, done = quantum_of(engine)
-            finished |= {int(image.request) + image.index: chosen(image) for image in done}
+            finished |= {int(image.request) + image.index: image for image in done}
             bar.update(len(done))
         yield finished.pop(number)
 

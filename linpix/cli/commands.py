@@ -31,7 +31,7 @@ from linpix.server.compare.report import table
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import Image
-from linpix.server.engine.job import Job, class_of, new_job
+from linpix.server.engine.job import Job, checked_options, class_of
 from linpix.server.pictures import uploads
 from linpix.server.settings import ON_GPU, Settings
 
@@ -71,7 +71,8 @@ def sample(given: argparse.Namespace) -> None:
         raise ValueError(
             f"--shard-format {given.shard_format} needs --shards, the number of shards"
         )
-    _produce(given, *_opened(given))
+    engine, options, output = _opened(given)
+    _produce(given, engine, Job(**options, stream=True), output)
 
 
 def _sample_shards(given: argparse.Namespace) -> None:
@@ -90,10 +91,10 @@ def _sample_shards(given: argparse.Namespace) -> None:
             f"{given.count}; give fewer shards"
         )
     given.preview = "never"
-    engine, job, _ = _opened(given)
+    engine, options, _ = _opened(given)
     drawn = bulk.draw_shards(
         Path(given.out),
-        job,
+        Job(**options),
         engine,
         shards=given.shards,
         scale=given.scale or 1,
@@ -130,7 +131,7 @@ def complete(given: argparse.Namespace) -> None:
             "--lay-back writes one PNG per image at the size of the picture: give a folder as"
             " --out, and leave out --scale"
         )
-    engine, job, output = _opened(given)
+    engine, options, output = _opened(given)
     upload = uploads.read(
         picture,
         output.config,
@@ -141,15 +142,15 @@ def complete(given: argparse.Namespace) -> None:
     )
     warn("complete", uploads.warnings_of(upload, engine.decoder.checkpoint))
     facts = {name: upload.facts[name] for name in ("conditioning", "known")} | {"crop": upload.crop}
-    job = dataclasses.replace(job, canvas=upload.canvas, known=upload.known)
+    job = Job(**options, stream=True, canvas=upload.canvas, known=upload.known)
     if upload.figure is not None:
         facts["prepared"] = {"inverted": upload.inverted, "box": upload.figure}
     _produce(given, engine, job, dataclasses.replace(output, overlay=upload.overlay), **facts)
 
 
-def _opened(given: argparse.Namespace) -> tuple[Engine, Job, Output]:
-    """An engine, what it draws, and where that goes. What cannot be drawn, written or shown is
-    refused here.
+def _opened(given: argparse.Namespace) -> tuple[Engine, dict[str, Any], Output]:
+    """An engine, the options of its Job, and where that goes. What cannot be drawn, written or
+    shown is refused here.
     """
     kind = check_output(given.out)
     if given.json and given.preview == "auto":
@@ -158,7 +159,7 @@ def _opened(given: argparse.Namespace) -> tuple[Engine, Job, Output]:
     checkpoint = checkpoints.named(given.model, given.checkpoints)
     config = checkpoint.net.config
     scale = scale_of(kind, given.count, config, given.scale)
-    job = new_job(
+    options = checked_options(
         checkpoint,
         given.count,
         label=class_of(given.label, checkpoint),
@@ -167,24 +168,25 @@ def _opened(given: argparse.Namespace) -> tuple[Engine, Job, Output]:
         candidates=given.candidates,
         attempts=given.attempts,
     )
-    warn(given.command, checkpoint.temperature_warnings(job.temperature))
+    warn(given.command, checkpoint.temperature_warnings(options["temperature"]))
     decoder = new_decoder(
         checkpoint,
-        min(job.count, given.batch),
+        min(options["count"], given.batch),
         given.engine,
         given.precision,
         device=given.device,
         state=given.state,
     )
-    return Engine(decoder), job, Output(given.out, kind, scale, config)
+    return Engine(decoder), options, Output(given.out, kind, scale, config)
 
 
 def _produce(
     given: argparse.Namespace, engine: Engine, job: Job, output: Output, **facts: object
 ) -> None:
-    """Draw all images, choose those to return if there are candidates, write them, and report."""
+    """Draw all images, choose those to return if there are candidates, write them, and report.
+    job: a stream, for the preview
+    """
     decoder, config = engine.decoder, output.config
-    job = dataclasses.replace(job, stream=True)  # for the preview
     animated = output.kind in ("GIF", "WEBP")
     frames = animation.MAX_FRAMES if animated else 1
     with preview.Progress(

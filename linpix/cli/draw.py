@@ -21,8 +21,8 @@ from linpix.model.palette import pictures_of
 from linpix.model.team import limit_threads
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
-from linpix.server.engine.image import Image, Report, again, best_of, chosen, images_of
-from linpix.server.engine.job import Job, class_of, new_job
+from linpix.server.engine.image import Image, Report, best_of, images_of, next_or_best
+from linpix.server.engine.job import Job, checked_options, class_of
 from linpix.server.pictures import uploads
 from linpix.server.pictures.uploads import Preparation
 
@@ -53,8 +53,8 @@ def produce(
         report, finished = quantum_of(engine)
         seconds += time.perf_counter() - began
         for image in finished:
-            best = images[image.index] = chosen(image)
-            done(best)
+            images[image.index] = image
+            done(image)
         advanced(report)
     drawn = [images[index] for index in range(job.count)]
     if job.candidates:
@@ -69,8 +69,8 @@ def pixels_of(images: Iterable[Image]) -> NDArray[np.uint8]:
 
 
 def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
-    """Run one quantum, and draw images again that need it; returns its report, and the images that
-    do not.
+    """Run one quantum, and draw images again that need it; returns its report, and of each other
+    image that is done the best attempt.
 
     Raises the error that ended an image in it; for FloatingPointError, with what to do.
     """
@@ -84,11 +84,11 @@ def quantum_of(engine: Engine) -> tuple[Report, list[Image]]:
         raise error
     finished = []
     for image in report.finished:
-        further = again(image)
-        if further is None:
-            finished.append(image)
+        following = next_or_best(image)
+        if following.canvas is None:
+            engine.scheduler.submit([following])
         else:
-            engine.scheduler.submit([further])
+            finished.append(following)
     return report, finished
 
 
@@ -146,7 +146,7 @@ def draw(
     **options: Any,
 ) -> Images:
     """`linpix.sample`, `linpix.complete`. given: an image to complete, and what of it is known ·
-    options: count, batch, and new_job's.
+    options: count, batch, and those of checked_options.
     """
     _check_numbers(options)
     count, batch = options.pop("count"), options.pop("batch")
@@ -165,12 +165,13 @@ def draw(
                 f"a list of labels has one for each image, and goes without candidates; got"
                 f" {len(labels)} labels for {count} images"
             )
-    job = new_job(checkpoint, count, label=class_of(label, checkpoint), **options)
-    warn_caller(checkpoint.temperature_warnings(job.temperature))
+    options = checked_options(checkpoint, count, label=class_of(label, checkpoint), **options)
+    warn_caller(checkpoint.temperature_warnings(options["temperature"]))
     if given is not None:
         upload = read_given(*given, config, preparation=prepare)
-        job = replace(job, canvas=upload.canvas, known=upload.known)
+        options |= {"canvas": upload.canvas, "known": upload.known}
         warn_caller(uploads.warnings_of(upload, checkpoint))
+    job = Job(**options)
     hidden = None if progress is None else not progress  # None: unless on a terminal
     with tqdm(total=job.count, unit="image", disable=hidden, file=sys.stderr) as bar:
         engine = Engine(new_decoder(checkpoint, min(job.count, batch)))
@@ -198,7 +199,7 @@ def _check_numbers(options: dict[str, Any]) -> None:
         elif name == "temperature":
             if not isinstance(value, numbers.Real):
                 raise ValueError(f"{name} must be a number, got {value!r}")
-        elif name != "attempts":  # which new_job checks
+        elif name != "attempts":  # which checked_options checks
             raise ValueError(f"{name} must be a whole number, got {value!r}")
     for name in ("count", "batch"):
         if options[name] < 1:

@@ -18,7 +18,7 @@ from ..errors import ServiceError, client_limit, deadline_passed, engine_failed
 from ..memory import collect
 from ..metrics import PRIORITIES, Metrics
 from .decode.engine import Engine
-from .image import Image, Report, again, chosen, images_of
+from .image import Image, Report, images_of, next_or_best
 from .model import Model
 from .request import Event, Request, ServedModel, Started
 from .thread import EngineThread, Work
@@ -270,16 +270,16 @@ class Admission:
 
     def _finished(self, model: Model, request: Request, image: Image) -> None:
         """An attempt at an image is done: begin the next one, or send the best."""
-        if (following := again(image)) is not None:
+        following = next_or_best(image)
+        if following.canvas is None:
             request.images[image.index] = following
             self.metrics.images_drawn_again.labels(model.name, model.backend).inc()
             self._thread.submit(model.engine, [following])
             return
         model.measure(request, image)
-        best = chosen(image)
-        assert best.canvas is not None
         request.undone, request.drawn = request.undone - 1, time.monotonic()
-        request.send(Event(image.index, model.config.height, best.canvas, True, best.recognised))
+        height, recognised = model.config.height, following.recognised
+        request.send(Event(image.index, height, following.canvas, True, recognised))
         self.metrics.images_completed.labels(model.name, model.backend, "completed").inc()
 
     def _failed(

@@ -2,8 +2,8 @@
 returned; and the report of what a quantum did to images.
 
 The engine draws images, and checks whether the model recognises their classes. What follows from
-that (see model/attempts.py) is not its business: admission, or the command line, calls `again` and
-`chosen` for each image of a report, and the answer, or the command line, `best_of` when all
+that (see model/attempts.py) is not its business: admission, or the command line, calls
+`next_or_best` for each image of a report, and the answer, or the command line, `best_of` when all
 candidates are drawn.
 """
 
@@ -62,18 +62,24 @@ def images_of(job: Job, request: str) -> list[Image]:
     return [Image(request, job, index, job.seed + index, job.label) for index in range(job.count)]
 
 
-def again(image: Image) -> Image | None:
-    """The next attempt at an image that is done; None if it is the last one, and `chosen` is to be
-    returned.
+def next_or_best(image: Image) -> Image:
+    """What follows once an image is done: its next attempt, which has no canvas yet; or the best of
+    its attempts, which is returned: if there were several, as a copy that knows how many.
     """
-    job, checked = image.job, image.recognised
+    job, checked, best = image.job, image.recognised, image
+    before = image.best and image.best.recognised
+    if image.best is not None and before is not None and checked is not None:
+        recognised = checked
+        if before.rank >= checked.rank:
+            best, recognised = image.best, before
+        best = replace(best, recognised=recognised._replace(attempts=image.attempt))
     if (
         image.attempt >= job.attempts
         or checked is None
         or checked.accepted
         or (job.known is not None and job.known.all())
     ):
-        return None
+        return best
     known = job.known is not None and job.known.any()
     # a completion draws its class again, since the last one may not have fitted what is known
     return Image(
@@ -83,21 +89,8 @@ def again(image: Image) -> Image | None:
         image.seed + NEXT_ATTEMPT,
         job.label if known else image.label,
         attempt=image.attempt + 1,
-        best=chosen(image),
+        best=best,
     )
-
-
-def chosen(image: Image) -> Image:
-    """The best attempt of this one, which is done, and those before it; of several, a copy that
-    knows how many there were.
-    """
-    best, this = image.best, image.recognised
-    if best is None or this is None or best.recognised is None:
-        return image
-    recognised = best.recognised
-    if this.rank > recognised.rank:
-        best, recognised = image, this
-    return replace(best, recognised=recognised._replace(attempts=image.attempt))
 
 
 def best_of(images: Sequence[Recognised], count: int) -> list[int]:

@@ -77,11 +77,6 @@ class Job:
         return 0 if self.known is None else first_hole(self.known)
 
 
-def new_job(checkpoint: Checkpoint, answers: int, **options: Any) -> Job:
-    """options: of checked_options. Raises InvalidRequest, or TypeError."""
-    return Job(**checked_options(checkpoint, answers, **options))
-
-
 def checked_options(
     checkpoint: Checkpoint,
     answers: int,

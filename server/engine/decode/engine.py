@@ -59,7 +59,9 @@ class Engine:
         report.joined_at, report.running = time.monotonic(), len(self.slots.running)
         drawing = bool(self.slots.drawing.any())
         seconds = self._decoded_s if drawing else QUANTUM_S
-        ended = self._prefills.run(seconds, self.beat, report, while_decoding=drawing)
+        ended: list[Image] = []
+        if self._prefills.waiting or self._prefills.overdrawn_s:
+            ended = self._prefills.run(seconds, self.beat, report, while_decoding=drawing)
         self.slots.drawing[[image.slot for image in ended if image.state is State.DRAWING]] = True
         for request in report.failed:
             self.scheduler.cancel(request)

@@ -33,7 +33,7 @@ class Prefills:
         self.waiting: deque[list[Image]] = deque()
         self._token_s = 0.0  # seconds per token in the last piece; 0: none was run yet
         # seconds that pieces took beyond their share while other images decode
-        self._overdrawn_s = 0.0
+        self.overdrawn_s = 0.0
 
     def run(
         self, seconds: float, beat: Callable[[], None], report: Report, *, while_decoding: bool
@@ -47,7 +47,7 @@ class Prefills:
         quantum. beat is called before each piece.
         """
         if while_decoding:
-            seconds -= self._overdrawn_s
+            seconds -= self.overdrawn_s
         self.waiting = deque(
             group for group in self.waiting if group[0].state is not State.CANCELLED
         )
@@ -75,7 +75,7 @@ class Prefills:
                     image.state = State.DONE if checking else State.DRAWING
                 done += group
             left_s = end - time.perf_counter()
-        self._overdrawn_s = max(0.0, -left_s)
+        self.overdrawn_s = max(0.0, -left_s)
         return done
 
     def _next(self) -> list[list[Image]]:
@@ -138,6 +138,7 @@ class Prefills:
         if position + steps < length:
             return []
         slots = slots_of(groups[0])
-        decoder.copy(slots)
+        if slots[1:]:
+            decoder.copy(slots)
         self._position[slots] = length
         return groups

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from linpix.model.attempts import Recognised
 from linpix.server.engine.decode.decoder import Decoder
 from linpix.server.engine.decode.engine import Engine
-from linpix.server.engine.image import Image, Report, again, chosen
+from linpix.server.engine.image import Image, Report, next_or_best
 from linpix.server.engine.job import Job
 
 
@@ -84,10 +84,10 @@ def run(engine: Engine) -> Ran:
     """Run a quantum, and begin further attempts as admission does."""
     report, finished, further = engine.run_quantum(), [], []
     for image in report.finished:
-        if (following := again(image)) is not None:
-            further.append(following)
+        best = next_or_best(image)
+        if best.canvas is None:
+            further.append(best)
             continue
-        best = chosen(image)
         finished.append(Drawn(image.request, image.index, best.canvas, best.label, best.recognised))
     engine.scheduler.submit(further)
     return Ran(report, finished, len(further))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from linpix.model.attempts import NEXT_ATTEMPT, Recognised
-from linpix.server.engine.image import Image, again, best_of, chosen
+from linpix.server.engine.image import Image, best_of, next_or_best
 from linpix.server.engine.job import Job
 
 
@@ -41,8 +41,8 @@ def attempt(
     torn: bool = False,
 ) -> Image:
     """The next attempt after one, done and checked with this probability of its class."""
-    image = Image("a", job, 2, job.seed + 2, job.label) if before is None else again(before)
-    assert image is not None
+    image = Image("a", job, 2, job.seed + 2, job.label) if before is None else next_or_best(before)
+    assert image.canvas is None
     image.label, image.canvas = label, np.full(64, image.attempt, np.uint8)
     if probability is not None:
         image.recognised = Recognised(label, float(np.log(probability)), torn)
@@ -51,32 +51,33 @@ def attempt(
 
 def test_an_image_is_drawn_again_until_it_is_recognised_or_there_were_enough_attempts():
     job = Job(seed=5, attempts=3)
-    assert again(attempt(job, 0.99)) is None
+    assert next_or_best(only := attempt(job, 0.99)) is only
     first = attempt(job, 0.5)
     second = attempt(job, 0.7, first)
     third = attempt(job, 0.6, second)
-    assert again(third) is None and chosen(third).seed == second.seed
+    best = next_or_best(third)
+    assert best.canvas is not None and best.seed == second.seed
     assert [image.seed for image in (first, second, third)] == [
         7,
         7 + NEXT_ATTEMPT,
         7 + 2 * NEXT_ATTEMPT,
     ]
-    assert again(attempt(Job(), None)) is None, "it is not checked"
-    assert again(attempt(Job(candidates=True), 0.1)) is None, "a candidate is drawn once"
+    assert next_or_best(unchecked := attempt(Job(), None)) is unchecked
+    assert next_or_best(candidate := attempt(Job(candidates=True), 0.1)) is candidate
 
 
 def test_a_torn_image_is_drawn_again_and_the_one_that_is_accepted_is_the_answer():
     job = Job(seed=5, attempts=4)
     first = attempt(job, 0.99, torn=True)
     second = attempt(job, 0.99, attempt(job, 0.7, first))
-    assert again(second) is None and chosen(second).seed == second.seed
+    assert next_or_best(second).seed == second.seed
     job = Job(seed=5, attempts=2)
     last = attempt(job, 0.8, attempt(job, 0.98, torn=True))
-    assert again(last) is None and chosen(last).seed == last.seed, (
+    assert next_or_best(last).seed == last.seed, (
         "of two that are not recognised, the one in one piece"
     )
     torn = attempt(job, 0.99, torn=True)
-    assert chosen(attempt(job, 0.8, torn)).seed == torn.seed, (
+    assert next_or_best(attempt(job, 0.8, torn)).seed == torn.seed, (
         "of two that are not accepted, the one that is recognised"
     )
 
@@ -89,6 +90,7 @@ def test_a_further_attempt_keeps_the_drawn_class_but_a_completion_draws_another(
         (Job(attempts=2, canvas=canvas, known=known, label=4), 4),
         (Job(attempts=2, canvas=canvas, known=np.zeros(64, np.bool_)), 3),
     ):
-        following = again(attempt(job, 0.5))
-        assert following is not None and following.label == label
-    assert again(attempt(Job(attempts=2, canvas=canvas, known=np.ones(64, np.bool_)), 0.5)) is None
+        following = next_or_best(attempt(job, 0.5))
+        assert following.canvas is None and following.label == label
+    whole = attempt(Job(attempts=2, canvas=canvas, known=np.ones(64, np.bool_)), 0.5)
+    assert next_or_best(whole) is whole

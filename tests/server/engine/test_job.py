@@ -9,7 +9,7 @@ from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.nets import net_for
 from linpix.server.engine.image import images_of
-from linpix.server.engine.job import Job, class_of, label_of, new_job
+from linpix.server.engine.job import Job, checked_options, class_of, label_of
 from linpix.server.errors import InvalidRequest
 from tests.nets import CLASS_FIRST
 
@@ -20,7 +20,7 @@ FIRST = checkpoint.Checkpoint("first", net_for(CLASS_FIRST), {"attempts": 4}, ""
 
 
 def job(source=TINY, answers=1, **options) -> Job:
-    return new_job(source, answers, **options)
+    return Job(**checked_options(source, answers, **options))
 
 
 def seeds(of: Job) -> list[int]:

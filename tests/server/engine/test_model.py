@@ -13,7 +13,7 @@ import pytest
 from linpix.model import checkpoint
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
-from linpix.server.engine.image import again, images_of
+from linpix.server.engine.image import images_of, next_or_best
 from linpix.server.engine.job import Job
 from linpix.server.engine.model import Model
 from linpix.server.engine.request import Request, Started
@@ -75,7 +75,7 @@ def run(model: Model) -> list[str]:
     model.quanta_s += passed_s
     model.images_s += passed_s * report.running
     for image in report.finished:
-        assert again(image) is None
+        assert next_or_best(image) is image
         request = model.requests[image.request]
         model.measure(request, image)
         request.undone -= 1
