@@ -67,7 +67,7 @@ def next_or_best(image: Image) -> Image:
     its attempts, which is returned: if there were several, as a copy that knows how many.
     """
     job, checked, best = image.job, image.recognised, image
-    before = image.best and image.best.recognised
+    before = None if image.best is None else image.best.recognised
     if image.best is not None and before is not None and checked is not None:
         recognised = checked
         if before.rank >= checked.rank:
