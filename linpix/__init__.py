@@ -1,5 +1,5 @@
-"""LinPix from Python: `load`, `sample`, `complete`, `score`, `models`; `linpix.cli` has the
-commands.
+"""LinPix from Python: `load`, `sample`, `complete`, `score`, `inside`, `models`; `linpix.cli` has
+the commands.
 
 Its other packages are folders beside this one:
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:  # an import of linpix alone needs nothing but Python
     from numpy.typing import ArrayLike
     from PIL.Image import Image
 
+    from linpix.model.inside import Inside
     from linpix.model.transformer import Transformer
 
     from .cli.pictures import Images
     from .cli.score import Score
 
-__all__ = ["complete", "load", "models", "sample", "score"]
+__all__ = ["complete", "inside", "load", "models", "sample", "score"]
 __version__ = "0.1.0"
 
 # In a checkout, links lead to these folders, so that type checkers and editors find them. Where
@@ -189,3 +190,29 @@ def score(
     from .cli.score import score
 
     return score(model, image, known, label, posterior, plausible, checkpoints)
+
+
+def inside(
+    model: str | Path,
+    image: "Picture",
+    known: "Picture | int | None" = None,
+    *,
+    label: int | str | None = None,
+    checkpoints: str | Path | None = None,
+) -> "Inside":
+    """What a model does with an image, token by token: `attention(layer, head)` says where each
+    token looked, `states(layer, head)` what was remembered, `distributions()` which values were
+    expected, and `bits` how unexpected each sub-pixel was.
+
+    model:       a name of `models()`, or a checkpoint folder
+    image:       as in `complete`, hidden pixels too
+    known:       as in `complete`; None: all pixels are hidden, unless parts of the image are
+                 transparent
+    label:       the class that the model assumes, by name or number; None: no class; a model that
+                 draws the class first then assumes the one that it finds most probable
+    checkpoints: folder of models; None: that of LinPix
+    Raises ValueError, of which CheckpointError is one.
+    """
+    from .cli.score import inside
+
+    return inside(model, image, known, label, checkpoints)

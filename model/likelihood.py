@@ -114,10 +114,9 @@ class Scoring:
             scores = _read(self.net, self._canvas, self._known)
             self.priors = scores.double().log_softmax(-1)[0, self._prior_labels].cpu().numpy()
         if attention.steps_as:  # else a piece is the whole image under one class
-            a_token = self.net.multiplications + attention.memory_multiplications(length - 1)
-            groups = -(-len(rows) // max(1, int(PIECE / (PREFILL_TOKENS * a_token))))
+            groups = -(-len(rows) * PREFILL_TOKENS // tokens_of_a_piece(self.net, 1, length))
             most = -(-len(rows) // groups)
-            tokens = max(1, int(PIECE / (most * a_token * PREFILL_TOKENS))) * PREFILL_TOKENS
+            tokens = tokens_of_a_piece(self.net, most, length)
         for first in range(0, len(rows), most):
             at = rows[first : first + most]
             state = attention.new_state(most) if attention.steps_as else None
@@ -147,6 +146,12 @@ class Scoring:
         if not bool(finite.all()):
             raise FloatingPointError(NOT_FINITE)
         self.log_probs[rows, at] = log_probs.where(hidden, torch.nan)
+
+
+def tokens_of_a_piece(net: Transformer, rows: int, length: int) -> int:
+    """How many tokens of so many rows make a piece of an image of this length."""
+    a_token = net.multiplications + net.attention.memory_multiplications(length - 1)
+    return max(1, int(PIECE / (rows * a_token * PREFILL_TOKENS))) * PREFILL_TOKENS
 
 
 def uniform_prior(classes: int) -> float:

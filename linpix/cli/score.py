@@ -1,5 +1,5 @@
-"""How probable a picture is: `linpix score` and the same in Python, by the same functions as the
-service.
+"""How probable a picture is, and what a model looks at in it: `linpix score` and the same in
+Python, by the same functions as the service.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from linpix.model.checkpoint import Checkpoint, named
 from linpix.model.config import ModelConfig
+from linpix.model.inside import Inside
 from linpix.model.likelihood import Scoring
 from linpix.server.engine.job import class_of
 from linpix.server.pictures import uploads
@@ -79,6 +80,22 @@ def score(
         facts["exact"],
         config,
     )
+
+
+@undisturbed()
+def inside(
+    model: str | Path,
+    image: object,
+    known: object,
+    label: int | str | None,
+    checkpoints: str | Path | None,
+) -> Inside:
+    """`linpix.inside`."""
+    checkpoint = named(model, checkpoints)
+    found = read_given(image, known, checkpoint.net.config, scored=True)
+    warn_caller(uploads.warnings_of(found))
+    number = class_of(label, checkpoint)
+    return Inside(checkpoint.net, found.canvas, found.known, number).complete()
 
 
 def _scored(

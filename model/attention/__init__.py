@@ -123,6 +123,28 @@ class Attention(ABC):
             f"attention {self.config.attention} cannot process packed sequences; use linear"
         )
 
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """How much each of n tokens looks at each of them, (..., n, n): 0 for later ones, and the
+        sum of a row is 1. q, k: (..., n, D).
+
+        Raises ValueError if the kind does not look at all earlier tokens.
+        """
+        raise ValueError(
+            f"attention {self.config.attention} looks at some tokens only, chosen by their hashes;"
+            " use a model with linear or softmax attention"
+        )
+
+    def states(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """S (..., n, D, M) and z (..., n, D) after each of n tokens. k: (..., n, D) · v: (..., n,
+        M).
+
+        Raises ValueError if the kind's memory is no state of a fixed size.
+        """
+        raise ValueError(
+            f"attention {self.config.attention} has no state of a fixed size: it keeps all keys and"
+            " values; use a model with linear attention"
+        )
+
     @property
     def state_bytes(self) -> int:
         """Bytes of attention memory for one image in flight, in float32."""

@@ -208,6 +208,18 @@ class LinearAttention(Attention):
     def packed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
         return linear_attention(q, k, v, offsets, self.config.eps, self.phi)
 
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """As Attention.weights: the share of each value in the paper's equation 9. A row sums to
+        slightly less than 1, because eps is in the divisor.
+        """
+        products = (self.phi(q) @ self.phi(k).transpose(-1, -2)).tril()
+        return products / (products.sum(-1, keepdim=True) + self.config.eps)
+
+    def states(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """As Attention.states (equations 18 and 19)."""
+        k = self.phi(k)
+        return (k[..., None] * v[..., None, :]).cumsum(-3), k.cumsum(-2)
+
     @property
     def state_bytes(self) -> int:
         c = self.config

@@ -115,6 +115,12 @@ class SoftmaxAttention(Attention):
         mask = present(lengths, k.shape[2])[:, None, None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """As Attention.weights (equation 2)."""
+        products = q @ k.transpose(-1, -2) / self.config.key_dim**0.5
+        later = torch.ones_like(products, dtype=torch.bool).triu(1)
+        return products.masked_fill(later, -torch.inf).softmax(-1)
+
     @property
     def state_bytes(self) -> int:
         c = self.config

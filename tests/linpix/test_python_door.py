@@ -36,7 +36,15 @@ PICTURE, KNOWN = (
 
 
 @pytest.mark.parametrize(
-    "function", [linpix.load, linpix.models, linpix.sample, linpix.complete, linpix.score]
+    "function",
+    [
+        linpix.load,
+        linpix.models,
+        linpix.sample,
+        linpix.complete,
+        linpix.score,
+        linpix.inside,
+    ],
 )
 def test_every_option_of_a_function_has_a_name_and_a_type_and_is_explained(function):
     parameters = inspect.signature(function).parameters.values()
@@ -127,6 +135,14 @@ def test_score_gives_what_a_server_gives(tiny, server):
     assert not whole.posterior and not np.isnan(whole.map).any()
 
 
+def test_a_look_inside_has_the_bits_of_the_score_and_says_where_a_token_looked(tiny):
+    found = linpix.inside(str(tiny), PICTURE, label=4)
+    score = linpix.score(str(tiny), PICTURE, label=4)
+    np.testing.assert_allclose(found.bits, score.map.reshape(-1), atol=1e-4)
+    looked = found.attention(0, 1)[20]
+    assert looked[:21].sum() == pytest.approx(1, abs=1e-5) and not looked[21:].any()
+
+
 @pytest.mark.parametrize(
     ("known", "options", "message"),
     [
@@ -214,7 +230,7 @@ def test_a_grid_of_no_images_is_refused(tiny):
         linpix.sample(str(tiny), 2)[:0].grid()
 
 
-@pytest.mark.parametrize("function", [linpix.complete, linpix.score])
+@pytest.mark.parametrize("function", [linpix.complete, linpix.score, linpix.inside])
 def test_a_picture_in_the_place_of_the_model_is_named_as_one(function):
     with pytest.raises(
         ValueError, match="model must be a name or a folder, and comes first; got a ndarray"
