@@ -201,7 +201,7 @@ def inside(
     checkpoints: str | Path | None = None,
 ) -> "Inside":
     """What a model does with an image, token by token: `attention(layer, head)` says where each
-    token looked, `states(layer, head)` what was remembered, `distributions()` which values were
+    token looked, `states(layer, head)` what was remembered, `distributions` which values were
     expected, and `bits` how unexpected each sub-pixel was.
 
     model:       a name of `models()`, or a checkpoint folder

@@ -19,7 +19,7 @@ from .attention import Attention, State
 from .conditional import Conditional
 from .heads import log_likelihood
 from .inputs import check_known
-from .likelihood import class_log_probs_of, tokens_of_a_piece
+from .likelihood import NOT_FINITE, class_log_probs_of, tokens_of_a_piece
 from .transformer import Transformer
 
 
@@ -30,6 +30,18 @@ class Token(NamedTuple):
     # drawn: its position among the picture's tokens · patch: its index among the picture's squares,
     # in raster order · query: 0
     at: int
+
+
+class View(NamedTuple):
+    """What one head did with one picture, as arrays of float32 that can be sent; see Inside."""
+
+    tokens: list[Token]
+    label: int | None
+    attention: NDArray[np.float32]  # (n, n)
+    # S and z, (n, D, M + 1); None if the model has no state of a fixed size
+    states: NDArray[np.float32] | None
+    distributions: NDArray[np.float32]  # (T, 256)
+    bits: NDArray[np.float32]  # (T,)
 
 
 class Inside:
@@ -65,11 +77,14 @@ class Inside:
         self._start = torch.tensor([net.start_index(label)], device=net.device)
         self._recorder = _Recorder(net.attention)
         self.tokens = self._tokens()
-        self._parameters: list[Tensor] = []  # (tokens of a piece, P)
+        # of a piece: log-probabilities of the 256 values of its sub-pixels, (sub-pixels, 256)
+        self._log_probs: list[Tensor] = []
         self._pieces = self._run()
 
     def advance(self) -> bool:
-        """Compute one piece; return whether there are more."""
+        """Compute one piece; return whether there are more. Raises FloatingPointError if the model
+        gives NaN.
+        """
         return next(self._pieces, False)
 
     def complete(self) -> "Inside":
@@ -106,8 +121,30 @@ class Inside:
                 torch.tensor([1]),
                 self._read,
             )
-            self._parameters.append(parameters[0])
+            self._log_probs.append(self._expected(parameters[0], begin))
             yield end < length
+
+    @torch.inference_mode()
+    def _expected(self, parameters: Tensor, begin: int) -> Tensor:
+        """Log-probabilities of the 256 values of sub-pixels, given all earlier ones: (sub-pixels,
+        256), NaN for known ones. parameters: (tokens, P) · begin: the first token.
+        """
+        config, size = self.net.config, self.net.config.token_size
+        at = slice(begin * size, (begin + len(parameters)) * size)
+        found = torch.empty(256, len(parameters) * size)
+        parameters = parameters.expand(256, -1, -1)
+        for channel in range(size):
+            values = self._canvas[at].repeat(256, 1)
+            values[:, channel::size] = torch.arange(256)[:, None]
+            log_probs = log_likelihood(config, parameters, values)
+            found[:, channel::size] = log_probs[:, channel::size]
+        found = found.T
+        if config.first_marginal and begin == 0:
+            found[0] = torch.tensor(config.first_marginal).log()
+        known = self._known[at, None]
+        if bool((found.isnan() & ~known).any()):
+            raise FloatingPointError(NOT_FINITE)
+        return found.masked_fill(known, torch.nan)
 
     def attention(self, layer: int, head: int) -> NDArray[np.float32]:
         """Where each token looked: (n, n), a row for each of `tokens`, the weight of each of them.
@@ -131,6 +168,15 @@ class Inside:
         S, z = self.net.attention.states(k, v)
         return S.cpu().numpy(), z.cpu().numpy()
 
+    def view(self, layer: int, head: int) -> View:
+        """All of this for one head."""
+        states = None
+        if self.net.attention.fixed_state:
+            S, z = self.states(layer, head)
+            states = np.concatenate([S, z[..., None]], -1)
+        attention = self.attention(layer, head)
+        return View(self.tokens, self.label, attention, states, self.distributions, self.bits)
+
     def _recorded(self, layer: int, head: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys, (n, D), and values, (n, M), of a head. Raises ValueError."""
         config = self.net.config
@@ -140,33 +186,19 @@ class Inside:
         q, k, v = (torch.cat(pieces, 1)[head] for pieces in self._recorder.layers[layer])
         return q, k, v
 
-    @torch.inference_mode()
+    @property
     def distributions(self) -> NDArray[np.float32]:
         """How probable each value of each sub-pixel was before it was drawn, given all earlier
         ones: (T, 256). NaN where it is known.
         """
-        config, parameters = self.net.config, torch.cat(self._parameters)[None]
-        found = torch.empty(config.subpixels, 256)
-        for value in range(256):
-            for channel in range(config.token_size):
-                values = self._canvas[None].clone()
-                values[:, channel :: config.token_size] = value
-                log_probs = log_likelihood(config, parameters, values)[0]
-                at = slice(channel, None, config.token_size)
-                found[at, value] = log_probs[at].exp().cpu()
-        if config.first_marginal:
-            found[0] = torch.tensor(config.first_marginal)
-        return found.masked_fill(self._known.cpu()[:, None], torch.nan).numpy()
+        found: NDArray[np.float32] = torch.cat(self._log_probs).exp().cpu().numpy()
+        return found
 
     @property
     def bits(self) -> NDArray[np.float32]:
         """How unexpected each sub-pixel was, (T,), in bits; NaN where it is known."""
-        config, parameters = self.net.config, torch.cat(self._parameters)[None]
-        log_probs = log_likelihood(config, parameters, self._canvas[None])[0]
-        if config.first_marginal:
-            log_probs[0] = torch.tensor(config.first_marginal[self._canvas[0]]).log()
-        found = (-log_probs / math.log(2)).masked_fill(self._known, torch.nan)
-        bits: NDArray[np.float32] = found.cpu().numpy()
+        log_probs = torch.cat(self._log_probs).gather(1, self._canvas[:, None].long())[:, 0]
+        bits: NDArray[np.float32] = (-log_probs / math.log(2)).cpu().numpy()
         return bits
 
 

@@ -26,7 +26,7 @@ from .web import error_handlers, openapi
 from .web.keys import Keys
 from .web.middleware.bodies import Bodies
 from .web.middleware.stack import Gate
-from .web.routes import compare, images, likelihoods, models, operations, page
+from .web.routes import compare, images, inside, likelihoods, models, operations, page
 from .web.service import Service
 
 logger = logging.getLogger("linpix")
@@ -121,7 +121,7 @@ def application(service: Service) -> FastAPI:
     # with include_router each request would look for its route twice
     for drawing in (images.router, images.forms):
         app.router.routes.extend(drawing.routes)
-    for routes in (likelihoods, models, compare, operations):
+    for routes in (likelihoods, inside, models, compare, operations):
         app.include_router(routes.router)
     if settings.metrics_port is None:
         app.include_router(operations.probes)

@@ -83,6 +83,8 @@ def present(lengths: Tensor, longest: int) -> Tensor:
 class Attention(ABC):
     """One kind of attention with one configuration."""
 
+    has_weights = True  # a token looks at all earlier ones: see `weights`
+    fixed_state = False  # the memory of an image has the same size after each token: see `states`
     shared_qk = False  # queries serve as keys too: the projection makes no keys
     options: tuple[str, ...] = ()  # configuration fields that only this kind reads
     exception = ""  # why parallel is not strictly causal, in words; empty if it is causal

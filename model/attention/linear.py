@@ -184,6 +184,7 @@ class RecurrentState:
 class LinearAttention(Attention):
     """ "Transformers are RNNs", section 3.2."""
 
+    fixed_state = True
     options = ("feature_map", "random_features")
     steps_as = "linear"
 

@@ -11,6 +11,10 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
+from linpix.model.inside import Inside
 from linpix.model.likelihood import Scoring
 
 from .. import logs
@@ -119,15 +123,28 @@ class Admission:
             request.send(None)
         if job.scored:
             assert job.canvas is not None
-            scoring = Scoring(
-                model.checkpoint.net, job.canvas, job.known, job.labels, plausible=job.plausible
-            )
-            self._thread.run_in_background(
-                Work(request.id, request.client, self._scored(request, scoring))
-            )
+            self._run_in_background(request, job.canvas, job.label)
         else:
             request.images = images_of(job, request.id)
             self._thread.submit(model.engine, request.images)
+
+    def _run_in_background(
+        self, request: Request, canvas: NDArray[np.uint8], label: int | None
+    ) -> None:
+        """Score a picture, or look inside the model that reads it."""
+        job = request.job
+        if job.look:
+            pieces = self._looked(request, canvas, label)
+        else:
+            scoring = Scoring(
+                request.model.checkpoint.net,
+                canvas,
+                job.known,
+                job.labels,
+                plausible=job.plausible,
+            )
+            pieces = self._scored(request, scoring)
+        self._thread.run_in_background(Work(request.id, request.client, pieces))
 
     def _scored(self, request: Request, scoring: Scoring) -> Iterator[None]:
         """Score a picture piece by piece. On the engine thread."""
@@ -136,6 +153,17 @@ class Admission:
         scores = scoring.log_probs.cpu().numpy(), scoring.priors
         assert request.job.canvas is not None
         self._thread.report(request.send, Event(0, 0, request.job.canvas, True, scores=scores))
+
+    def _looked(
+        self, request: Request, canvas: NDArray[np.uint8], label: int | None
+    ) -> Iterator[None]:
+        """Look inside piece by piece. On the engine thread."""
+        job, net = request.job, request.model.checkpoint.net
+        assert job.look is not None
+        inside = Inside(net, canvas, job.known, label)
+        while inside.advance():
+            yield
+        self._thread.report(request.send, Event(0, 0, canvas, True, view=inside.view(*job.look)))
 
     def end(self, request: Request) -> None:
         metrics, job, model = self.metrics, request.job, request.model
@@ -277,6 +305,9 @@ class Admission:
             self._thread.submit(model.engine, [following])
             return
         model.measure(request, image)
+        if request.job.look:  # what was drawn is looked at
+            self._run_in_background(request, following.canvas, following.label)
+            return
         request.undone, request.drawn = request.undone - 1, time.monotonic()
         height, recognised = model.config.height, following.recognised
         request.send(Event(image.index, height, following.canvas, True, recognised))

@@ -65,6 +65,7 @@ class Job:
     labels: Sequence[int | None] | None = None  # to score under; None: Scoring's default
     plausible: bool = False                 # score it under plausible classes only
     scored: bool = False                    # the picture is scored, and nothing is drawn
+    look: tuple[int, int] | None = None     # layer and head to look into: not scored, but looked at
     bulk: bool = False                      # it gets one slot in four while others wait
     stream: bool = False                    # each finished image row is sent
     # fmt: on

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from linpix.model.attempts import Recognised
 from linpix.model.checkpoint import Checkpoint
+from linpix.model.inside import View
 
 from ..errors import (
     ClientLeft,
@@ -41,6 +42,7 @@ class Event(NamedTuple):
     recognised: Recognised | None = None  # if the model has checked it
     # Scoring's log_probs and priors
     scores: tuple[NDArray[np.float32], NDArray[np.float64]] | None = None
+    view: View | None = None  # of a job that looks inside
 
 
 class Started(NamedTuple):

@@ -229,6 +229,25 @@ class LikelihoodForm(PictureFields, UploadFields):
     """b64_json: answer with the map as a PNG too; default: only as numbers"""
 
 
+class InsideForm(PictureFields, UploadFields):
+    """Unknown fields are ignored, and the answer's warnings name them."""
+
+    label: int | str | None = Field(None, examples=[7])
+    """class that the model assumes, by index or name; default: no class; a model that draws the
+    class first takes the one that it finds most probable, or has drawn"""
+    seed: int | None = Field(None, ge=0, le=MAX_SEED, examples=[5])
+    """instead of image: look at the image that the model draws for this seed"""
+    token: int | None = Field(None, ge=0, examples=[400])
+    """the token to look at, a sub-pixel or pixel in raster order, from 0; default: the last"""
+    layer: int | None = Field(None, ge=0, examples=[3])
+    """from 0; default: the last"""
+    head: int = Field(0, ge=0, examples=[2])
+    """a head of this layer, from 0"""
+    array: Literal["states", "attention", "distributions"] = Field("states", examples=["attention"])
+    """which array answers to Accept: application/x-npy, float16: states (n, D, M + 1), S and z
+    after each of n tokens; attention (n, n), a row for each; or distributions (T, 256)"""
+
+
 class CompareBody(Described):
     """What to compare; see `linpix compare`."""
 
@@ -251,12 +270,12 @@ class CompareBody(Described):
 
 
 # a route ignores the fields of others
-FORM_FIELDS = EditForm.model_fields.keys() | LikelihoodForm.model_fields.keys()
+_FORM_FIELDS = [
+    field for form in (EditForm, LikelihoodForm, InsideForm) for field in form.model_fields.items()
+]
+FORM_FIELDS = frozenset(name for name, _ in _FORM_FIELDS)
 FORM_NUMBERS = frozenset(
-    name
-    for form in (EditForm, LikelihoodForm)
-    for name, field in form.model_fields.items()
-    if field.annotation in (int | None, float | None)
+    name for name, field in _FORM_FIELDS if field.annotation in (int, int | None, float | None)
 )
 
 GENERATE: dict[str, Any] = {  # example bodies, by what they show
@@ -283,6 +302,12 @@ LIKELIHOOD: dict[str, Any] = {
     "the part that a mask hides": {
         "value": {"image": "seven.png", "mask": "mask.png", "response_format": "b64_json"}
     },
+}
+INSIDE: dict[str, Any] = {
+    "a picture, and where its 400th pixel looked": {
+        "value": {"image": "seven.png", "label": 7, "token": 400, "layer": 3, "head": 2}
+    },
+    "an image that is drawn again": {"value": {"seed": 5, "label": 7}},
 }
 COMPARE: dict[str, Any] = {
     "two kinds of attention": {

@@ -73,7 +73,7 @@ def test_distributions_hold_the_bits_of_each_sub_pixel(name):
     given = known if config.patch else None
     scored = Scoring(found.net, canvas, given, [found.label]).complete().log_probs[0].numpy()
     np.testing.assert_allclose(found.bits, -scored / np.log(2), atol=1e-4, rtol=1e-4)
-    probabilities = found.distributions()
+    probabilities = found.distributions
     hidden = np.flatnonzero(~known)
     assert np.isnan(probabilities[known]).all()
     np.testing.assert_allclose(probabilities[hidden].sum(1), 1, atol=1e-5)
@@ -98,3 +98,7 @@ def test_what_is_not_there_is_refused_with_the_cure():
     net = perturbed_net(dataclasses.replace(TINY, attention="lsh"))
     with pytest.raises(ValueError, match="linear or softmax attention"):
         Inside(net, np.zeros(64, np.uint8))
+    broken = perturbed_net(TINY)
+    broken.head.bias.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="NaN"):
+        Inside(broken, np.zeros(64, np.uint8)).complete()

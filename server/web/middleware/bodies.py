@@ -22,7 +22,11 @@ from ..request_schemas import TIMEOUT_HEADER, timeout_of
 
 IMAGES = "/v1/images/"
 EDITS = "/v1/images/edits"  # which takes JSON too
-UPLOADS = (EDITS, "/v1/images/likelihoods")  # the routes whose bodies may be large
+UPLOADS = (
+    EDITS,
+    "/v1/images/likelihoods",
+    "/v1/images/inside",
+)  # the routes whose bodies may be large
 JSON = ("/v1/images/generations", "/v1/compare")
 # largest body of every other route: while it waits, its JSON may take 30 times as much memory
 PLAIN_BYTES = 2**17

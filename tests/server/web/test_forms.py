@@ -72,6 +72,7 @@ SHARED = {
             },
         ),
         ("/v1/images/likelihoods", {"labels", "classes"}),
+        ("/v1/images/inside", {"seed", "token", "layer", "head", "array"}),
     ],
 )
 def test_the_fields_of_a_form_are_known_and_documented(client, path, others):

@@ -67,6 +67,7 @@ ROUTES = [
     "POST /v1/images/generations",
     "POST /v1/images/edits",
     "POST /v1/images/likelihoods",
+    "POST /v1/images/inside",
     "POST /v1/compare",
     "GET /v1/compare/{id}",
     "DELETE /v1/compare/{id}",
