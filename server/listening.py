@@ -7,6 +7,7 @@ import http.client
 import logging
 import os
 import socket
+import ssl
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -62,8 +63,8 @@ def listen(host: str, port: int, of: str = "", *, shared: bool = False) -> list[
     return sockets
 
 
-def url_of(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def url_of(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def is_ready() -> bool:
@@ -87,11 +88,23 @@ def is_ready() -> bool:
                 words = bytes.fromhex(address)  # of four bytes, each from its last to its first
                 parts = [words[at : at + 4][::-1] for at in range(0, len(words), 4)]
                 host = socket.inet_ntop(family, b"".join(parts))
-                with suppress(OSError, http.client.HTTPException):
-                    connection = http.client.HTTPConnection(host, int(port, 16), timeout=1)
-                    connection.request("GET", "/readyz", headers={"Host": "localhost"})
-                    if connection.getresponse().status == 200:
-                        return True
+                if _answers(host, int(port, 16)):
+                    return True
+    return False
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether /readyz is 200 there, by HTTP or HTTPS. The certificate is for other names."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for connection in (
+        http.client.HTTPConnection(host, port, timeout=1),
+        http.client.HTTPSConnection(host, port, timeout=1, context=context),
+    ):
+        with suppress(OSError, http.client.HTTPException):
+            connection.request("GET", "/readyz", headers={"Host": "localhost"})
+            if connection.getresponse().status == 200:
+                return True
     return False
 
 

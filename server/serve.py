@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextvars import Context
@@ -56,7 +57,13 @@ async def probed(service: Service, sockets: list[socket.socket]) -> AsyncIterato
     )
     server = uvicorn.Server(
         configured(
-            app, settings, lifespan="off", timeout_graceful_shutdown=1, forwarded_allow_ips=""
+            app,
+            settings,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            forwarded_allow_ips="",
+            ssl_certfile=None,
+            ssl_keyfile=None,
         )
     )
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]  # the service does
@@ -113,12 +120,13 @@ class Server(uvicorn.Server):
 
     def _announce(self, sockets: list[Any]) -> None:
         """Announce that the service is ready, and handle SIGHUP from now on."""
-        for what, those in (
-            (", ".join(self._requests.drawer.models), sockets),
-            ("metrics and health", self._probes),
+        for what, those, by in (
+            (", ".join(self._requests.drawer.models), sockets, self._service.settings.scheme),
+            ("metrics and health", self._probes, "http"),
         ):
             for listening in those:
-                logs.announce(f"LinPix serves {what} at {url_of(*listening.getsockname()[:2])}")
+                url = url_of(*listening.getsockname()[:2], scheme=by)
+                logs.announce(f"LinPix serves {what} at {url}")
         if hasattr(signal, "SIGHUP"):  # not by the loop, which gives the signal up when it closes
             loop = asyncio.get_running_loop()
             signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._stale.set))
@@ -227,6 +235,23 @@ def warn_of_exposure(settings: Settings) -> None:
         )
 
 
+def check_tls(settings: Settings) -> None:
+    """Raise ValueError if the certificate and its key cannot be used: before the weights are
+    read.
+    """
+    if settings.tls_cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            settings.tls_cert, settings.tls_key
+        )
+    except OSError as error:
+        raise ValueError(
+            f"--tls-cert {settings.tls_cert} with --tls-key {settings.tls_key}: {error}; give a"
+            " certificate and its own key, both in PEM and readable, the key without a passphrase"
+        ) from error
+
+
 def configured(app: Any, settings: Settings, **others: Any) -> uvicorn.Config:
     """uvicorn's configuration for an app. others: options in place of the service's.
 
@@ -247,6 +272,8 @@ def configured(app: Any, settings: Settings, **others: Any) -> uvicorn.Config:
         "timeout_graceful_shutdown": 10,
         "timeout_keep_alive": settings.head_timeout,
         "forwarded_allow_ips": settings.trusted_proxies,
+        "ssl_certfile": settings.tls_cert,
+        "ssl_keyfile": settings.tls_key,
     }
     return uvicorn.Config(app, workers=1, **options | others)
 

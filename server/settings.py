@@ -1,13 +1,15 @@
-"""The service's settings: flags of `linpix serve`, or LINPIX_* variables, with one default, unit
-and reason each.
+"""The service's settings: flags of `linpix serve`, LINPIX_* variables, or a file, with one default,
+unit and reason each.
 """
 
 import argparse
 import difflib
+import json
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -53,6 +55,27 @@ def misspelt(environment: Mapping[str, str]) -> list[str]:
             near = difflib.get_close_matches(name, known, 1)
             cure = f"did you mean {near[0]}?" if near else "linpix serve --help lists them"
             found.append(f"{name} is not a setting, so it has no effect; {cure}")
+    return found
+
+
+def from_file(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a TOML file, without those that a variable sets. Raises OSError, or
+    ValueError with the cure.
+    """
+    try:
+        values = tomllib.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    found = {}
+    for given, value in values.items():
+        name = given.replace("-", "_")
+        if name not in Settings.model_fields:
+            near = difflib.get_close_matches(name, Settings.model_fields, 1)
+            cure = f"did you mean {near[0]}?" if near else "linpix serve --help lists them"
+            raise ValueError(f"{path}: {given} is not a setting; {cure}")
+        variable = environment.get(f"LINPIX_{name.upper()}")
+        if not variable or _of_kubernetes(variable):
+            found[name] = value
     return found
 
 
@@ -145,8 +168,8 @@ HIDDEN: JsonDict = {"hidden": True}  # from --help
 
 
 class Settings(BaseSettings):
-    """Every field is a flag (`--max-queue`) and a variable (`LINPIX_MAX_QUEUE`); flags win. The
-    text below it describes it.
+    """Every field is a flag (`--max-queue`), a variable (`LINPIX_MAX_QUEUE`) and a name in a file
+    (`max_queue`); flags win, then variables. The text below it describes it.
     """
 
     model_config = SettingsConfigDict(
@@ -222,6 +245,11 @@ class Settings(BaseSettings):
     trusted_proxies: Listed = ""
     """addresses or networks of proxies whose X-Forwarded-For, X-Forwarded-Proto, X-Request-Id and
     traceparent headers are trusted, comma-separated; * for any"""
+    tls_cert: Path | None = None
+    """certificate, in PEM with those that it depends on, to serve HTTPS without a proxy; needs
+    --tls-key; read at the start"""
+    tls_key: Path | None = None
+    """private key of --tls-cert, in PEM"""
     metrics_host: Address = "127.0.0.1"
     """address to listen on with --metrics-port"""
     metrics_port: int | None = Field(None, ge=0, le=65535)
@@ -293,6 +321,26 @@ class Settings(BaseSettings):
         checks[info.field_name](text)
         return text
 
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("a certificate needs its key: give both --tls-cert and --tls-key")
+        return self
+
+    def toml(self) -> str:
+        """The settings as a file of --config; those without a value are comments."""
+        lines = []
+        for name, value in self:
+            field = type(self).model_fields[name]
+            if field.json_schema_extra == HIDDEN and value == field.default:
+                continue
+            if value is None:
+                lines.append(f"# {name} =")
+            else:
+                shown = str(value) if isinstance(value, Path) else value
+                lines.append(f"{name} = {json.dumps(shown, ensure_ascii=False)}")
+        return "\n".join(lines) + "\n"
+
     def idle(self) -> list[str]:
         """A sentence about each setting that has no effect without another one."""
         needs = {
@@ -313,12 +361,27 @@ class Settings(BaseSettings):
         ]
 
     @property
+    def scheme(self) -> str:
+        return "https" if self.tls_cert else "http"
+
+    @property
     def aliases(self) -> dict[str, str]:
         """The model that each alias stands for."""
         return names_of(self.alias)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file of settings, such as max_queue = 512; flags and variables win",
+    )
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print the settings as such a file, and do not serve",
+    )
     for name, field in Settings.model_fields.items():
         kind, default = name.upper(), field.default
         if get_origin(field.annotation) is Literal:

@@ -33,7 +33,7 @@ from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import Image
 from linpix.server.engine.job import Job, checked_options, class_of
 from linpix.server.pictures import uploads
-from linpix.server.settings import ON_GPU, Settings
+from linpix.server.settings import ON_GPU, Settings, from_file
 
 from . import animation, bulk, preview
 from .draw import pixels_of, produce, unsure_of, warn
@@ -46,15 +46,22 @@ def serve(given: argparse.Namespace) -> None:
         for name, flag in vars(given).items()
         if name in Settings.model_fields and flag is not None
     }
+    written = from_file(given.config, os.environ) if given.config else {}
     try:
-        settings = Settings(**flags)
+        settings = Settings(**written | flags)
     except ValidationError as invalid:
         first = invalid.errors()[0]
+        if not first["loc"]:  # of several settings
+            raise ValueError(first["msg"].removeprefix("Value error, ")) from invalid
         name = str(first["loc"][0])
         raise ValueError(
             f"--{name.replace('_', '-')} (LINPIX_{name.upper()}): "
             f"{first['msg'].removeprefix('Value error, ')}, got {first['input']!r:.80}"
         ) from invalid
+    if given.print_config:
+        print(settings.toml(), end="")
+        return
+    service.check_tls(settings)
     if settings.replicas:
         from linpix.server.cluster import local  # its dependencies are an extra
 

@@ -232,5 +232,5 @@ def _start(settings: Settings) -> None:
         ) from error
     logs.announce(
         f"LinPix serves {settings.replicas} replicas through {settings.fronts} fronts at "
-        f"{url_of(settings.host or 'localhost', settings.port)}"
+        f"{url_of(settings.host or 'localhost', settings.port, settings.scheme)}"
     )

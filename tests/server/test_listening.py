@@ -5,13 +5,15 @@ be opened.
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 
 import httpx
 import pytest
 
-from linpix.server.listening import listen
+from linpix.__main__ import main
+from linpix.server.listening import is_ready, listen
 from tests.linpix.test_main import linpix
 from tests.server.web.routes.test_images import generate
 from tools.harness.commands import python
@@ -153,3 +155,36 @@ def test_a_blocked_standard_error_does_not_stop_the_service(tiny, broken):
     finally:
         process.kill()
         process.wait(HANG_S)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """The flags of a certificate for localhost, which signs itself."""
+    folder = tmp_path_factory.mktemp("tls")
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2"
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*made.split(), *name], cwd=folder, check=True, capture_output=True)
+    return f"--tls-cert={folder}/cert.pem --tls-key={folder}/key.pem"
+
+
+def test_https_needs_no_proxy_and_leaves_the_port_of_the_metrics_as_it_is(tiny, certificate):
+    flags = f"{certificate} --metrics-port 0"
+    trusted = ssl.create_default_context(cafile=certificate.split()[0].partition("=")[2])
+    with serving(tiny.parent, flags) as server, server.client(verify=trusted) as client:
+        assert server.url.startswith("https://")
+        assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+        assert client.post("/v1/images/generations", json={}).status_code == 200
+        [probes] = (line for line in server.printed if "metrics and health" in line)
+        assert httpx.get(probes.split()[-1] + "/readyz").status_code == 200
+        assert is_ready()
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(server.url.replace("https", "http"))
+
+
+def test_a_certificate_without_its_own_key_is_refused_before_the_weights_are_read(
+    certificate, capsys
+):
+    [flag, _] = certificate.split()
+    other = flag.replace("--tls-cert", "--tls-key")
+    assert main(["serve", "--checkpoints=/nowhere", flag, other]) == 2
+    assert "give a certificate and its own key" in capsys.readouterr().err

@@ -1,13 +1,14 @@
 """Settings: names, units, lists, and values that could have no effect."""
 
 import json
+import os
 import re
 from typing import Literal, get_args, get_origin
 
 import pytest
 
 from linpix.model import ops
-from linpix.server.settings import BYTES, SECONDS, Settings, misspelt, names_of
+from linpix.server.settings import BYTES, SECONDS, Settings, from_file, misspelt, names_of
 
 KINDS = {name: field.annotation for name, field in Settings.model_fields.items()}
 
@@ -226,6 +227,42 @@ def test_spaces_around_a_value_are_no_part_of_it(monkeypatch):
         81,
     )
     assert found.slots == usual
+
+
+def test_a_file_gives_settings_that_variables_and_flags_override(tmp_path, monkeypatch):
+    file = tmp_path / "linpix.toml"
+    file.write_text('max-queue = 7\nmodels = ["a", "b"]\nhead_timeout = "1m30s"\nslots = 3\n')
+    monkeypatch.setenv("LINPIX_SLOTS", "5")
+    monkeypatch.setenv("LINPIX_PORT", "tcp://10.96.0.12:80")  # of Kubernetes: no setting
+    found = Settings(**from_file(file, os.environ) | {"max_n": 2})
+    assert (found.max_queue, found.models, found.head_timeout, found.slots, found.max_n) == (
+        7,
+        "a,b",
+        90,
+        5,
+        2,
+    )
+    file.write_text(found.toml())
+    monkeypatch.delenv("LINPIX_SLOTS")
+    assert Settings(**from_file(file, os.environ)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("modles = 'a'", "modles is not a setting; did you mean models?"),
+        ("port: 80", "linpix.toml is not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused(tmp_path, text, words):
+    (tmp_path / "linpix.toml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        from_file(tmp_path / "linpix.toml", {})
+
+
+def test_a_certificate_and_its_key_come_together():
+    with pytest.raises(ValueError, match="give both --tls-cert and --tls-key"):
+        Settings(tls_cert="a.pem")
 
 
 def test_a_setting_that_needs_another_one_says_so():

@@ -100,7 +100,7 @@ class Process(Server):
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.printed.append(line)
-            found = re.search(r"at (http://[^\s\"]+)", line)
+            found = re.search(r"at (https?://[^\s\"]+)", line)
             if found and not self.url:
                 self.url = found[1]
                 self._told.set()

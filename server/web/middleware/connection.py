@@ -73,8 +73,9 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.parser = Parser(self)
         transport.max_size = READ_BYTES
-        # what the system has not taken counts as unwritten
-        transport.set_write_buffer_limits(0)
+        # what the system has not taken counts as unwritten; a transport of TLS pauses at its limit,
+        # not above it, and 0 would pause it for good
+        transport.set_write_buffer_limits(1 if transport.get_extra_info("sslcontext") else 0)
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
