@@ -56,10 +56,10 @@ class Blocks {
       if (behind < 0 || blocks_[i].to < blocks_[behind].to) behind = i;
     }
     if (behind < 0) return -1;
-    Piece& block = blocks_[behind];
-    const int64_t left = steps_ - block.to;
-    block.from = block.to;
-    block.to += waiting > threads_ ? left : std::min(left, std::max(LEAST, left / 2));
+    Piece& piece = blocks_[behind];
+    const int64_t left = steps_ - piece.to;
+    piece.from = piece.to;
+    piece.to += waiting > threads_ ? left : std::min(left, std::max(LEAST, left / 2));
     taken_[behind] = true;
     return behind;
   }

@@ -17,16 +17,16 @@ void run(const char* op, int (*kernel)(const Sequences&, void*), const Sequences
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& offsets,
                                    double eps) {
-  return causal_attention(q, k, v, offsets, eps, [](const char* op, const Sequences& s, const Tensor& v) {
-    run(op, causal, s, v);
+  return causal_attention(q, k, v, offsets, eps, [](const char* op, const Sequences& s, const Tensor& like) {
+    run(op, causal, s, like);
   });
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v,
                                             const Tensor& offsets, const Tensor& y, const Tensor& normaliser) {
   return causal_attention_backward(
-      g, q, k, v, offsets, y, normaliser, [](const char* op, const Sequences& s, const Tensor& v) {
-        run(op, causal_backward, s, v);
+      g, q, k, v, offsets, y, normaliser, [](const char* op, const Sequences& s, const Tensor& like) {
+        run(op, causal_backward, s, like);
       });
 }
 

@@ -17,7 +17,7 @@ namespace linpix::LINPIX_ISA {
 
 LINPIX_INLINE float number(float x) { return x; }
 LINPIX_INLINE double number(double x) { return x; }
-LINPIX_INLINE float number(bfloat16 x) { return widened(x); }
+LINPIX_INLINE float number(bfloat16 x) { return to_float(x); }
 LINPIX_INLINE void put(float* to, float x) { *to = x; }
 LINPIX_INLINE void put(double* to, double x) { *to = x; }
 LINPIX_INLINE void put(bfloat16* to, float x) { *to = rounded(x); }

@@ -121,26 +121,26 @@ LINPIX_INLINE Floats fast_exp(Floats x) {
   return r;
 }
 #endif
-LINPIX_INLINE float widened(bfloat16 x) { return float_of((uint32_t)x.bits << 16); }
+LINPIX_INLINE float to_float(bfloat16 x) { return float_of((uint32_t)x.bits << 16); }
 LINPIX_INLINE void store(bfloat16* to, Floats x) { *to = rounded(x.x); }
 
-// float16: halved rounds to the nearest, ties to even. Callers must pass it at most 65,504; more may become infinity.
+// to_float16 rounds to the nearest, ties to even. Callers must pass it at most 65,504; more may become infinity.
 struct float16 {
   uint16_t bits;
 };
 #if defined(__CUDACC__)
-LINPIX_INLINE float16 halved(float x) {
+LINPIX_INLINE float16 to_float16(float x) {
   float16 r;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(x));
   return r;
 }
-LINPIX_INLINE float widened(float16 x) {
+LINPIX_INLINE float to_float(float16 x) {
   float r;
   asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
   return r;
 }
 #else
-LINPIX_INLINE float16 halved(float x) {
+LINPIX_INLINE float16 to_float16(float x) {
   const uint16_t sign = (uint16_t)(bits_of(x) >> 16 & 0x8000);
   const float most = float_of(bits_of(x) & 0x7fffffff);
   if (!(most <= 65504.0f)) return {(uint16_t)(sign | (most >= 65520.0f ? 0x7c00 : most == most ? 0x7bff : 0x7e00))};
@@ -151,7 +151,7 @@ LINPIX_INLINE float16 halved(float x) {
   const uint32_t places = bits_of(most + unit) - bits_of(unit);
   return {(uint16_t)(sign | (((uint32_t)(exponent + 14) << 10) + places))};
 }
-LINPIX_INLINE float widened(float16 x) {
+LINPIX_INLINE float to_float(float16 x) {
   const uint32_t exponent = x.bits >> 10 & 31, places = x.bits & 1023;
   const float sign = x.bits & 0x8000 ? -1.0f : 1.0f;
   if (exponent == 31) return float_of((x.bits & 0x8000u) << 16 | 0x7f800000 | places << 13);

@@ -116,7 +116,7 @@ struct Recall {
             l.completes = place == GROUP - 1;
             ((bfloat16*)(memory(threads, i) + place * ROW))[lane] = key;
             ((bfloat16*)(memory(threads, i) + VALUES + place * ROW))[lane] = rounded(v);
-            l.z = l.z + widened(key);
+            l.z = l.z + to_float(key);
             l.q = phi(q).x;
             l.normaliser = l.q * l.z;
           }
@@ -133,13 +133,13 @@ struct Recall {
         const uint32_t exponent = l.largest >> 23;
         l.unit = float_of(exponent << 23);
         const float x = l.q * float_of((254 - exponent) << 23);
-        const float16 half = halved(x);
+        const float16 half = to_float16(x);
         const bfloat16 brain = rounded(x);
         uint16_t* to = (uint16_t*)(memory(threads, i) + QUERIES) + place;
         to[0] = half.bits;
-        to[D] = halved(x - widened(half)).bits;
+        to[D] = to_float16(x - to_float(half)).bits;
         to[2 * D] = brain.bits;
-        to[3 * D] = rounded(x - widened(brain)).bits;
+        to[3 * D] = rounded(x - to_float(brain)).bits;
       });
       threads.warp_barrier();
 
@@ -265,10 +265,10 @@ struct Recall {
           for (int half = 0; half < 2; ++half) {
             uint32_t& word = l.S[2 * pair + half].word[d];
             const float* change = operands[i].score + 2 * half;
-            float x = multiply_add(change[0], inverse, widened(float16{(uint16_t)word}));
-            float y = multiply_add(change[1], inverse, widened(float16{(uint16_t)(word >> 16)}));
+            float x = multiply_add(change[0], inverse, to_float(float16{(uint16_t)word}));
+            float y = multiply_add(change[1], inverse, to_float(float16{(uint16_t)(word >> 16)}));
             clamped[i] += clamp(x) + clamp(y);
-            word = halved(x).bits | (uint32_t)halved(y).bits << 16;
+            word = to_float16(x).bits | (uint32_t)to_float16(y).bits << 16;
           }
         });
       }

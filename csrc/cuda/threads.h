@@ -254,7 +254,7 @@ class Threads {
 
   template <class Number = bfloat16, class A, class B, class C>
   void multiply(A a, B b, C sums) {
-    const auto half = [](uint32_t pair, int i) { return widened(Number{(uint16_t)(pair >> 16 * i)}); };
+    const auto half = [](uint32_t pair, int i) { return to_float(Number{(uint16_t)(pair >> 16 * i)}); };
     for (int warp = 0; warp < COUNT; warp += WARP)
       for (int row = 0; row < 16; ++row)
         for (int column = 0; column < 8; ++column) {
