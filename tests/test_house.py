@@ -13,15 +13,15 @@ from tools.house import other_lines, rooms
 
 # `python -m tools.house` prints them
 TOKENS = {
-    "server + linpix": 91_086,
-    "model": 41_091,
+    "server + linpix": 94_325,
+    "model": 42_944,
     "training": 53_068,
-    "tests + tools + examples": 309_736,
+    "tests + tools + examples": 312_851,
 }
 LINES = {"csrc": 6_592, "server/static": 5_455}
 FOLDED = 1.2  # expressions in a hundred statements that a reader has to take apart
 # functions and files of server/ and linpix/ that run for one request
-WAYS = {"image": (99, 21), "edit": (125, 26)}
+WAYS = {"image": (98, 20), "edit": (124, 26)}
 
 
 def test_no_room_has_more_tokens_than_before():
