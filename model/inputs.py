@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .config import ModelConfig, Neighbour
+from .config import ModelConfig
 from .palette import painted
 
 START = 256  # previous value of token 0 without a class; START + 1 + c starts class c
@@ -40,6 +40,22 @@ def check_known(config: ModelConfig, known: Tensor | NDArray[np.bool_]) -> None:
         )
 
 
+def blocks(config: ModelConfig) -> list[tuple[str, int]]:
+    """Name and number of rows of each block of the table, in order."""
+    sizes = {
+        "position": config.length,
+        "row": config.height,
+        "column": config.width,
+        "channel": config.channels,
+        "class": config.classes + 1,
+    }
+    found = [("values", START + 1), ("starts", config.classes)]
+    found += [(name, sizes[name]) for name in config.look_ups if name != "previous"]
+    found += [(f"neighbour {each}", OUTSIDE + 1) for each in config.neighbours]
+    found += [(f"following {each}", FOLLOWING_OUTSIDE + 1) for each in config.following]
+    return found
+
+
 class InputEmbedding(nn.Module):
     """The previous value, t, the class and the neighbours of t, embedded and summed."""
 
@@ -61,37 +77,32 @@ class InputEmbedding(nn.Module):
             "column": t // config.channels % config.width,
             "channel": t % config.channels,
         }
-        sizes = {
-            "position": config.length,
-            "row": config.height,
-            "column": config.width,
-            "channel": config.channels,
-            "class": config.classes + 1,
-        }
-        rows, class_rows = START + 1 + config.classes, 0
-        positional, tables = [], [0]
-        for name in config.look_ups:
-            if name == "class":
-                class_rows = rows
-            elif name != "previous":
-                positional.append(place[name] + rows)
-            rows += sizes.get(name, 0)
         # first row of the classes' table (no class, class 0, 1, ...); 0: no such table
-        self.class_rows = class_rows
-        source, outside, base = [t - 1], [t == 0], [torch.zeros_like(t)]
+        self.class_rows = 0
+        positional, tables, rows = [], [], 0
+        for name, size in blocks(config):
+            if name in place:
+                positional.append(place[name] + rows)
+            elif name == "class":
+                self.class_rows = rows
+            elif name != "starts":
+                tables.append(rows)
+            rows += size
+        source, outside = [t - 1], [t == 0]
+        shape = {"row": config.height, "column": config.width, "channel": config.channels}
         for neighbour in config.neighbours + config.following:
-            where, beyond = _neighbour(config, t, neighbour)
-            source.append(where)
+            beyond = torch.zeros_like(t, dtype=torch.bool)
+            for (name, size), step in zip(shape.items(), neighbour, strict=True):
+                at = place[name] + step
+                beyond |= (at < 0) | (at >= size)
+            source.append(t + config.offset(neighbour))
             outside.append(beyond)
-            base.append(torch.full_like(t, rows))
-            tables.append(rows)
-            rows += OUTSIDE + 1 if neighbour in config.neighbours else FOLLOWING_OUTSIDE + 1
         # (tokens, number of looked-up values): a value's place, whether it is outside, its table's
         # first row
         for buffer, indices in (
             ("source", torch.stack(source, 1).clamp(0, config.subpixels - 1)),
             ("outside", torch.stack(outside, 1)),
-            ("base", torch.stack(base, 1)),
+            ("base", torch.tensor(tables, device="cpu").repeat(len(t), 1)),
             ("positional", torch.stack(positional, 1) if positional else t.new_zeros(len(t), 0)),
         ):
             self.register_buffer(buffer, indices.to(torch.get_default_device()), persistent=False)
@@ -174,19 +185,6 @@ class InputEmbedding(nn.Module):
     ) -> Tensor:
         """Shapes as in values; returns (B, n, d_model)."""
         return self.embed(self.values(canvas, t, start, known), t, start[:, None].expand_as(t))
-
-
-def _neighbour(config: ModelConfig, t: Tensor, neighbour: Neighbour) -> tuple[Tensor, Tensor]:
-    """The place of each sub-pixel's neighbour, and whether it is outside the image."""
-    inside = torch.ones_like(t, dtype=torch.bool)
-    row, column = t // (config.width * config.channels), t // config.channels % config.width
-    for at, size in (
-        (row + neighbour[0], config.height),
-        (column + neighbour[1], config.width),
-        (t % config.channels + neighbour[2], config.channels),
-    ):
-        inside &= (at >= 0) & (at < size)
-    return t + config.offset(neighbour), ~inside
 
 
 class PatchEmbedding(nn.Module):

@@ -17,7 +17,7 @@ not depend on the number of copies, and the weights of an input are divided amon
 would get equal gradients, and so remain copies.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import torch
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS, ModelConfig
-from linpix.model.inputs import FOLLOWING_OUTSIDE, OUTSIDE, START
+from linpix.model.inputs import START, blocks
 from linpix.model.nets import net_for
 from linpix.model.transformer import Layer, Transformer
 
@@ -123,33 +123,33 @@ def inherited(
             found[name] = weight
     if there.classes == here.classes and there.look_ups == here.look_ups:
         return found
-    blocks, table = dict(_blocks(there)), new[_TABLE].clone()
-    for name, (first, size) in _blocks(here):
-        if name in blocks:
-            at, length = blocks[name]
-            rows = old[_TABLE][at : at + length]
-            if size == length:
-                table[first : first + size] = rows
-            elif name == "class":  # row 0: no class
-                table[first] = rows[0]
-                table[first + 1 : first + size] = _of_classes(rows[1:], size - 1)
-            else:
-                table[first : first + size] = _of_classes(
-                    rows if length else old[_TABLE][START : START + 1], size
-                )
-    found[_TABLE] = table
+    had = rows_of_blocks(old[_TABLE], there)
+    had["starts"] = _of_classes(had["starts"], here.classes, had["values"][START:])
+    if "class" in had:
+        none, classes = had["class"].tensor_split([1])
+        had["class"] = torch.cat([none, _of_classes(classes, here.classes, none)])
+    own = rows_of_blocks(new[_TABLE], here)
+    found[_TABLE] = torch.cat([had.get(name, own[name]) for name in own])
     # positions, no class, each class, what follows
     if _SKIPPED in found and there.classes != here.classes:
-        rows, first = old[_SKIPPED], there.subpixels + 1
-        classes = rows[first : first + there.classes] if there.classes else rows[first - 1 : first]
-        found[_SKIPPED] = torch.cat(
-            [rows[:first], _of_classes(classes, here.classes), rows[first + there.classes :]]
-        )
+        first = there.subpixels + 1
+        before, classes, after = old[_SKIPPED].tensor_split([first, first + there.classes])
+        anew = _of_classes(classes, here.classes, before[-1:])
+        found[_SKIPPED] = torch.cat([before, anew, after])
     return found
 
 
-def _of_classes(rows: Tensor, count: int) -> Tensor:
-    """Rows for `count` classes: the given ones, then their mean."""
+def rows_of_blocks(table: Tensor, config: ModelConfig) -> dict[str, Tensor]:
+    """The rows of each block of a table, in order, by the block's name."""
+    sizes = dict(blocks(config))
+    return dict(zip(sizes, table.split([*sizes.values()]), strict=True))
+
+
+def _of_classes(rows: Tensor, count: int, none: Tensor) -> Tensor:
+    """Rows for `count` classes: the given ones, then their mean. none: the row without a class,
+    for all if no row is given.
+    """
+    rows = rows if len(rows) else none
     return torch.cat([rows[:count], rows.mean(0).expand(max(0, count - len(rows)), -1)])
 
 
@@ -165,9 +165,9 @@ def inverted(weights: dict[str, Tensor], config: ModelConfig) -> dict[str, Tenso
     if config.first_marginal:
         raise ValueError("only models without first marginal can be inverted")
     table, found = weights[_TABLE].clone(), dict(weights)
-    for name, (first, _) in _blocks(config):
-        if name == "values" or name.startswith(("neighbour", "following")):
-            table[first : first + 256] = table[first : first + 256].flip(0)
+    for name, rows in rows_of_blocks(table, config).items():
+        if name.startswith(("values", "neighbour", "following")):
+            rows[:256] = rows[:256].flip(0)
     means = slice(config.mixtures, config.mixtures * (1 + config.token_size))
     for name, weight in weights.items():
         if name.removeprefix("background.") not in ("head.weight", "head.bias"):
@@ -197,28 +197,6 @@ def negative(config: ModelConfig) -> ModelConfig:
     )
 
 
-def _blocks(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Name, first row and number of rows of each block of the table, in order."""
-    sizes = {
-        "position": config.length,
-        "row": config.height,
-        "column": config.width,
-        "channel": config.channels,
-        "class": config.classes + 1,
-    }
-    named = [
-        ("values", START + 1),
-        ("starts", config.classes),
-        *((name, sizes[name]) for name in config.look_ups if name != "previous"),
-        *((f"neighbour {each}", OUTSIDE + 1) for each in config.neighbours),
-        *((f"following {each}", FOLLOWING_OUTSIDE + 1) for each in config.following),
-    ]
-    first = 0
-    for name, size in named:
-        yield name, (first, size)
-        first += size
-
-
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -240,10 +218,10 @@ def grown(net: Transformer, layers: int, run: Callable[[Transformer], object]) -
         )
     deeper = net_for(replace(config, layers=layers))
     more, hosts = layers - config.layers, max(1, config.layers // 2)  # new layers follow hosts
-    own = {
-        name: value for name, value in net.state_dict().items() if not name.startswith("layers.")
-    }
-    deeper.load_state_dict(own, strict=False)
+    own = net.state_dict()
+    deeper.load_state_dict(
+        {name: own[name] for name in own if not name.startswith("layers.")}, strict=False
+    )
     outputs = _outputs(net, run) if config.norm == "post" and more else []
     rest = iter(deeper.layers)
     for index, old in enumerate(net.layers):
@@ -332,7 +310,7 @@ def _give_back(layer: Layer, x: Tensor, index: int) -> Tensor:
         )
         norm.weight.copy_(slope)
         norm.bias.copy_(mean_x - slope * mean)
-        x = F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
+        x = norm(x)
     error = float((x - given).norm() / given.norm())
     if not error < TOLERANCE:
         raise ValueError(
