@@ -6,9 +6,8 @@ import errno
 import hashlib
 import io
 import os
-import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MARK = b"\nsha256 "  # begins the end of a state, which is the digest of all before it
-_END_BYTES = len(_MARK) + 64
 
 
 @contextmanager
@@ -67,20 +65,11 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 def load_state(raw: bytes) -> Any:
     """What save_state has written into a file, on the CPU. Raises one of many types of exception
     if the bytes are others.
-
-    Earlier releases wrote no digest, only the check sums of a zip file, which torch does not
-    compare.
     """
-    end = raw[-_END_BYTES:]
-    if end.startswith(_MARK):
-        raw = raw[:-_END_BYTES]
-        if hashlib.sha256(raw).hexdigest().encode() != end.removeprefix(_MARK):
-            raise ValueError("the digest of its content is another one")
-    else:
-        with zipfile.ZipFile(io.BytesIO(raw)) as records:
-            if damaged := records.testzip():
-                raise ValueError(f"the check sum of {damaged} is another one")
-    return torch.load(io.BytesIO(raw), weights_only=True, map_location="cpu")
+    content, _, digest = raw.rpartition(_MARK)
+    if hashlib.sha256(content).hexdigest().encode() != digest:
+        raise ValueError("the digest of its content is another one")
+    return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
 
 
 @contextmanager
@@ -101,12 +90,12 @@ def locked(folder: Path, what: Path, cure: str) -> Iterator[None]:
     none: on Windows, and on some network disks.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = None
-    try:
+    with ExitStack() as held:
         with suppress(ImportError, OSError):
             import fcntl
 
             descriptor = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -116,6 +105,3 @@ def locked(folder: Path, what: Path, cure: str) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 folder.rmdir()
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)

@@ -65,6 +65,14 @@ def setting(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+def check_least(settings: Any, least: int, *names: str) -> None:
+    """Raise ValueError if one of these settings is lower."""
+    for name in names:
+        value = getattr(settings, name)
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """All settings that determine the course of a run. Limits of one sitting are arguments of
@@ -154,26 +162,14 @@ class TrainConfig:
     compile: bool = setting(True, "use torch.compile where there is a C++ compiler")
 
     def __post_init__(self) -> None:
-        for name in ("batch", "accumulate", "feed_forward_chunks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_least(self, 1, "batch", "accumulate", "feed_forward_chunks")
         if self.batch % self.accumulate:
             raise ValueError(
                 f"batch must be a multiple of accumulate, got {self.batch} images and"
                 f" {self.accumulate} parts"
             )
-        for name in (
-            "images",
-            "minutes",
-            "warmup_images",
-            "weight_decay",
-            "validation",
-            "class_weight",
-            "readings",
-            "seed",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_least(self, 0, "images", "minutes", "warmup_images", "weight_decay")
+        check_least(self, 0, "validation", "class_weight", "readings", "seed")
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -228,16 +224,13 @@ def optimizers(net: Transformer, config: TrainConfig) -> list[torch.optim.Optimi
         {"params": rest, "weight_decay": 0.0, "share": 1.0},
         {"params": head, "weight_decay": 0.0, "share": config.head_share},
     ]
+    groups = [decayed, *others]
     if config.optimizer == "radam":
-        return [
-            torch.optim.RAdam([decayed, *others], lr=lr, betas=betas, decoupled_weight_decay=True)
-        ]
+        return [torch.optim.RAdam(groups, lr=lr, betas=betas, decoupled_weight_decay=True)]
     if config.optimizer == "adamw":
-        return [torch.optim.AdamW([decayed, *others], lr=lr, betas=betas, fused=True)]
-    return [
-        Muon([decayed], lr=lr, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=lr, betas=betas, fused=True),
-    ]
+        return [torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)]
+    muon = Muon([decayed], lr=lr, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(others, lr=lr, betas=betas, fused=True)]
 
 
 class Run:
@@ -311,7 +304,7 @@ class Run:
         images. The checkpoint is compared with none of before.
         """
         was, final = self.config, self.config.final_learning_rate
-        if final == 1:  # so were constant runs before there was --images 0
+        if final == 1:  # of a run at a constant rate
             final = TrainConfig().final_learning_rate
         self.config = replace(
             was,
@@ -408,20 +401,13 @@ class Run:
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
-        # as earlier releases saved them
-        self.exported.load_state_dict(
-            {
-                name.removeprefix("module."): weight
-                for name, weight in state["averaged"].items()
-                if name != "n_averaged"
-            }
-        )
+        self.exported.load_state_dict(state["averaged"])
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             settings = [dict(group) for group in optimizer.param_groups]
             optimizer.load_state_dict(kept)  # this restores the old settings too
             for group, new in zip(optimizer.param_groups, settings, strict=True):
                 group.update(new)
         self.step, self.minutes = int(state["step"]), float(state["minutes"])
-        self.best = float(state.get("best", math.inf))
-        self.inherited |= state.get("inherited", {})
-        self.began_with = str(state.get("began_with", ""))
+        self.best = float(state["best"])
+        self.inherited = dict(state["inherited"])
+        self.began_with = str(state["began_with"])

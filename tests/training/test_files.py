@@ -2,7 +2,6 @@
 
 import os
 import signal
-import zipfile
 
 import pytest
 import torch
@@ -19,27 +18,15 @@ def flipped(raw: bytes, at: int, bit: int) -> bytes:
     return raw[:at] + bytes([raw[at] ^ 1 << bit]) + raw[at + 1 :]
 
 
-@pytest.mark.parametrize("earlier", [False, True], ids=["digest", "of an earlier release"])
-def test_no_flipped_bit_of_a_state_is_believed(tmp_path, earlier):
-    path = tmp_path / "state.pt"
-    if earlier:
-        torch.save(STATE, path)
-    else:
-        save_state(path, STATE)
-    good = path.read_bytes()
+def test_no_flipped_bit_of_a_state_is_believed(tmp_path):
+    save_state(tmp_path / "state.pt", STATE)
+    good = (tmp_path / "state.pt").read_bytes()
     torch.testing.assert_close(load_state(good), STATE)
-    refused = 0
-    for at in range(0, len(good), 3):
-        try:
-            found = load_state(flipped(good, at, at % 8))
-        except Exception:  # run.py makes one sentence of any
-            refused += 1
-        else:
-            torch.testing.assert_close(found, STATE, rtol=0, atol=0)
-    assert refused > len(good) / 6
-    for end in (0, 1, len(good) // 2, len(good) - 100):
-        with pytest.raises((ValueError, zipfile.BadZipFile, RuntimeError)):
-            load_state(good[:end])
+    damaged = [flipped(good, at, at % 8) for at in range(0, len(good), 3)]
+    damaged += [good[:end] for end in (0, 1, len(good) // 2, len(good) - 100)]
+    for raw in damaged:
+        with pytest.raises(ValueError, match="digest"):
+            load_state(raw)
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):
