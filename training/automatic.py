@@ -19,7 +19,7 @@ from linpix.model.pieces import VISIBLE
 from .files import writing
 from .folders import arrange, cure, reasons, walk
 from .palette import COLOURS, fitted, has_few_colours, is_coloured, size_of
-from .readers import PICTURE_FORMATS, upright, written
+from .readers import Unreadable, opened, upright, written
 
 GREY, COLOUR, PALETTE = "mnist-conditional", "cifar10-conditional", "palette"
 # used with options that GREY and COLOUR do not have
@@ -129,10 +129,10 @@ def _looked_at(files: list[tuple[Path, str]], folder: Path) -> list[Image.Image]
     seen: list[Image.Image] = []
     left_out: dict[str, list[str]] = {}
     for index in np.random.default_rng(0).permutation(len(files)):
-        found = _picture(*files[index])
+        path, reason = files[index]
+        found = _picture(path, reason)
         if isinstance(found, str):
-            name = files[index][0].relative_to(folder).as_posix()
-            left_out.setdefault(found, []).append(name)
+            left_out.setdefault(found, []).append(path.relative_to(folder).as_posix())
         else:
             seen.append(found)
         if len(seen) == _LOOKED_AT:
@@ -148,7 +148,7 @@ def _looked_at(files: list[tuple[Path, str]], folder: Path) -> list[Image.Image]
 
 
 def _write(picture: Image.Image, place: Path) -> None:
-    content = io.BytesIO()
+    content = io.BytesIO()  # not the file: Pillow's own errors for a full disk name no cure
     picture.save(content, "PNG")
     with writing(place):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -173,12 +173,12 @@ def _picture(path: Path, reason: str) -> Image.Image | str:
     if not path.is_file():  # a folder, or what would block, such as a pipe
         return reason or "not a regular file"
     try:
-        with Image.open(path, formats=PICTURE_FORMATS) as picture:
+        with opened(path, path) as picture:
             picture.draft(None, (256, 256))
             if picture.mode.startswith(("I", "F")):  # they would be clipped
                 return "more than 8 bits a sample"
             turned = upright(picture).convert("RGBA")
-    except Exception:  # Pillow's decoders raise many types
+    except Unreadable:
         return reason or "not a complete picture, or a huge one"
     turned.thumbnail((256, 256))
     return turned
@@ -194,21 +194,17 @@ def _extended(picture: Image.Image, size: tuple[int, int]) -> Image.Image | None
     """A picture of the same shape as one of this size (width, height), with more ground at both
     sides where there is too little. None if these sides are not even, so that it must be cut.
     """
-    width, height = size
-    wanted = (
-        max(picture.width, round(picture.height * width / height)),
-        max(picture.height, round(picture.width * height / width)),
-    )
-    if wanted == picture.size:
+    width = max(picture.width, round(picture.height * size[0] / size[1]))
+    height = max(picture.height, round(picture.width * size[1] / size[0]))
+    if (width, height) == picture.size:
         return picture
     values = np.asarray(picture)
-    sides = values[:, [0, -1]] if wanted[0] > picture.width else values[[0, -1]]
+    sides = values[:, [0, -1]] if width > picture.width else values[[0, -1]]
     colours = sides.reshape(-1, len(picture.getbands())).astype(np.int64)
     ground = np.median(colours, axis=0).astype(np.int64)
     near = np.abs(colours - ground).max(axis=1) < VISIBLE
     if near.mean() < _EVEN:
         return None
-    extended = Image.new(picture.mode, wanted, tuple(ground.tolist()))
-    left, top = (wanted[0] - picture.width) // 2, (wanted[1] - picture.height) // 2
-    extended.paste(picture, (left, top))
+    extended = Image.new(picture.mode, (width, height), tuple(ground.tolist()))
+    extended.paste(picture, ((width - picture.width) // 2, (height - picture.height) // 2))
     return extended

@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -30,15 +30,14 @@ from .readers import DataError, Labels, Pixels, Shape, Split
 
 _log = logging.getLogger(__name__)
 
-# Base addresses, tried in order. LINPIX_MIRRORS (comma-separated) replaces them, for both data
-# sets.
-MIRRORS: dict[str, tuple[str, ...]] = {
+# Base addresses, tried in order. LINPIX_MIRRORS replaces them, for both data sets.
+MIRRORS = {
     "mnist": (
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        "http://yann.lecun.com/exdb/mnist/",
+        "https://ossci-datasets.s3.amazonaws.com/mnist/,"
+        "https://storage.googleapis.com/cvdf-datasets/mnist/,"
+        "http://yann.lecun.com/exdb/mnist/"
     ),
-    "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
+    "cifar10": "https://www.cs.toronto.edu/~kriz/",
 }
 
 # MD5 of uncompressed contents: some mirrors compressed the files again.
@@ -83,20 +82,14 @@ class Dataset:
         return replace(self, images=self.images[where], labels=self.labels[where])
 
 
-def load(
-    folder: Path, split: Split, config: ModelConfig, *, mirrors: Sequence[str] | None = None
-) -> Dataset:
+def load(folder: Path, split: Split, config: ModelConfig) -> Dataset:
     """Read the data in folder, which must have the model's shape. If folder is missing or empty,
     download it. For a model with a palette, pixels get its nearest colours.
 
     folder may be a tar archive, or the parent of mnist/ or cifar10/. Only MNIST and CIFAR-10 can be
-    downloaded; the model's shape chooses between them. Addresses come from mirrors (base
-    addresses), LINPIX_MIRRORS or MIRRORS, the first of these that is given. Raises DataError.
+    downloaded; the model's shape chooses between them. Raises DataError.
     """
     shape = (config.height, config.width, 4 if config.palette else config.channels)
-    listed = os.environ.get("LINPIX_MIRRORS")
-    if mirrors is None and listed:
-        mirrors = [base.strip() for base in listed.split(",") if base.strip()]
     known, home = _recognise(folder, shape)
     if known is None:
         images, labels, classes = folders.read_pictures(home, split, shape)
@@ -105,22 +98,12 @@ def load(
             # a part of them, such as the last ones, then has pictures of every class
             order = np.random.default_rng(0).permutation(len(images))
             images, labels = images[order], labels[order]
-        return Dataset(
-            readers.written(home.resolve().name.partition(".tar")[0]), images, labels, classes
-        )
+        name = home.resolve().name.partition(".tar")[0]
+        return Dataset(readers.written(name), images, labels, classes)
     if known is _MNIST and not _is_mnist(home, split):
         return Dataset(*idx.read(home, split, shape))
-    if known.shape != shape:
-        data, model = (" x ".join(map(str, sizes)) for sizes in (known.shape, shape))
-        raise DataError(
-            home,
-            f"holds {known.title}, {data} (height x width x channels), but the model is "
-            f"for {model}",
-            "give data of the model's shape, or a model of the data's shape",
-        )
-    if mirrors is None:
-        mirrors = MIRRORS[known.name]
-    images, labels = known.read(home, split, mirrors)
+    readers.check_shape(home, known.title + ",", known.shape, shape)
+    images, labels = known.read(home, split)
     return Dataset(known.name, images, labels, known.classes)
 
 
@@ -150,7 +133,7 @@ class _Known:
     classes: tuple[str, ...]
     homes: tuple[str, ...]  # where its files may be, relative to the folder that was given
     stems: tuple[str, ...]  # names of its files without compression endings; one is enough
-    read: Callable[[Path, Split, Sequence[str]], _Arrays]
+    read: Callable[[Path, Split], _Arrays]
 
 
 def _recognise(folder: Path, shape: Shape) -> tuple[_Known | None, Path]:
@@ -196,7 +179,7 @@ def _is_mnist(home: Path, split: Split) -> bool:
     return not files or any(_md5(readers.contents(path)) in MNIST_SUMS.values() for path in images)
 
 
-def _read_mnist(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
+def _read_mnist(home: Path, split: Split) -> _Arrays:
     beginning = "train" if split == "train" else "t10k"
 
     def read(kind: str, dimensions: int) -> Pixels:
@@ -206,7 +189,7 @@ def _read_mnist(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
             _check_sum(readers.unpack(file.read_bytes(), name), name, MNIST_SUMS[stem])
 
         path = _find(home, stem) or _find(home, stem.replace("-idx", ".idx"))
-        path = path or _fetch(f"{stem}.gz", home, mirrors, check)
+        path = path or _fetch(f"{stem}.gz", home, "mnist", check)
         raw = readers.contents(path)
         # before the sum: the error "truncated" says more
         array = readers.read_idx(raw, path, dimensions)
@@ -217,19 +200,17 @@ def _read_mnist(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
     return images.reshape(len(images), -1), labels
 
 
-def _read_cifar10(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
+def _read_cifar10(home: Path, split: Split) -> _Arrays:
+    def check(file: Path, name: object) -> None:
+        _check_sum(file.read_bytes(), name, CIFAR10_ARCHIVE_SUM)
+
     beginning = "data" if split == "train" else "test"
     stems = [stem for stem in CIFAR10_SUMS if stem.startswith(beginning)]
     there = {stem: _find(home, stem) for stem in CIFAR10_SUMS}
     where = {stem: path for stem, path in there.items() if path and stem in stems}
     archive = home if home.is_file() else _find(home, CIFAR10_ARCHIVE)
     if not archive and not any(there.values()):
-        archive = _fetch(
-            f"{CIFAR10_ARCHIVE}.gz",
-            home,
-            mirrors,
-            lambda file, name: _check_sum(file.read_bytes(), name, CIFAR10_ARCHIVE_SUM),
-        )
+        archive = _fetch(f"{CIFAR10_ARCHIVE}.gz", home, "cifar10", check)
     original = False
     if archive and len(where) < len(stems):
         members = readers.tar_members(archive, lambda name: PurePosixPath(name).name in stems)
@@ -246,8 +227,11 @@ def _read_cifar10(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
             "add the missing files from the source of the others, or give an empty folder to"
             " download everything",
         )
-    parts = [readers.read_cifar10(batches[stem], where[stem]) for stem in stems]
+    images, labels = [], []
     for stem in stems:
+        of_batch = readers.read_cifar10(batches[stem], where[stem])
+        images.append(of_batch[0])
+        labels.append(of_batch[1])
         got = _md5(batches[stem])
         if not original and got != CIFAR10_SUMS[stem]:
             _log.warning(
@@ -256,8 +240,7 @@ def _read_cifar10(home: Path, split: Split, mirrors: Sequence[str]) -> _Arrays:
                 readers.written(str(where[stem])),
                 got,
             )
-    images = np.concatenate([images for images, _ in parts])
-    return images, np.concatenate([labels for _, labels in parts])
+    return np.concatenate(images), np.concatenate(labels)
 
 
 _MNIST = _Known(
@@ -314,11 +297,9 @@ def _check_sum(raw: bytes, name: object, expected: str) -> None:
         )
 
 
-def _fetch(
-    name: str, home: Path, mirrors: Sequence[str], check: Callable[[Path, object], None]
-) -> Path:
-    """Download into home from the first mirror whose copy passes check(file, address) without
-    DataError.
+def _fetch(name: str, home: Path, known: str, check: Callable[[Path, object], None]) -> Path:
+    """Download a file of a known data set into home from the first mirror whose copy passes
+    check(file, address) without DataError.
 
     The file appears under its name only when it is complete.
     """
@@ -333,8 +314,9 @@ def _fetch(
             "put the file there by hand, or give a folder that can be written to",
         ) from None
     causes = []
+    mirrors = os.environ.get("LINPIX_MIRRORS") or MIRRORS[known]
     try:
-        for base in mirrors:
+        for base in filter(None, map(str.strip, mirrors.split(","))):
             url = f"{base.rstrip('/')}/{name}"
             try:
                 _download(url, partial)
@@ -342,9 +324,8 @@ def _fetch(
             except DataError as error:
                 causes.append(f"{url} {error.problem}")
             except (OSError, http.client.HTTPException, ValueError) as error:
-                causes.append(
-                    f"{url} failed ({' '.join(str(error).split()) or type(error).__name__})"
-                )
+                text = " ".join(str(error).split()) or type(error).__name__
+                causes.append(f"{url} failed ({text})")
             else:
                 for cause in causes:  # if all mirrors fail, the error lists the causes instead
                     print(cause, file=sys.stderr)
@@ -367,8 +348,7 @@ def _download(url: str, target: Path) -> None:
     ):
         size = int(answer.headers.get("Content-Length") or 0)
         print(f"downloading {url} to {target.parent} ({size / 1e6:.1f} MB)", file=sys.stderr)
-        quiet = not sys.stderr.isatty()
-        with tqdm.wrapattr(answer, "read", size, desc=target.name, disable=quiet) as reading:
+        with tqdm.wrapattr(answer, "read", size, desc=target.name, disable=None) as reading:
             shutil.copyfileobj(reading, file)
         done = file.tell()
     if size and done != size:

@@ -11,6 +11,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path, PurePosixPath
 
@@ -144,13 +145,10 @@ def walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[tuple[Path, str
     above = (*above, folder.resolve())
     if not inside and len(above) > 1:
         yield folder, "an empty folder"
-    names = {path.name for path in inside}
     for path in inside:
         if not path.is_dir():
             yield path, _reason(path.name, path)
-        elif _is_written(path) or (
-            path.name + ".training" in names and _is_written(Path(f"{path}.training"))
-        ):
+        elif _is_written(path) or _is_written(path.with_name(path.name + ".training")):
             yield path, "written by LinPix"
         elif path.resolve() in above:
             yield path, "a link to a folder above it"
@@ -164,14 +162,19 @@ def _is_written(folder: Path) -> bool:
     """
     if not folder.name.endswith(".training"):
         return (folder / "config.json").is_file() and (folder / "SHA256SUMS").is_file()
-    try:
+    with suppress(OSError):  # there is none, or walk says that it cannot be read
         return any(map(_OF_A_RUN.fullmatch, os.listdir(folder)))
-    except OSError:  # walk says that it cannot be read
-        return False
+    return False
 
 
-def _members(path: Path) -> Iterator[tuple[str, bytes, str]]:
-    """Like walk, for the files in a tar archive: name, content, and the reason to leave it out."""
+def _files(path: Path) -> Iterator[tuple[str, Path | bytes, str]]:
+    """Like walk, for a folder or a tar archive: name, place or content, and the reason to leave it
+    out.
+    """
+    if not path.is_file():
+        for file, reason in walk(path):
+            yield file.relative_to(path).as_posix(), file, reason
+        return
     others: dict[str, str] = {}
 
     def wanted(name: str) -> bool:
@@ -182,7 +185,9 @@ def _members(path: Path) -> Iterator[tuple[str, bytes, str]]:
 
     for name, raw in tar_members(path, wanted, others):
         yield name, raw, _reason(name, raw)
-    yield from ((name, b"", reason) for name, reason in others.items() if not is_litter(name))
+    for name, reason in others.items():
+        if not is_litter(name):
+            yield name, b"", reason
 
 
 def _reason(name: str, source: Path | bytes) -> str:
@@ -210,12 +215,6 @@ def read_pictures(path: Path, split: Split, shape: Shape) -> tuple[Pixels, Label
     Pictures are flat, or in one sub-folder per class. Either may be inside folders for the splits.
     The order is that of the paths. A flat collection has labels of -1 and no class names.
     """
-    if shape[2] not in (1, 3, 4):
-        raise DataError(
-            path,
-            f"is for a model of {shape[2]} channels, but pictures can be read only with 1 or 3",
-            "use a model of 1 or 3 channels",
-        )
     found, left = _found(path)
     out = reasons(left)
     if not found:
@@ -263,14 +262,9 @@ def _found(path: Path) -> tuple[dict[str, Path | bytes], dict[str, list[str]]]:
     """The pictures in a folder or archive, by name; and the names of what is left out, by the
     reason.
     """
-    files: Iterable[tuple[str, Path | bytes, str]] = (
-        _members(path)
-        if path.is_file()
-        else ((file.relative_to(path).as_posix(), file, reason) for file, reason in walk(path))
-    )
     found: dict[str, Path | bytes] = {}
     left: dict[str, list[str]] = {}
-    for name, source, reason in files:
+    for name, source, reason in _files(path):
         if reason:
             left.setdefault(reason, []).append(name)
         else:
@@ -311,7 +305,7 @@ def arrange(
             " splits train and test",
         )
     flat = sorted(name for name, parts in inner.items() if len(parts) == 1)
-    if flat and len(flat) < len(inner):
+    if 0 < len(flat) < len(inner):
         raise DataError(
             where,
             f"has pictures next to sub-folders of pictures ({flat[0]})",
@@ -331,16 +325,7 @@ def _unwrapped(inner: _Parts) -> tuple[_Parts, dict[Split, str]]:
     while splits.keys() == {"train"} or (not splits and _are_in_one(inner)):
         inner = {name: parts[1:] for name, parts in inner.items()}
         splits = _splits(inner)
-    if splits or min(map(len, inner.values())) <= 2:
-        return inner, splits
-    # each class may have splits, instead of each split classes
-    turned = {name: (parts[1], parts[0], *parts[2:]) for name, parts in inner.items()}
-    both = _splits(turned)
-    if len(both) == 2:
-        classes = {parts[1] for parts in turned.values()}
-        if classes == {parts[1] for parts in turned.values() if parts[0] == both["train"]}:
-            return turned, both
-    return inner, {}
+    return inner, splits
 
 
 def _are_in_one(inner: _Parts) -> bool:

@@ -17,7 +17,8 @@ _log = logging.getLogger(__name__)
 
 HOMES = (".", "raw", "FashionMNIST/raw", "KMNIST/raw", "EMNIST/raw", "gzip")  # where such files lie
 _NAME = re.compile(
-    r"(?P<data>.*?)-?(?P<split>train|t10k|test)-(?P<kind>images|labels)[-.]idx[13]-ubyte(\.gz|\.xz)?"
+    r"(?P<data>.*?)-?(?P<split>train|t10k|test)-(?P<kind>images|labels)"
+    r"[-.]idx[13]-ubyte(\.gz|\.xz)?"
 )
 LETTERS = (*string.ascii_uppercase, *string.ascii_lowercase)
 _BALANCED = (*string.digits, *string.ascii_uppercase, *"abdefghnqrt")
@@ -74,13 +75,7 @@ def read(home: Path, split: Split, shape: Shape) -> tuple[str, Pixels, Labels, t
     }
     labels, both = labels_of[split], np.concatenate([*labels_of.values()])
     least, most = int(both.min()), int(both.max())
-    if (*images.shape[1:], 1) != shape:
-        raise DataError(
-            home,
-            f"holds images of {images.shape[1]} x {images.shape[2]} x 1 (height x width x"
-            f" channels), but the model is for {' x '.join(map(str, shape))}",
-            "give data of the model's shape, or a model of the data's shape",
-        )
+    readers.check_shape(home, "images of", (images.shape[1], images.shape[2], 1), shape)
     if len(images) != len(labels):
         raise DataError(
             home,

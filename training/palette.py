@@ -1,6 +1,7 @@
 """The palette and the size of a model, chosen from the pictures that it is trained on."""
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from linpix.model.config import ModelConfig
 from linpix.model.palette import OPAQUE, choose, counted
 
 from .folders import walk
-from .readers import PICTURE_FORMATS, DataError, Pixels, Unreadable, contents, read_picture
+from .readers import DataError, Pixels, Unreadable, contents, opened, read_picture
 
 COLOURS = 64  # most colours of a palette for which no number is given
 # a picture has few colours if so many of them have so large a share of its pixels; it is coloured
@@ -28,12 +29,12 @@ def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
     files = [path for path, reason in walk(folder) if not reason]
     seen, shape = list[Pixels](), (0, 0, 4)
     for at in np.random.default_rng(0).permutation(len(files)):
-        try:
+        file = files[at]
+        with suppress(Unreadable):  # load leaves it out, with a warning
             if not seen:
-                shape = (*_size_in(files[at]), 4)
-            seen.append(read_picture(contents(files[at]), files[at], shape))
-        except Unreadable:  # load leaves it out, with a warning
-            continue
+                with opened(file, file) as picture:
+                    shape = (picture.height, picture.width, 4)
+            seen.append(read_picture(contents(file), file, shape))
         if len(seen) == LOOKED_AT:
             break
     if not seen:
@@ -50,24 +51,16 @@ def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
     return dataclasses.replace(preset, height=height, width=width, palette=palette, background=0)
 
 
-def _size_in(file: Path) -> tuple[int, int]:
-    """Height and width of a picture."""
-    try:
-        with Image.open(file, formats=PICTURE_FORMATS) as picture:
-            return picture.height, picture.width
-    except Exception as error:  # Pillow's decoders raise many types
-        raise Unreadable(file, f"is not a readable picture ({error})", "remove it") from error
-
-
 def has_few_colours(picture: Image.Image) -> bool:
     """Whether a picture, RGBA, is in colour but has few colours, as sprites, icons and flags."""
     values = np.asarray(picture)
     there = values[..., 3] >= OPAQUE
     if not there.any():
         return False
-    _, counts = counted(values[there])
-    few = counts[:FEW].sum() >= MOSTLY * there.sum()
-    return bool(few) and is_coloured(values[there][:, :3])
+    pixels = values[there]
+    _, counts = counted(pixels)
+    few = counts[:FEW].sum() >= MOSTLY * len(pixels)
+    return bool(few) and is_coloured(pixels[:, :3])
 
 
 def is_coloured(pixels: Pixels) -> bool:

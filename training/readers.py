@@ -61,6 +61,17 @@ class Unreadable(DataError):
     """A picture that Pillow cannot read, which costs only this picture."""
 
 
+def check_shape(where: Path, what: str, theirs: Shape, wanted: Shape) -> None:
+    """Raise DataError if a data set has pictures of another shape than a model."""
+    if theirs != wanted:
+        data, model = (" x ".join(map(str, sizes)) for sizes in (theirs, wanted))
+        raise DataError(
+            where,
+            f"holds {what} {data} (height x width x channels), but the model is for {model}",
+            "give data of the model's shape, or a model of the data's shape",
+        )
+
+
 def written(name: str) -> str:
     """A name in which each byte that is not UTF-8 is written as in \\xe9, so that files and answers
     can have it.
@@ -197,38 +208,42 @@ def read_picture(raw: bytes, name: object, shape: Shape) -> Pixels:
     width in shape.
     """
     height, width, channels = shape
-    cure = f"resize it first, as in: magick IN -auto-orient -resize '{width}x{height}!' OUT"
+    with opened(io.BytesIO(raw), name) as image:
+        # in the header: a huge picture is never decoded
+        fits = image.size in ((width, height), (height, width))
+        turned = upright(image) if fits else image
+        if turned.size != (width, height):
+            raise DataError(
+                name,
+                f"is {turned.width} x {turned.height} (width x height), expected "
+                f"{width} x {height} as the model",
+                f"resize it first, as in: magick IN -auto-orient -resize '{width}x{height}!' OUT",
+            )
+        if image.mode.startswith(("I", "F")):  # Pillow would clip, not scale
+            raise DataError(
+                name, f"has more than 8 bits a sample (mode {image.mode})", "save it with 8"
+            )
+        if getattr(image, "is_animated", False):
+            raise DataError(
+                name, "is animated or has several pages", "save each as a picture of its own"
+            )
+        alpha = turned.convert("RGBA").getchannel("A") if image.has_transparency_data else None
+        if channels < 4 and alpha and alpha.getextrema() != (255, 255):
+            raise DataError(  # hidden colours are arbitrary
+                name,
+                "is partly transparent",
+                "put it on a background first, as in: magick IN -background white -flatten OUT",
+            )
+        mode = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
+        return np.array(turned.convert(mode)).reshape(-1)
+
+
+@contextmanager
+def opened(source: Path | IO[bytes], name: object) -> Iterator[Image.Image]:
+    """A picture. Whatever goes wrong with it in the block becomes Unreadable, but a DataError."""
     try:
-        with Image.open(io.BytesIO(raw), formats=PICTURE_FORMATS) as image:
-            # in the header: a huge picture is never decoded
-            fits = image.size in ((width, height), (height, width))
-            turned = upright(image) if fits else image
-            if turned.size != (width, height):
-                raise DataError(
-                    name,
-                    f"is {turned.width} x {turned.height} (width x height), expected "
-                    f"{width} x {height} as the model",
-                    cure,
-                )
-            if image.mode.startswith(("I", "F")):  # Pillow would clip, not scale
-                raise DataError(
-                    name, f"has more than 8 bits a sample (mode {image.mode})", "save it with 8"
-                )
-            if getattr(image, "is_animated", False):
-                raise DataError(
-                    name, "is animated or has several pages", "save each as a picture of its own"
-                )
-            if channels == 4:
-                return np.array(turned.convert("RGBA")).reshape(-1)
-            alpha = turned.convert("RGBA").getchannel("A") if image.has_transparency_data else None
-            if alpha and alpha.getextrema() != (255, 255):  # hidden colours are arbitrary
-                raise DataError(
-                    name,
-                    "is partly transparent",
-                    "put it on a background first, as in: magick IN -background white -flatten OUT",
-                )
-            mode = "L" if channels == 1 else "RGB"
-            return np.array(turned.convert(mode)).reshape(-1)
+        with Image.open(source, formats=PICTURE_FORMATS) as image:
+            yield image
     except DataError:
         raise
     except Exception as error:  # Pillow's decoders raise many types on broken files

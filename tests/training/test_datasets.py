@@ -26,7 +26,7 @@ PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 def no_foreign_mirrors(monkeypatch):
     """Whatever a test forgets, it does not leave this machine."""
     monkeypatch.delenv("LINPIX_MIRRORS", raising=False)
-    monkeypatch.setattr(datasets, "MIRRORS", {"mnist": (), "cifar10": ()})
+    monkeypatch.setattr(datasets, "MIRRORS", {"mnist": "", "cifar10": ""})
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
@@ -123,7 +123,7 @@ def test_idx_files_may_lie_in_folders_of_their_names_as_kaggle_unpacks_them(twic
                 tmp_path / folder,
                 {name.replace("-idx", ".idx"): raw for name, raw in files.items()},
             )
-        found = load(tmp_path / folder, "train", MNIST, mirrors=())
+        found = load(tmp_path / folder, "train", MNIST)
         assert (found.name, found.labels.tolist()) == (folder, [0, 1, 2])
 
 
@@ -167,10 +167,8 @@ def test_files_of_other_data_with_the_names_of_mnist_are_read_with_a_warning(
 ):
     put(tmp_path / "fashion" / home, of_others(), end)
     found = load(tmp_path / "fashion", "train", MNIST)
-    assert (found.name, found.classes) == (
-        "FashionMNIST" if "F" in home else "fashion",
-        ("0", "1", "2"),
-    )
+    name = "FashionMNIST" if "F" in home else "fashion"
+    assert (found.name, found.classes) == (name, ("0", "1", "2"))
     assert found.labels.tolist() == [0, 1, 2]
     assert found.images[0, [0, 27]].tolist() == [5, 255]
     assert "not MNIST as published" in caplog.text
@@ -188,11 +186,8 @@ def test_files_of_other_data_with_the_names_of_mnist_are_read_with_a_warning(
 def test_emnist_is_read_upright_with_the_names_of_its_classes(part, first, count, ends, tmp_path):
     put(tmp_path, of_others(f"emnist-{part}-", first, count, "test"), ".gz")
     found = load(tmp_path, "test", MNIST)
-    assert (found.name, len(found.classes), found.classes[0] + found.classes[-1]) == (
-        f"emnist-{part}",
-        count,
-        ends,
-    )
+    assert (found.name, len(found.classes)) == (f"emnist-{part}", count)
+    assert found.classes[0] + found.classes[-1] == ends
     assert found.labels.tolist() == list(range(count))
     assert found.images[0, [27, 27 * 28]].tolist() == [4, 255]  # EMNIST stores columns
 
@@ -204,7 +199,7 @@ def test_what_other_data_lack_is_not_downloaded_from_mnist(mirror, tmp_path):
     with pytest.raises(
         DataError, match=r"lacks the images of the test split.*from the source of the others"
     ):
-        load(tmp_path / "fashion", "test", MNIST, mirrors=[f"{mirror}/good"])
+        load(tmp_path / "fashion", "test", MNIST)
     assert not Mirror.asked
 
 
@@ -290,10 +285,13 @@ class Mirror(Quiet):
 
 
 @pytest.fixture
-def mirror(mnist, tmp_path) -> Iterator[str]:
-    """The address of a mirror of the stand-ins, less how it behaves; the last part of it."""
+def mirror(mnist, tmp_path, monkeypatch) -> Iterator[str]:
+    """The address of a mirror of the stand-ins, less how it behaves, which is its last part; a good
+    one is asked.
+    """
     Mirror.folder, Mirror.asked = put(tmp_path / "mirror", mnist, ".gz"), []
     with listening(Mirror) as url:
+        monkeypatch.setenv("LINPIX_MIRRORS", f"{url}/good/")
         yield url
 
 
@@ -302,20 +300,21 @@ def test_a_missing_or_empty_folder_is_filled_from_a_mirror(exists, mirror, tmp_p
     folder = tmp_path / "new" / "mnist"
     if exists:
         folder.mkdir(parents=True)
-    assert load(folder, "train", MNIST, mirrors=[f"{mirror}/good/"]).labels.tolist() == [0, 1, 2]
+    assert load(folder, "train", MNIST).labels.tolist() == [0, 1, 2]
     assert f"downloading {mirror}/good/train-images-idx3-ubyte.gz" in capsys.readouterr().err
     assert sorted(file.name for file in folder.iterdir()) == [
         "train-images-idx3-ubyte.gz",
         "train-labels-idx1-ubyte.gz",
     ]
-    load(folder, "train", MNIST)  # now without a mirror
+    load(folder, "train", MNIST)  # from there
     assert len(Mirror.asked) == 2
 
 
-def test_when_every_mirror_fails_each_is_named_with_its_cause(mirror, tmp_path):
+def test_when_every_mirror_fails_each_is_named_with_its_cause(mirror, tmp_path, monkeypatch):
     bases = [f"{mirror}/{how}" for how in ("missing", "garbage", "page", "other", "cut")]
+    monkeypatch.setenv("LINPIX_MIRRORS", ",".join([*bases, "http://127.0.0.1:1", "nonsense"]))
     with pytest.raises(DataError) as caught:
-        load(tmp_path / "new", "test", MNIST, mirrors=[*bases, "http://127.0.0.1:1", "nonsense"])
+        load(tmp_path / "new", "test", MNIST)
     message = str(caught.value)
     name = "t10k-images-idx3-ubyte.gz"
     assert "\n" not in message
@@ -335,7 +334,7 @@ def test_when_every_mirror_fails_each_is_named_with_its_cause(mirror, tmp_path):
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_mirrors_can_be_named_in_the_environment(mirror, tmp_path, monkeypatch):
+def test_mirrors_are_asked_in_turn(mirror, tmp_path, monkeypatch):
     monkeypatch.setenv("LINPIX_MIRRORS", f"{mirror}/missing, {mirror}/good/,")
     assert load(tmp_path / "new", "test", MNIST).labels.tolist() == [0, 1]
 
@@ -343,7 +342,7 @@ def test_mirrors_can_be_named_in_the_environment(mirror, tmp_path, monkeypatch):
 def test_only_what_is_missing_is_downloaded(mirror, mnist, tmp_path):
     folder = put(tmp_path / "mine", mnist)
     (folder / "t10k-labels-idx1-ubyte").unlink()
-    load(folder, "test", MNIST, mirrors=[f"{mirror}/good"])
+    load(folder, "test", MNIST)
     assert Mirror.asked == ["/good/t10k-labels-idx1-ubyte.gz"]
 
 
@@ -351,15 +350,15 @@ def test_cifar10_is_downloaded_as_its_archive(mirror, batches, tmp_path, monkeyp
     path = pack_archive(Mirror.folder / "cifar-10-binary.tar.gz", batches)
     monkeypatch.setattr(datasets, "CIFAR10_ARCHIVE_SUM", hashlib.md5(path.read_bytes()).hexdigest())
     folder = tmp_path / "new"
-    bases = [f"{mirror}/garbage", f"{mirror}/good"]
-    assert load(folder, "test", CIFAR10, mirrors=bases).labels.tolist() == [5, 6]
+    monkeypatch.setenv("LINPIX_MIRRORS", f"{mirror}/garbage,{mirror}/good")
+    assert load(folder, "test", CIFAR10).labels.tolist() == [5, 6]
     assert [file.name for file in folder.iterdir()] == ["cifar-10-binary.tar.gz"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_data_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match=r"cannot be written to .* by hand"):
-        load(tmp_path / "file" / "mnist", "train", MNIST, mirrors=["http://127.0.0.1:1"])
+        load(tmp_path / "file" / "mnist", "train", MNIST)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", ".git/config", "mine"])
@@ -371,7 +370,7 @@ def test_nothing_is_downloaded_into_a_folder_that_holds_something(name, mirror, 
     else:
         (folder / name).write_text("")
     with pytest.raises(DataError, match="has no pictures"):
-        load(folder, "train", MNIST, mirrors=[f"{mirror}/good"])
+        load(folder, "train", MNIST)
     assert not Mirror.asked
 
 
