@@ -13,7 +13,7 @@ import argparse
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -22,7 +22,7 @@ from xml.etree import ElementTree  # nosec B405: of a package that its user has 
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageColor
 
 SIDE = 16
 CLASSES = ("beard", "glasses", "hat", "long hair", "short hair")
@@ -59,15 +59,19 @@ def filled(path: str, *, evenodd: bool = False) -> NDArray[np.bool_]:
     for command, text in re.findall("([MmHhVvZz])([^A-Za-z]*)", path):
         numbers = [int(number) for number in re.findall("-?[0-9]+", text)]
         before = y
+        if command.islower():  # relative to where the path is
+            from_x, from_y = x, y
+        else:
+            from_x, from_y = 0, 0
         if command in "Zz":
             x, y = begin_x, begin_y
         elif command in "Mm":
-            x, y = numbers if command == "M" else (x + numbers[0], y + numbers[1])
+            x, y = from_x + numbers[0], from_y + numbers[1]
             before, begin_x, begin_y = y, x, y
         elif command in "Hh":
-            x = numbers[0] + x * (command == "h")
+            x = from_x + numbers[0]
         else:
-            y = numbers[0] + y * (command == "v")
+            y = from_y + numbers[0]
         turns[min(before, y) : max(before, y), x:] += 1 if y > before else -1
     inside = turns[:, :SIDE]
     if evenodd:
@@ -103,19 +107,17 @@ def read(package: Path) -> Style:
     """The style in the folder of the package. Raises ValueError if it is not the expected one."""
     if "CC0 1.0" not in (package / "LICENSE").read_text():
         raise ValueError(f"the LICENSE of {package} does not say CC0 1.0; expected the pixel-art")
-    sources = {
-        kind: _COLOUR.sub(r"\1", (package / "lib" / f"{kind}.js").read_text())
-        for kind in ("index", "schema", *(f"components/{part}" for part in ORDER))
-    }
-    head = re.search(r"body: `(.*?)\$", sources["index"])
-    parts = {
-        kind: {name: layers(svg) for name, svg in _PART.findall(sources[f"components/{kind}"])}
-        for kind in ORDER
-    }
-    colours = {
-        kind: re.findall("'([0-9a-fA-F]{6})'", choices)
-        for kind, choices in _CHOICES.findall(sources["schema"])
-    }
+
+    def source(name: str) -> str:
+        return _COLOUR.sub(r"\1", (package / "lib" / f"{name}.js").read_text())
+
+    head = re.search(r"body: `(.*?)\$", source("index"))
+    parts, colours = {}, {}
+    for kind in ORDER:
+        found = _PART.findall(source(f"components/{kind}"))
+        parts[kind] = {name: layers(svg) for name, svg in found}
+    for kind, choices in _CHOICES.findall(source("schema")):
+        colours[kind] = re.findall("'([0-9a-fA-F]{6})'", choices)
     if head is None or not all(parts.values()) or not {"skin", "hair", "hat"} <= colours.keys():
         raise ValueError(f"{package} has other parts than expected; give @dicebear/pixel-art 9")
     return Style(layers(head[1]), parts, colours)
@@ -128,10 +130,9 @@ def painted(style: Style, chosen: dict[str, str], colours: dict[str, str]) -> ND
     found = np.zeros((SIDE, SIDE, 4))  # colours are multiplied by alpha
     drawn = [style.head, *(style.parts[kind][chosen[kind]] for kind in ORDER if kind in chosen)]
     for layer in chain(*drawn):
-        text = colours.get(layer.fill, layer.fill.removeprefix("#"))
-        text = text if len(text) == 6 else "".join(2 * letter for letter in text)
+        colour = ImageColor.getrgb("#" + colours.get(layer.fill, layer.fill.removeprefix("#")))
         found[layer.mask] *= 1 - layer.opacity
-        found[layer.mask] += layer.opacity * np.array([*bytes.fromhex(text), 255])
+        found[layer.mask] += layer.opacity * np.array([*colour, 255])
     there = found[..., 3:] >= 128
     shown = np.where(there, found * 255 / np.maximum(found[..., 3:], 1), 0)
     return np.round(shown).astype(np.uint8)
@@ -146,18 +147,19 @@ def faces(style: Style, seed: int, *, held_out: bool) -> Iterator[tuple[str, NDA
     unseen = np.random.default_rng(seed).random(len(pairs)) < 0.1
     allowed = [pair for pair, out in zip(pairs, unseen, strict=True) if out == held_out]
 
-    def one_of(choices: Any) -> str:
-        return str(choices[generator.integers(len(choices))])
+    def one_of(choices: Iterable[Any]) -> Any:
+        found = [*choices]
+        return found[generator.integers(len(found))]
 
     while True:
         for label in CLASSES:
-            of_class = [pair for pair in allowed if fits(label, pair[0])]
-            hair, dress = of_class[generator.integers(len(of_class))]
+            hair, dress = one_of(pair for pair in allowed if fits(label, pair[0]))
             chosen = {"hair": hair, "clothing": dress}
-            for kind in ("eyes", "mouth", *(kind for kind in ORDER if kind == label)):
-                chosen[kind] = one_of([*style.parts[kind]])
+            kinds = ["eyes", "mouth"] + [label] * (label in ORDER)
+            for kind in kinds:
+                chosen[kind] = one_of(style.parts[kind])
             if generator.random() < EARRINGS:
-                chosen["accessories"] = one_of([*style.parts["accessories"]])
+                chosen["accessories"] = one_of(style.parts["accessories"])
             colours = {kind: one_of(choices) for kind, choices in style.colours.items()}
             yield label, painted(style, chosen, colours)
 

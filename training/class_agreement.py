@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -29,6 +29,7 @@ from linpix.model.transformer import Transformer
 
 from .datasets import Dataset
 from .export import drawn
+from .files import put
 from .look import Look, look_of
 from .readers import Labels, Pixels
 
@@ -114,22 +115,18 @@ def trained(data: Dataset, config: ModelConfig, steps: int = STEPS) -> Judge:
         size, shape = min(BATCH, len(data.images)), judge.shape
         for _ in tqdm(range(steps), "training the CNN that judges", unit="step", **QUIET):
             chosen = generator.choice(len(data.images), size, replace=False)
+            pictures, labels = data.images[chosen].reshape(-1, *shape), data.labels[chosen]
             y, x = generator.integers(-1, 2, 2)
             # pixels shifted out come in at the other side, where pictures seldom show their class
-            shifted = np.roll(data.images[chosen].reshape(-1, *shape), (y, x), (1, 2)).reshape(
-                size, -1
-            )
+            shifted = np.roll(pictures, (y, x), (1, 2)).reshape(size, -1)
             optimizer.zero_grad()
-            F.cross_entropy(
-                judge(torch.from_numpy(shifted)), torch.from_numpy(data.labels[chosen])
-            ).backward()
+            scores = judge(torch.from_numpy(shifted))
+            F.cross_entropy(scores, torch.from_numpy(labels)).backward()
             optimizer.step()
             schedule.step()
     with suppress(OSError):  # a cache that cannot be written is no error
         kept.parent.mkdir(parents=True, exist_ok=True)
-        new = kept.with_suffix(f".{os.getpid()}")
-        save_file(judge.state_dict(), new)
-        os.replace(new, kept)
+        put(kept, save(judge.state_dict()))
     return judge.eval()
 
 
@@ -177,13 +174,17 @@ def agreement(
         round(1.96 * math.sqrt(share * (1 - share) / count), 4),
         count,
         round(made / count, 2),
-        round(float((of_tests.argmax(1) == test.labels).mean()), 4),
-        round(min(float(right[labels == label].mean()) for label in np.unique(labels)), 4),
-        round(float((judged.max(1) > SURE).mean()), 4),
-        round(float((of_tests.max(1) > SURE).mean()), 4),
+        _share(of_tests.argmax(1) == test.labels),
+        min(_share(right[labels == label]) for label in np.unique(labels)),
+        _share(judged.max(1) > SURE),
+        _share(of_tests.max(1) > SURE),
         look,
         real,
     )
+
+
+def _share(are: NDArray[np.bool_]) -> float:
+    return round(float(are.mean()), 4)
 
 
 def _drawn(

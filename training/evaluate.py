@@ -38,17 +38,10 @@ class Accuracy:
     interval: float  # half the width of its 95 % interval
 
 
-def evaluate(
-    net: Transformer,
-    images: Pixels,
-    *,
-    labels: Labels | None = None,
-    packed: Packed | None = None,
-    progress: bool = False,
-) -> Evaluation:
-    """bits/dim of images (count, T). labels, packed: see bits_of."""
+def evaluate(net: Transformer, images: Pixels, **how: Any) -> Evaluation:
+    """bits/dim of images (count, T). how: see bits_of."""
     began = time.perf_counter()
-    return _evaluation(bits_of(net, images, labels=labels, packed=packed, progress=progress), began)
+    return _evaluation(bits_of(net, images, **how), began)
 
 
 def evaluate_classes(
@@ -98,12 +91,11 @@ def bits_of(
     packed: use the compiled engine with every sub-pixel given, in its precision and step by step as
     when drawing, instead of the parallel form in float32.
     """
-    every = range(START + 1, START + 1 + net.config.classes) if net.config.class_first else [START]
-    starts = (
-        np.tile(np.array(every)[:, None], len(images))
-        if labels is None
-        else START + 1 + labels[None]
-    )
+    if labels is not None:
+        starts = START + 1 + labels[None]
+    else:
+        every = np.arange(net.config.classes) + 1 if net.config.class_first else np.zeros(1, int)
+        starts = np.tile(START + every[:, None], len(images))
     return _bits(net, _nats(net, images, starts, packed, progress))
 
 
@@ -125,9 +117,8 @@ def _nats(
     float64, on the CPU.
     """
     parts, batch = [], 16 if packed is None else 64
-    for at in tqdm(
-        range(0, len(images), batch), disable=not progress, desc="evaluate", unit="batch"
-    ):
+    firsts = range(0, len(images), batch)
+    for at in tqdm(firsts, disable=not progress, desc="evaluate", unit="batch"):
         part = torch.from_numpy(images[at : at + batch].copy())
         nats = []
         for start in torch.from_numpy(starts[:, at : at + batch].copy()):

@@ -118,14 +118,11 @@ def drawn(
 ) -> Pixels:
     """(B, T), one image for each pair of seed and label. packed: draw with the compiled engine."""
     if packed is None:
-        found: Pixels = generate(
-            net, list(seeds), labels=list(labels), temperature=temperature
-        ).numpy()
-        return found
+        images = generate(net, list(seeds), labels=list(labels), temperature=temperature)
+        return np.asarray(images)
     count = len(seeds)
-    canvas = torch.zeros(
-        1 + count, net.config.subpixels, dtype=torch.uint8
-    )  # slot 0 is for padding
+    # slot 0 is for padding
+    canvas = torch.zeros(1 + count, net.config.subpixels, dtype=torch.uint8)
     start = torch.tensor([net.start_index(label) for label in labels])
     start = starts_of(net, torch.zeros(count, net.config.classes), np.array(seeds), start)
     known = torch.zeros_like(canvas, dtype=torch.bool)
@@ -168,11 +165,10 @@ def first_marginal(data: Dataset) -> list[float]:
 
 def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     """The model card, in Markdown."""
-    bits = source.get("bits_per_dim") or {}
-    figures = "\n".join(
-        f"| bits/dim, {what.replace('test_', 'first test images: ')} | {value:.4f} |"
-        for what, value in bits.items()
-    )
+    figures = {}
+    for what, value in (source.get("bits_per_dim") or {}).items():
+        figures[f"bits/dim, {what.replace('test_', 'first test images: ')}"] = f"{value:.4f}"
+    figures |= drawing_rows(source)
     context = ", ".join(map(str, config.neighbours)) or "none"
     attention = attention_for(config)
     drawn = "weights" in source and attention.steps_as
@@ -180,19 +176,15 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
     picture = f"\n![Samples, {shown}](samples.png)\n" if drawn else ""
     colours = f"{len(config.palette)}-colour" if config.palette else "colour"
     colours = "grey" if config.grey else colours
-    seen = (
-        f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes"
-        if "images" in source
-        else "unknown"
-    )
+    seen = "unknown"
+    if "images" in source:
+        seen = f"{source['images']:,} in {source['steps']:,} steps, {source['minutes']:.0f} minutes"
     whom = "earlier ones" if attention.exception else "all earlier ones"
     size = attention.state_bytes / 1024
     memory = f"| memory of one image in flight | {size:.0f} KiB |\n" if size else ""
-    use = (
-        [f"{attention.exception}, so its bits/dim is not strictly autoregressive."]
-        if attention.exception
-        else []
-    )
+    use = []
+    if attention.exception:
+        use.append(f"{attention.exception}, so its bits/dim is not strictly autoregressive.")
     if config.class_first:
         use.append(
             "Where no class is asked for, it draws one first, and its bits/dim are those of the"
@@ -203,15 +195,13 @@ def card(name: str, config: ModelConfig, source: dict[str, Any]) -> str:
         if attention.steps_as
         else "It has no step-by-step form, so it draws no images."
     )
-    predicted = (
-        f"by {config.values} logits"
-        if config.head == "categorical"
-        else f"as a mixture of {config.mixtures} logistics"
+    predicted = f"as a mixture of {config.mixtures} logistics"
+    if config.head == "categorical":
+        predicted = f"by {config.values} logits"
+    facts, measured = (
+        "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+        for rows in (attention.facts, figures)
     )
-    facts = "".join(f"| {name} | {value} |\n" for name, value in attention.facts.items())
-    figures = "\n".join(
-        [figures, *(f"| {name} | {value} |" for name, value in drawing_rows(source).items())]
-    ).strip()
     return f"""{_head(config, source["data"])}# {name}
 {picture}
 An autoregressive model of {colours} images of {config.width} x {config.height}: a transformer with {config.attention}
@@ -225,8 +215,7 @@ attention that predicts each {config.tokens} from {whom}, {predicted}.
 {facts}| look-ups; neighbours (dy, dx, dc) | {", ".join(config.look_ups)}; {context} |
 | classes | {_cell(", ".join(source["class_names"])) if config.classes else "none"} |
 {memory}| training images seen | {seen} |
-{figures}
-
+{measured}
 Data: {_ATTRIBUTION.get(source["data"], source["data"])}. Trained by `{source["command"]}` (commit {source["commit"]},
 seed {source.get("seed", "unknown")}). {source.get("history", "")}
 {" ".join(use)}
@@ -256,13 +245,12 @@ def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
         rows["temperature; useful range"] = f"{source['temperature']:g}; {low:g} to {high:g}"
     if (attempts := source.get("attempts")) is not None:  # 1 too: with_rows removes no rows
         look = source.get("real_look")
-        pieces = " and it is in one piece" * whole(look, None)
-        pieces += ", unless those of its class often are not" * bool(
-            look and pieces and look.get("divided")
-        )
-        rows["attempts at an image"] = (
-            "1" if attempts == 1 else (f"{attempts}, until the model recognises its class{pieces}")
-        )
+        text = f"{attempts}, until the model recognises its class"
+        if whole(look, None):
+            text += " and it is in one piece"
+            if look.get("divided"):
+                text += ", unless those of its class often are not"
+        rows["attempts at an image"] = "1" if attempts == 1 else text
     if (share := source.get("class_agreement")) is not None:
         rows["images of the class asked for"] = (
             f"{share:.3f}, to a CNN trained on the same pictures"
@@ -291,18 +279,14 @@ def with_rows(card: str, rows: dict[str, str]) -> str:
     """
     lines = card.splitlines()
     for name, value in rows.items():
-        row, there = (
-            f"| {name} | {value} |",
-            [at for at, line in enumerate(lines) if line.startswith(f"| {name} |")],
-        )
-        if there:
-            lines[there[0]] = row
+        beginning = f"| {name} |"
+        found = [at for at, line in enumerate(lines) if line.startswith(beginning)]
+        if found:
+            lines[found[0]] = f"{beginning} {value} |"
         else:
-            last = max(
-                (at for at, line in enumerate(lines) if line.startswith("|")),
-                default=len(lines) - 1,
-            )
-            lines.insert(last + 1, row)
+            table = [at for at, line in enumerate(lines, 1) if line.startswith("|")]
+            last = table[-1] if table else len(lines)
+            lines.insert(last, f"{beginning} {value} |")
     return "\n".join(lines) + "\n"
 
 
@@ -344,11 +328,8 @@ def export(
     # background, and 1.7 times for models with tokens of whole pixels.
     packed = _packed(found.net) if config.packed else None
     bits = bits_of(found.net, data.images, packed=packed, progress=progress)
-    figures = {
-        f"test_{count}": round(float(bits[:count].mean()), 5)
-        for count in sorted({1_000, len(bits)})
-        if count <= len(bits)
-    }
+    counts = sorted({min(1_000, len(bits)), len(bits)})
+    figures = {f"test_{count}": round(float(bits[:count].mean()), 5) for count in counts}
     source = DRAWN.get(told.get("data", ""), {}) | attempts_of(config) | told
     source |= {
         "board": found.board,

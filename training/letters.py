@@ -85,11 +85,8 @@ def draw(
     it would be cut.
     """
     image, corner = ink(face, letter)
-    matrix = (
-        size
-        * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-        @ [[1, shear], [0, 1]]
-    )
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    matrix = size * turn @ [[1, shear], [0, 1]]
     corners = np.add([[0, 0], [image.width, 0], [0, image.height], image.size], corner) @ matrix.T
     low, high = corners.min(0), corners.max(0)
     fit = min(1.0, (28 * FINE - 2 * EDGE) / (high - low).max())
@@ -97,14 +94,9 @@ def draw(
     place = np.clip(place, EDGE - low * fit, 28 * FINE - EDGE - high * fit)
     inverse = np.linalg.inv(matrix * fit)
     x, y = -inverse @ place - corner
-    return np.asarray(
-        image.transform(
-            (28 * FINE, 28 * FINE),
-            Image.Transform.AFFINE,
-            (*inverse[0], x, *inverse[1], y),
-            Image.Resampling.BICUBIC,
-        ).reduce(FINE)
-    )
+    change, fine = (*inverse[0], x, *inverse[1], y), (28 * FINE, 28 * FINE)
+    drawn = image.transform(fine, Image.Transform.AFFINE, change, Image.Resampling.BICUBIC)
+    return np.asarray(drawn.reduce(FINE))
 
 
 def read(file: Path, package: str) -> Style | str:
@@ -120,26 +112,18 @@ def read(file: Path, package: str) -> Style | str:
     face = face.font_variant(size=4 * CAPITAL**2 / sorted(-top for _, (_, top) in images[:26])[13])
     if np.median([draw(face, letter).max() for letter in LETTERS]) < FAINT:
         return "it is too thin"
-    forms = np.array(
-        [image.resize((16, 16), Image.Resampling.BOX) for image, _ in images], np.float32
-    ).reshape(52, -1)
+    small = [image.resize((16, 16), Image.Resampling.BOX) for image, _ in images]
+    forms = np.array(small, np.float32).reshape(52, -1)
     forms -= forms.mean(1, keepdims=True)
     forms /= np.linalg.norm(forms, axis=1, keepdims=True) + 1e-6
     # those whose small letters have another form
     telling = [LETTERS.index(letter) for letter in "ABDEGHNQRT"]
     if (forms[:26] * forms[26:])[telling].sum(1).mean() > ONE_CASE:
         return "its capitals are like its small letters"
-    return Style(
-        family,
-        face,
-        forms,
-        {
-            "style": f"{family} {name}",
-            "package": package,
-            "file": file.name,
-            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-        },
-    )
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    style = f"{family} {name}"
+    source = {"style": style, "package": package, "file": file.name, "sha256": digest}
+    return Style(family, face, forms, source)
 
 
 def installed(packages: Sequence[str], root: Path) -> tuple[list[Style], dict[str, str]]:
@@ -154,11 +138,11 @@ def installed(packages: Sequence[str], root: Path) -> tuple[list[Style], dict[st
             f" install {' '.join(absent)}"
         )
     left = dict.fromkeys(absent, "it is not installed")
-    for package in (name for name in packages if name not in absent):
-        if (
-            b"open font licen"
-            not in (root / f"usr/share/doc/{package}/copyright").read_bytes().lower()
-        ):
+    for package in packages:
+        if package in absent:
+            continue
+        licence = (root / f"usr/share/doc/{package}/copyright").read_bytes()
+        if b"open font licen" not in licence.lower():
             raise ValueError(f"{package} is not under the SIL Open Font License; leave it out")
         for line in sorted((root / f"var/lib/dpkg/info/{package}.list").read_text().splitlines()):
             file = root / line[1:]
@@ -178,10 +162,10 @@ def families(styles: Sequence[Style]) -> list[list[Style]]:
     forms = np.stack([style.forms.ravel() for style in styles]) / len(LETTERS) ** 0.5
     alike, group = forms @ forms.T > ALIKE, list(range(len(styles)))
     for a, b in np.ndindex(alike.shape):
-        if group[a] != group[b] and (
-            alike[a, b] or f"{styles[a].family} ".startswith(f"{styles[b].family} ")
-        ):
-            group = [group[b] if each == group[a] else each for each in group]
+        longer = f"{styles[a].family} ".startswith(f"{styles[b].family} ")
+        if alike[a, b] or longer:
+            joined = group[a]
+            group = [group[b] if each == joined else each for each in group]
     members: dict[int, list[Style]] = {}
     for style, number in zip(styles, group, strict=True):
         members.setdefault(number, []).append(style)
@@ -205,10 +189,11 @@ def write(
     out the last pictures.
     """
     styles, left = installed(packages, root)
-    kinds = sorted(
-        families(styles),
-        key=lambda kind: hashlib.sha256(f"{seed} {kind[0].family}".encode()).digest(),
-    )
+
+    def shuffled(kind: list[Style]) -> bytes:
+        return hashlib.sha256(f"{seed} {kind[0].family}".encode()).digest()
+
+    kinds = sorted(families(styles), key=shuffled)
     tenth, rest = max(1, len(kinds) // 10), max(2, len(kinds) * 3 // 20)
     if len(kinds) <= rest:
         raise ValueError(
@@ -217,10 +202,11 @@ def write(
     generator = np.random.default_rng(seed)
     (out / "licences").mkdir(parents=True)
     manifest: dict[str, object] = {"seed": seed, "left_out": left}
-    for split, parts in (
-        ("train", ((kinds[rest:], train), (kinds[tenth:rest], validation))),
-        ("test", ((kinds[:tenth], test),)),
-    ):
+    splits = {
+        "train": [(kinds[rest:], train), (kinds[tenth:rest], validation)],
+        "test": [(kinds[:tenth], test)],
+    }
+    for split, parts in splits.items():
         images, labels, sources = [], [], []
         for chosen, count in parts:
             sources += [[style.source for style in kind] for kind in chosen]
@@ -237,16 +223,11 @@ def write(
                 )
                 images.append(np.round(picture * (255 / picture.max())))
                 labels.append(label)
-        for name, array in (
-            ("images-idx3", np.array(images, np.uint8)),
-            ("labels-idx1", np.array(labels, np.uint8)),
-        ):
-            raw = (
-                bytes((0, 0, 8, array.ndim))
-                + np.array(array.shape, ">i4").tobytes()
-                + array.tobytes()
-            )
-            (out / f"letters-{split}-{name}-ubyte.gz").write_bytes(gzip.compress(raw, mtime=0))
+        for name, values in (("images-idx3", images), ("labels-idx1", labels)):
+            array = np.array(values, np.uint8)
+            raw = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">i4").tobytes()
+            packed = gzip.compress(raw + array.tobytes(), mtime=0)
+            (out / f"letters-{split}-{name}-ubyte.gz").write_bytes(packed)
         manifest[split] = sources
     for package in {style.source["package"] for style in styles}:
         shutil.copyfile(root / f"usr/share/doc/{package}/copyright", out / "licences" / package)

@@ -31,9 +31,9 @@ def known_of(
     """Masks of one kind, or of all kinds by SHARES: (count, T) bool, true where a sub-pixel is
     known.
     """
-    kinds = (
-        [kind] * count if kind else generator.choice(list(SHARES), count, p=list(SHARES.values()))
-    )
+    kinds = [kind] * count
+    if kind is None:
+        kinds = generator.choice([*SHARES], count, p=[*SHARES.values()])
     known = np.stack([~_MAKERS[each](generator, config.height, config.width) for each in kinds])
     return known.reshape(count, -1).repeat(config.channels, 1)
 
@@ -41,11 +41,9 @@ def known_of(
 def _half(generator: np.random.Generator, height: int, width: int) -> _Hidden:
     across, far = generator.random(2) < 0.5
     size = height if across else width
-    line = (
-        size // 2
-        if generator.random() < 0.3
-        else generator.integers(size // 6, size - size // 6 + 1)
-    )
+    line = size // 2
+    if generator.random() >= 0.3:
+        line = generator.integers(size // 6, size - size // 6 + 1)
     beyond = (np.arange(size) < line) == far
     return np.broadcast_to(beyond[:, None] if across else beyond, (height, width)).copy()
 
@@ -72,15 +70,10 @@ def _brush(generator: np.random.Generator, height: int, width: int) -> _Hidden:
     hidden = np.zeros((height, width), np.bool_)
     for _ in range(generator.integers(1, 5)):
         half = generator.integers(1, 1 + max(1, width * 3 // 14)) / 2
-        y, x, direction = (
-            generator.random() * height,
-            generator.random() * width,
-            generator.random() * 2 * np.pi,
-        )
+        y, x, direction = generator.random(3) * (height, width, 2 * np.pi)
         for _ in range(generator.integers(width // 5, width * 3 // 2 + 1)):
-            hidden[
-                max(0, int(y - half)) : int(y + half) + 1, max(0, int(x - half)) : int(x + half) + 1
-            ] = True
+            top, left = max(0, int(y - half)), max(0, int(x - half))
+            hidden[top : int(y + half) + 1, left : int(x + half) + 1] = True
             direction += generator.normal() * 0.4
             y = np.clip(y + np.sin(direction), 0, height - 1)
             x = np.clip(x + np.cos(direction), 0, width - 1)

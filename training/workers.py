@@ -83,10 +83,8 @@ class Workers:
         flat = torch.cat([tensor.flatten() for tensor in tensors])
         with _with_all():
             distributed.all_reduce(flat)
-        flat /= self.count
-        for tensor, mean in zip(
-            tensors, flat.split_with_sizes([tensor.numel() for tensor in tensors]), strict=True
-        ):
+        means = (flat / self.count).split([tensor.numel() for tensor in tensors])
+        for tensor, mean in zip(tensors, means, strict=True):
             tensor.copy_(mean.view_as(tensor))
 
     @contextmanager
@@ -145,10 +143,8 @@ def launched(device: str) -> Iterator[Workers]:
         yield Workers()
         return
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local, here = (
-        int(os.environ.get("LOCAL_RANK", 0)),
-        int(os.environ.get("LOCAL_WORLD_SIZE", count)),
-    )
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
     gpus = torch.cuda.device_count() if device != "cpu" else 0
     if 0 < gpus <= local:
         raise ValueError(
@@ -161,7 +157,8 @@ def launched(device: str) -> Iterator[Workers]:
     elif here == count:
         _stay_here()
     try:
-        store, rank, count = next(distributed.rendezvous("env://", timeout=ASSEMBLY))  # type: ignore[attr-defined]
+        meeting = distributed.rendezvous("env://", timeout=ASSEMBLY)  # type: ignore[attr-defined]
+        store, rank, count = next(meeting)
         store.set_timeout(ASSEMBLY)
         distributed.init_process_group(
             "gloo" if own is None else "nccl",
