@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 from xml.etree import ElementTree
@@ -25,9 +26,10 @@ from linpix.model.attention.lsh import SELF
 from linpix.training.experiments import ExperimentName, conduct, scaling, speech, study
 from linpix.training.experiments import copy as copying
 from linpix.training.experiments import duplication as duplicating
-from linpix.training.experiments.learning import Recipe, learn
+from linpix.training.experiments.learning import learn
+from linpix.training.experiments.lengths import exponent
 from linpix.training.experiments.record import Record, Sitting
-from linpix.training.experiments.words import Duplication, TokenModel, WordLearner, kind_config
+from linpix.training.experiments.words import Duplication, TokenModel, WordLearner
 from tools.harness.servers import eventually
 
 pytestmark = pytest.mark.slow
@@ -70,6 +72,7 @@ SCALING = scaling.Settings(
     key_dim=8,
 )
 SPEECH = speech.Settings(width=16)
+SMALL = replace(COPY, word=3, symbols=5, layers=2)
 TASK = Duplication(word=3, symbols=5)
 
 
@@ -128,12 +131,7 @@ def test_only_the_second_half_counts():
     """Whoever says what was said half a sequence ago is always right there, and would not be in the
     first half.
     """
-    net = TokenModel(
-        kind_config(
-            "linear", TASK, chunk=4, layers=1, heads=1, key_dim=4, value_dim=4, d_model=4, d_ff=4
-        ),
-        TASK,
-    )
+    net = TokenModel(SMALL.config("linear"), TASK)
     tokens = TASK.batch(9, 0)
     net.forward = lambda given: 30.0 * torch.nn.functional.one_hot(given.roll(-1 - 4, 1), 6).float()
     loss, accuracy = net.score(tokens)
@@ -145,12 +143,7 @@ def test_only_the_second_half_counts():
 @pytest.mark.parametrize("kind", ["linear", "softmax", "full"])
 def test_what_is_said_next_is_a_function_of_what_was_said_before(kind):
     torch.manual_seed(0)
-    net = TokenModel(
-        kind_config(
-            kind, TASK, chunk=4, layers=2, heads=2, key_dim=4, value_dim=4, d_model=8, d_ff=8
-        ),
-        TASK,
-    )
+    net = TokenModel(SMALL.config(kind), TASK)
     tokens = TASK.batch(3, 0)
     changed = tokens.clone()
     changed[:, 5:] = (changed[:, 5:] + 1) % 6
@@ -163,17 +156,12 @@ def test_what_is_said_next_is_a_function_of_what_was_said_before(kind):
 
 
 def test_full_is_softmax_attention_with_shared_queries_and_keys():
-    config = kind_config(
-        "full", TASK, chunk=4, layers=1, heads=2, key_dim=6, value_dim=5, d_model=12, d_ff=12
-    )
     torch.manual_seed(0)
-    q, v = (
-        torch.randn(3, 2, 8, 6, dtype=torch.float64),
-        torch.randn(3, 2, 8, 5, dtype=torch.float64),
-    )
-    scores = q @ (q / q.norm(dim=-1, keepdim=True)).mT / 6**0.5 - SELF * torch.eye(8)
+    q, v = torch.randn(2, 3, 2, 8, 8, dtype=torch.float64)
+    scores = q @ (q / q.norm(dim=-1, keepdim=True)).mT / 8**0.5 - SELF * torch.eye(8)
     scores = scores.masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)
-    torch.testing.assert_close(attention_for(config).parallel(0, q, q, v), scores.softmax(-1) @ v)
+    found = attention_for(SMALL.config("full")).parallel(0, q, q, v)
+    torch.testing.assert_close(found, scores.softmax(-1) @ v)
 
 
 def test_softmax_that_keeps_its_matrix_is_softmax():
@@ -190,9 +178,9 @@ def test_softmax_that_keeps_its_matrix_is_softmax():
 
 def test_an_exponent_is_the_slope_of_the_last_two_doublings():
     curve = [(2**x, 7.0 if x < 12 else 3e-9 * (2**x) ** 2) for x in range(9, 15)]
-    assert scaling.exponent(curve) == "2.00 (N = 4,096 to 16,384)"
-    assert scaling.exponent([(512, 1.0), (1024, 2.0)]) == "1.00 (N = 512 to 1,024)"
-    assert scaling.exponent([(512, 1.0)]) == "-"
+    assert exponent(curve) == "2.00 (N = 4,096 to 16,384)"
+    assert exponent([(512, 1.0), (1024, 2.0)]) == "1.00 (N = 512 to 1,024)"
+    assert exponent([(512, 1.0)]) == "-"
 
 
 # conducting
@@ -222,7 +210,7 @@ def test_an_experiment_leaves_tables_a_plot_and_a_summary(tmp_path, name, settin
 def test_what_is_learnt_is_in_the_table_row_by_row(tmp_path):
     assert run(
         "copy",
-        dataclasses.replace(
+        replace(
             COPY,
             kinds=("softmax",),
             word=2,
@@ -261,15 +249,11 @@ def test_duplication_that_is_interrupted_ends_as_one_that_is_not(tmp_path):
 
 def test_rows_after_the_last_save_of_the_weights_are_made_again(tmp_path):
     """A kill between two saves leaves a table that is ahead of the weights."""
-    kind, recipe = (
-        "linear",
-        Recipe(updates=100, drop=100, batch=4, learning_rate=1e-3, seed=0, compile=False),
-    )
 
     def sitting(steps: int) -> list[dict[str, object]]:
         record = Record(tmp_path / "out", "copy", COPY, copying.Study.tables)
         record.begin("test", Steps(0))
-        learn(kind, WordLearner(COPY.config(kind), COPY.task, recipe), record, Steps(steps))
+        learn("linear", WordLearner("linear", COPY), record, Steps(steps))
         return record.tables["learning"]
 
     sitting(30)
@@ -282,7 +266,7 @@ def test_rows_after_the_last_save_of_the_weights_are_made_again(tmp_path):
 
 
 def test_scaling_goes_on_with_the_points_that_are_missing(tmp_path):
-    settings = dataclasses.replace(SCALING, kinds=("linear",), oftener=2)
+    settings = replace(SCALING, kinds=("linear",), oftener=2)
     assert not work("scaling", settings, tmp_path / "out", Steps(1))
     measured = (tmp_path / "out" / "results.csv").read_text()
     assert len(measured.splitlines()) == 2
@@ -295,9 +279,9 @@ def test_scaling_goes_on_with_the_points_that_are_missing(tmp_path):
 
 
 def test_a_compiled_model_learns_what_the_plain_one_does(tmp_path):
-    settings = dataclasses.replace(COPY, kinds=("softmax",), updates=50)
+    settings = replace(COPY, kinds=("softmax",), updates=50)
     for name, compile_ in (("plain", False), ("compiled", True)):
-        run("copy", dataclasses.replace(settings, compile=compile_), tmp_path / name)
+        run("copy", replace(settings, compile=compile_), tmp_path / name)
     plain, compiled = (
         float(rows(tmp_path / name, "learning")[0]["loss"]) for name in ("plain", "compiled")
     )
@@ -320,7 +304,7 @@ def test_another_experiment_or_other_settings_or_something_else_in_the_folder_is
         ValueError,
         match="batch 4, and this one has 8; use the same settings, or give another --out",
     ):
-        run("copy", dataclasses.replace(COPY, batch=8), tmp_path / "out")
+        run("copy", replace(COPY, batch=8), tmp_path / "out")
     with pytest.raises(
         ValueError, match="an experiment with experiment copy, and this one has duplication"
     ):
@@ -357,7 +341,7 @@ def test_a_damaged_file_is_named_with_the_cure(tmp_path, name, content):
 
 def test_weights_of_other_settings_are_refused(tmp_path):
     work("copy", COPY, tmp_path / "one", Steps(10))
-    other = dataclasses.replace(COPY, seed=1)
+    other = replace(COPY, seed=1)
     work("copy", other, tmp_path / "two", Steps(10))
     (tmp_path / "one.training/linear.pt").replace(tmp_path / "two.training/linear.pt")
     with pytest.raises(ValueError, match="other settings; delete it"):
@@ -388,7 +372,7 @@ def test_weights_of_other_settings_are_refused(tmp_path):
 )
 def test_settings_that_cannot_work_are_refused_with_their_value(settings, changes, words):
     with pytest.raises(ValueError, match=words):
-        dataclasses.replace(settings, **changes)
+        replace(settings, **changes)
 
 
 def test_without_matplotlib_nothing_begins(tmp_path, monkeypatch):
@@ -404,36 +388,11 @@ def test_without_matplotlib_nothing_begins(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_command_that_is_killed_goes_on_when_called_again(tmp_path, number):
-    command = [
-        sys.executable,
-        "-m",
-        "linpix",
-        "experiment",
-        "copy",
-        "--out",
-        str(tmp_path / "out"),
-        "--kinds",
-        "linear",
-        "--updates",
-        "100000",
-        "--batch",
-        "1",
-        "--word",
-        "2",
-        "--layers",
-        "1",
-        "--heads",
-        "1",
-        "--width",
-        "4",
-        "--feed-forward",
-        "4",
-        "--chunk",
-        "4",
-        "--no-compile",
-        "--device",
-        "cpu",
-    ]
+    asked = (
+        "experiment copy --kinds linear --updates 100000 --batch 1 --word 2 --layers 1 --heads 1"
+        " --width 4 --feed-forward 4 --chunk 4 --no-compile --device cpu --out"
+    )
+    command = [sys.executable, "-m", "linpix", *asked.split(), str(tmp_path / "out")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert eventually((tmp_path / "out" / "learning.csv").exists)
@@ -442,13 +401,8 @@ def test_the_command_that_is_killed_goes_on_when_called_again(tmp_path, number):
     _, printed = process.communicate()
     assert process.returncode == (0 if number == signal.SIGTERM else -9), printed
     assert (tmp_path / "out.training" / "linear.pt").exists() == (number == signal.SIGTERM)
-    again = subprocess.run(
-        [*command, "--max-minutes", "0.01"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    command += ["--max-minutes", "0.01"]
+    again = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert again.returncode == 0, again.stderr
     assert "continues it" in again.stderr
     assert len(again.stderr.strip().splitlines()) == 1  # no bar where there is no terminal
@@ -467,30 +421,9 @@ def test_every_setting_is_a_flag(name, capsys):
 
 
 def test_flags_are_settings_and_lists_are_comma_separated(tmp_path):
-    assert (
-        main(
-            [
-                "experiment",
-                "copy",
-                "--out",
-                str(tmp_path / "out"),
-                "--kinds",
-                "linear,lsh-2",
-                "--batch",
-                "3",
-                "--no-compile",
-                "--max-minutes",
-                "0",
-                "--device",
-                "cpu",
-            ]
-        )
-        == 0
-    )
+    asked = "--kinds linear,lsh-2 --batch 3 --no-compile --max-minutes 0 --device cpu"
+    assert main(["experiment", "copy", "--out", str(tmp_path / "out"), *asked.split()]) == 0
     kept = json.loads((tmp_path / "out/experiment.json").read_text())
-    assert kept["settings"] == json.loads(
-        json.dumps(
-            dataclasses.asdict(copying.Settings(kinds=("linear", "lsh-2"), batch=3, compile=False))
-        )
-    )
+    wanted = copying.Settings(kinds=("linear", "lsh-2"), batch=3, compile=False)
+    assert kept["settings"] == dataclasses.asdict(wanted) | {"kinds": ["linear", "lsh-2"]}
     assert kept["sittings"][0]["command"].startswith("linpix experiment copy --out")

@@ -2,9 +2,9 @@
 rates, and resuming.
 """
 
-import dataclasses
 import json
 import re
+from dataclasses import replace
 from shutil import which
 from types import SimpleNamespace
 
@@ -15,7 +15,6 @@ from torch import nn
 
 from linpix.__main__ import main
 from linpix.training.experiments import speech as speaking
-from linpix.training.experiments.learning import Recipe
 from linpix.training.experiments.lengths import in_a_process
 from linpix.training.experiments.speech import BothWays, Listener, Recogniser, Speech
 from linpix.training.experiments.utterances import (
@@ -152,7 +151,7 @@ def test_an_epoch_has_every_recording_once_in_another_order_and_held_out_sentenc
 
 @speaks
 def test_a_tiny_run_learns(tmp_path):
-    settings = dataclasses.replace(
+    settings = replace(
         TINY,
         kinds=("linear",),
         recordings=96,
@@ -172,7 +171,7 @@ def test_a_sequence_of_twice_the_length_needs_twice_the_memory_of_linear_attenti
     """Measured in processes of their own, as the experiment does. One sequence of 3,200 frames,
     then two of 1,600.
     """
-    settings = dataclasses.replace(TINY, width=64, layers=2, longest=3200)
+    settings = replace(TINY, width=64, layers=2, longest=3200)
     long, short = (
         in_a_process(speaking.update_of, (settings, "linear", length), Steps(1), "linear")[1]
         for length in (3200, 1600)
@@ -183,7 +182,7 @@ def test_a_sequence_of_twice_the_length_needs_twice_the_memory_of_linear_attenti
 
 @speaks
 def test_it_leaves_tables_a_plot_and_a_summary_with_the_papers_figures(tmp_path):
-    settings = dataclasses.replace(TINY, kinds=("linear", "lsh-2", "lstm"))
+    settings = replace(TINY, kinds=("linear", "lsh-2", "lstm"))
     assert run("speech", settings, tmp_path / "out")
     summary, plot = ((tmp_path / "out" / name).read_text() for name in ("summary.md", "plot.svg"))
     for kind, paper in (("linear", "8.08 | 824"), ("lsh-2", "- | -"), ("lstm", "10.94 | 1,047")):
@@ -215,12 +214,8 @@ def test_one_that_is_interrupted_ends_as_one_that_is_not(tmp_path):
 
 @pytest.mark.parametrize(("kind", "of_adam"), [("linear", 1), ("lstm", 0.5)])
 def test_the_learning_rate_is_halved_and_falls_to_zero_at_the_end(kind, of_adam):
-    speech = SimpleNamespace(
-        settings=dataclasses.replace(TINY, epochs=9), numbers={"a": 1}, batches=len
-    )
-    learner = Listener(
-        kind, speech, Recipe(updates=0, drop=0, batch=4, learning_rate=1.0, seed=0, compile=False)
-    )
+    settings = replace(TINY, epochs=9, learning_rate=1.0)
+    learner = Listener(kind, SimpleNamespace(settings=settings, numbers={"a": 1}, batches=len))
     learner.halvings = 2
     rates = []
     for learner.update in (0, 17, 18, 26, 27):
@@ -236,7 +231,7 @@ def test_halvings_are_counted_from_the_rows(tmp_path, monkeypatch):
     )
     errors = iter([0.4, 0.1, 0.4, 0.1, 0.3, 0.1, 0.3, 0.1])  # of sentences, and of voices
     monkeypatch.setattr(Speech, "error_rate", lambda *_: next(errors))
-    settings = dataclasses.replace(TINY, kinds=("linear",), epochs=4, shortest=32)
+    settings = replace(TINY, kinds=("linear",), epochs=4, shortest=32)
     assert work("speech", settings, tmp_path / "out", Steps(10**6))
     assert counted == [0, 0, 1, 1]
 

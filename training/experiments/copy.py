@@ -80,9 +80,8 @@ class Study(WordStudy):
 
     def summary(self) -> str:
         s, task = self.settings, self.settings.task
-        marks = sorted(
-            {s.updates * part // 8 // EVERY * EVERY for part in range(1, 8)} - {0} | {s.updates}
-        )
+        eighths = {s.updates * part // 8 // EVERY * EVERY for part in range(1, 8)}
+        marks = sorted(eighths - {0} | {s.updates})
         rows = []
         for kind in s.kinds:
             curve = self.rows("learning", kind)
@@ -95,21 +94,23 @@ class Study(WordStudy):
                 row += ["-", "-", "-"]
             rows.append(row)
         return f"""\
-Convergence of attention kinds on saying a word again, as in figure 2 of "Transformers are RNNs" (section 4.1.1):
-sequences 0w0w of {task.length} tokens, w being {task.word} symbols out of {task.symbols}; layers: {s.layers}, of
-{s.heads} heads, {s.width} wide, feed-forward {s.feed_forward}; batches of {s.batch}; RAdam at {s.learning_rate:g},
-a tenth of it after {s.drop:,} updates. lsh has {s.config("lsh-1").lsh_buckets} buckets and chunks of {s.chunk}.
+Convergence of attention kinds on saying a word again, as in figure 2 of "Transformers are RNNs"
+(section 4.1.1): sequences 0w0w of {task.length} tokens, w being {task.word} symbols out of
+{task.symbols}; layers: {s.layers}, of {s.heads} heads, {s.width} wide, feed-forward
+{s.feed_forward}; batches of {s.batch}; RAdam at {s.learning_rate:g}, a tenth of it after {s.drop:,}
+updates. lsh has {s.config("lsh-1").lsh_buckets} buckets and chunks of {s.chunk}.
 
-Every update has new sequences, the same for every kind, so what is lost in training would be lost on sequences never
-seen. Loss (nats) and accuracy are means over the second half of the sequence, the part that can be predicted; the loss
-of that half is also what is trained. Over all tokens but the first, a perfect model would have {task.floor:.3f} nats.
-Each figure is the mean of the {EVERY} updates before it; `end` is that of the last {2 * EVERY}. Time is that of
-the processor, all threads together.
+Every update has new sequences, the same for every kind, so what is lost in training would be lost
+on sequences never seen. Loss (nats) and accuracy are means over the second half of the sequence,
+the part that can be predicted; the loss of that half is also what is trained. Over all tokens but
+the first, a perfect model would have {task.floor:.3f} nats. Each figure is the mean of the {EVERY}
+updates before it; `end` is that of the last {2 * EVERY}. Time is that of the processor, all threads
+together.
 
 {table(["loss after", *(f"{mark:,}" for mark in marks), "end", "accuracy", "ms an update"], rows)}
 
 {" ".join(self._claims())}
-"""  # noqa: E501
+"""
 
     def end(self, kind: str) -> float:
         """Mean loss over the updates of the last two rows so far."""

@@ -105,20 +105,14 @@ class Study(WordStudy):
         figure.set_size_inches(10, 4.5)
         left, right = figure.subplots(1, 2)
         self.plot(left, "accuracy")
-        width = 0.8 / len(self.settings.kinds)
+        places, width = np.arange(len(EVALUATED)), 0.8 / len(self.settings.kinds)
         for index, kind in enumerate(self.settings.kinds):
             found = self.accuracies(kind)
-            right.bar(
-                [place + index * width for place in range(len(EVALUATED))],
-                [found.get(other, 0.0) for other in EVALUATED],
-                width,
-            )
+            heights = [found.get(other, 0.0) for other in EVALUATED]
+            right.bar(places + index * width, heights, width)
         left.set(xlabel="update", ylabel="accuracy in training", ylim=(0, 1.01))
         right.set(xlabel="evaluated with", ylabel="accuracy", ylim=(0, 1.01))
-        right.set_xticks(
-            [place + 0.4 - width / 2 for place in range(len(EVALUATED))],
-            EVALUATED,
-        )
+        right.set_xticks(places + 0.4 - width / 2, EVALUATED)
         left.legend(title="trained with")
 
     def summary(self) -> str:
@@ -129,16 +123,17 @@ class Study(WordStudy):
             paper = dict(zip(EVALUATED, PAPER.get(kind, ()), strict=False))
             rows.append([kind, *_cells(found), *_cells(paper)])
         return f"""\
-Accuracy on the duplication task of the Reformer (section 2.1, table 2): sequences 0w0w of {s.task.length} tokens, w
-being {s.word} symbols out of {s.symbols} (the paper: 1,024 tokens, 511 symbols out of 127). One layer of width
-{s.width} with {s.heads} heads, queries serving as keys, was trained with full attention or with some rounds of hashing
-for {s.updates:,} updates of {s.batch} sequences (the paper: 150,000 updates). The same weights were then scored with
-each kind of attention on {s.sequences:,} sequences, hashed anew for every batch. Only the second half of a sequence
-counts, in training too. lsh has {s.config("lsh-1").lsh_buckets} buckets and chunks of {s.chunk}; full is one bucket and
-one chunk.
+Accuracy on the duplication task of the Reformer (section 2.1, table 2): sequences 0w0w of
+{s.task.length} tokens, w being {s.word} symbols out of {s.symbols} (the paper: 1,024 tokens, 511
+symbols out of 127). One layer of width {s.width} with {s.heads} heads, queries serving as keys, was
+trained with full attention or with some rounds of hashing for {s.updates:,} updates of {s.batch}
+sequences (the paper: 150,000 updates). The same weights were then scored with each kind of
+attention on {s.sequences:,} sequences, hashed anew for every batch. Only the second half of a
+sequence counts, in training too. lsh has {s.config("lsh-1").lsh_buckets} buckets and chunks of
+{s.chunk}; full is one bucket and one chunk.
 
 {table(["trained with", *EVALUATED, *(f"paper: {other}" for other in EVALUATED)], rows)}
-"""  # noqa: E501
+"""
 
 
 def _cells(accuracies: dict[str, float]) -> list[str]:

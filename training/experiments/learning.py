@@ -4,10 +4,9 @@ import itertools
 import json
 import math
 import statistics
-import sys
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,18 +20,6 @@ from .record import Record, Row, Sitting
 
 EVERY = 50  # updates per row
 SAVE_S = 30  # seconds between saves, which a kill can lose
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Settings of the training: RAdam, with a tenth of the learning rate after `drop` updates."""
-
-    updates: int
-    drop: int  # updates at the full learning rate
-    batch: int
-    learning_rate: float
-    seed: int
-    compile: bool
 
 
 def clock() -> float:
@@ -54,11 +41,13 @@ class Learner(ABC):
     def __init__(
         self,
         net: nn.Module,
-        recipe: Recipe,
-        optimizer: type[torch.optim.Optimizer] = torch.optim.RAdam,
+        settings: Any,
+        updates: int,
+        optimizer: Any = torch.optim.RAdam,
     ) -> None:
-        self.net, self.recipe = net, recipe
-        self.optimizer = optimizer(net.parameters(), lr=recipe.learning_rate)  # type: ignore[call-arg]
+        """settings: with learning_rate and seed · updates: how many there are in all."""
+        self.net, self.settings, self.updates = net, settings, updates
+        self.optimizer = optimizer(net.parameters(), lr=settings.learning_rate)
         self.update, self.seconds = 0, 0.0
         self.pending: list[tuple[float, ...]] = []  # measures of the updates since the last row
 
@@ -67,15 +56,15 @@ class Learner(ABC):
         """The measures of this update; the first one is the loss, to be minimised."""
 
     @property
+    @abstractmethod
     def learning_rate(self) -> float:
         """The learning rate of this update."""
-        return self.recipe.learning_rate * (1.0 if self.update < self.recipe.drop else 0.1)
 
     def step(self) -> None:
         began = clock()
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
-        torch.manual_seed(self.recipe.seed * 2**32 + self.update)  # for the hashing
+        torch.manual_seed(self.settings.seed * 2**32 + self.update)  # for the hashing
         loss, *others = self.measure()
         self.optimizer.zero_grad()
         loss.backward()
@@ -140,18 +129,12 @@ def learn(
         record.save()
         learner.save(path, identity)
 
-    saved, recipe = time.monotonic(), learner.recipe
-    with tqdm(
-        total=recipe.updates,
-        initial=learner.update,
-        desc=kind,
-        unit="update",
-        disable=not sys.stderr.isatty(),
-    ) as bar:
-        while learner.update < recipe.updates and not sitting.over:
+    saved, begun = time.monotonic(), learner.update
+    with tqdm(total=learner.updates, initial=begun, desc=kind, unit="update", disable=None) as bar:
+        while learner.update < learner.updates and not sitting.over:
             learner.step()
             bar.update()
-            if len(learner.pending) == EVERY or learner.update == recipe.updates:
+            if len(learner.pending) == EVERY or learner.update == learner.updates:
                 means = np.mean(learner.pending, 0).tolist()
                 record.add(
                     "learning",
@@ -166,7 +149,7 @@ def learn(
                 keep()
                 saved = time.monotonic()
     keep()
-    return learner.update >= recipe.updates
+    return learner.update >= learner.updates
 
 
 def update_s(curve: list[Row]) -> float:

@@ -3,7 +3,9 @@ plots.
 """
 
 import ctypes
+import itertools
 import multiprocessing
+import re
 import resource
 import signal
 import statistics
@@ -59,6 +61,20 @@ def in_a_process(
     return found
 
 
+def doublings(shortest: int, longest: int) -> list[int]:
+    """Lengths up to the longest, each twice the one before."""
+    return [shortest << times for times in range((longest // shortest).bit_length())]
+
+
+def missing(
+    rows: list[Row], rounds: int, lengths: list[int], kinds: tuple[str, ...]
+) -> list[tuple[int, int, str]]:
+    """Round, length and kind of what has no row yet."""
+    done = {(row["round"], row["length"], row["kind"]) for row in rows}
+    points = itertools.product(range(rounds), lengths, kinds)
+    return [point for point in points if point not in done]
+
+
 def on_gpu() -> bool:
     return torch.get_default_device().type == "cuda"
 
@@ -96,14 +112,13 @@ def _resident(*, reset: bool = False) -> dict[str, int]:
     try:
         if reset:
             Path("/proc/self/clear_refs").write_text("5")
-        lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-        names = ("VmHWM:", "RssAnon:", "RssFile:")
-        return {words[0][:-1]: 1024 * int(words[1]) for words in lines if words[0] in names}
+        status = Path("/proc/self/status").read_text()
+        found = re.findall(r"^(VmHWM|RssAnon|RssFile):\s*(\d+)", status, re.MULTILINE)
+        return {name: 1024 * int(kib) for name, kib in found}
     # not Linux: the peak since the start, from which peak_of subtracts the earlier peak
     except OSError:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-            1 if sys.platform == "darwin" else 1024
-        )
+        unit = 1 if sys.platform == "darwin" else 1024
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         return {"VmHWM": most, "RssAnon": most, "RssFile": 0}
 
 
@@ -138,20 +153,10 @@ def draw_lengths(both: Any, kinds: tuple[str, ...], rows: list[Row]) -> None:
     for axes, (what, title, unit, size) in zip(both, MEASURES, strict=True):
         for kind in kinds:
             curve = medians(rows, kind, what)
-            axes.loglog(
-                [length for length, _ in curve],
-                [value / size for _, value in curve],
-                marker="o",
-                markersize=4,
-                label=kind,
-                base=2,
-            )
+            lengths, values = np.reshape(curve, (-1, 2)).T
+            axes.loglog(lengths, values / size, "o-", markersize=4, label=kind, base=2)
         axes.set_yscale("log")
-        axes.set(
-            xlabel="sequence length N",
-            ylabel=f"{unit} a sequence",
-            title=title,
-        )
+        axes.set(xlabel="sequence length N", ylabel=f"{unit} a sequence", title=title)
         axes.legend()
 
 
@@ -165,6 +170,11 @@ def tables_of(kinds: tuple[str, ...], lengths: list[int], rows: list[Row]) -> li
             lines.append([kind, *(cells.get(N, "-") for N in lengths)])
         tables.append(table([f"{unit} a sequence", *(f"N = {N:,}" for N in lengths)], lines))
     return tables
+
+
+def exponents(rows: list[Row], kind: str) -> list[str]:
+    """How time and memory grow with the length, by `exponent`."""
+    return [exponent(medians(rows, kind, what)) for what, *_ in MEASURES]
 
 
 def exponent(curve: Curve) -> str:

@@ -2,12 +2,11 @@
 "Transformers are RNNs".
 """
 
-import itertools
-import math
 import os
+import re
 import statistics
-import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,13 +19,14 @@ from tqdm import tqdm
 from linpix.model.attention import attention_for
 from linpix.model.config import AttentionKind, ModelConfig
 
-from ..run import setting
+from ..run import check_least, setting
 from . import Experiment, attention_of, check_kinds
 from .lengths import (
+    doublings,
     draw_lengths,
-    exponent,
+    exponents,
     in_a_process,
-    medians,
+    missing,
     on_gpu,
     peak_of,
     tables_of,
@@ -79,21 +79,9 @@ class Settings:
     seed: int = setting(0, "seed of inputs and hashing")
 
     def __post_init__(self) -> None:
-        for name in (
-            "shortest",
-            "tokens",
-            "rounds",
-            "oftener",
-            "calls",
-            "heads",
-            "key_dim",
-            "chunk",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("buckets", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_least(self, 1, "shortest", "tokens", "rounds", "oftener", "calls")
+        check_least(self, 1, "heads", "key_dim", "chunk")
+        check_least(self, 0, "buckets", "seed")
         check_kinds(self.kinds, (*get_args(AttentionKind), "softmax-matrix", "lsh-ROUNDS"))
         if self.longest < 2 * self.shortest:
             raise ValueError(
@@ -104,8 +92,7 @@ class Settings:
 
     @property
     def lengths(self) -> list[int]:
-        doublings = int(math.log2(self.longest / self.shortest))
-        return [self.shortest << doubling for doubling in range(doublings + 1)]
+        return doublings(self.shortest, self.longest)
 
     def config(self, kind: str, length: int) -> ModelConfig:
         buckets = self.buckets or max(2, 2 * round(length / self.chunk))
@@ -140,18 +127,17 @@ def measure(settings: Settings, kind: str, length: int, batch: int) -> tuple[flo
     """
     torch.manual_seed(settings.seed)
     shape = batch, settings.heads, length, settings.key_dim
-    q, k, v, out = (torch.randn(shape) for _ in range(4))
+    *inputs, out = (torch.randn(shape) for _ in range(4))
     attention = attention_for(settings.config(kind, length))
 
     def call(length: int | None = None) -> float:
-        mine = [x[:, :, :length].detach().requires_grad_() for x in (q, k, v)]
+        mine = [x[:, :, :length].detach().requires_grad_() for x in inputs]
         wait()
         began = time.perf_counter()
-        y = (
-            matrix_attention(*mine)
-            if kind == "softmax-matrix"
-            else attention.parallel(0, *mine, training=True)
-        )
+        if kind == "softmax-matrix":
+            y = matrix_attention(*mine)
+        else:
+            y = attention.parallel(0, *mine, training=True)
         y.backward(out[:, :, :length])
         wait()
         return time.perf_counter() - began
@@ -166,17 +152,12 @@ def free_bytes() -> int:
     if on_gpu():
         return int(torch.cuda.mem_get_info()[0])
     found = []
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(
-            next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-        )
+    with suppress(OSError, ValueError):  # no such file, or no limit
+        for kib in re.findall(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text()):
+            found.append(1024 * int(kib))
         group = Path("/sys/fs/cgroup")
-        found.append(
-            int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-        )
-    except (OSError, ValueError, StopIteration):
-        pass  # no such file, or no limit
+        most, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+        found.append(int(most) - int(used))
     return min(found, default=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
@@ -190,19 +171,11 @@ class Study(Experiment):
     settings: Settings
 
     def work(self, sitting: Sitting) -> bool:
-        s = self.settings
-        points = [*itertools.product(s.lengths, s.kinds)]
-        done = {(row["round"], row["length"], row["kind"]) for row in self.record.tables["results"]}
-        most = s.rounds * s.oftener
-        with tqdm(
-            total=len(points) * most,
-            initial=len(done),
-            unit="point",
-            disable=not sys.stderr.isatty(),
-        ) as bar:
-            for round_, (length, kind) in itertools.product(range(most), points):
-                if (round_, length, kind) in done:
-                    continue
+        s, rows = self.settings, self.record.tables["results"]
+        todo = missing(rows, s.rounds * s.oftener, s.lengths, s.kinds)
+        done = len(rows)
+        with tqdm(total=done + len(todo), initial=done, unit="point", disable=None) as bar:
+            for round_, length, kind in todo:
                 if round_ >= s.rounds and not self.quick(kind, length):
                     bar.update()
                     continue
@@ -246,7 +219,9 @@ class Study(Experiment):
         if half and half[-1] is None:
             return 0
         # four matrices
-        expected = (4 if matrix else 2) * half[-1] if half else 4 * 4 * s.heads * length**2 * matrix
+        expected = 4 * 4 * s.heads * length**2 * matrix
+        if half:
+            expected = (4 if matrix else 2) * half[-1]
         return min(max(1, s.tokens // length), int(s.memory * free_bytes() / max(1, expected)))
 
     def draw(self, figure: Any) -> None:
@@ -259,30 +234,31 @@ class Study(Experiment):
         tables = tables_of(s.kinds, s.lengths, results)
         slopes = []
         for kind in s.kinds:
-            time_, memory = (
-                exponent(medians(results, kind, what)) for what in ("seconds", "bytes")
-            )
             bar = BARS.get(kind.split("-")[0])
             theory = f"at most {bar}" if bar else "-"
             if kind.startswith("softmax"):
                 theory = "about 2"
             in_memory = "about 1" if kind == "softmax" else theory
+            time_, memory = exponents(results, kind)
             slopes.append([kind, time_, theory, memory, in_memory])
         tables.append(table(["exponent", "of time", "expected", "of memory", "expected"], slopes))
-        hashing = (
-            f"{s.buckets} buckets" if s.buckets else "as many buckets as twice N over the chunk"
-        )
+        hashing = f"{s.buckets} buckets"
+        if not s.buckets:
+            hashing = "as many buckets as twice N over the chunk"
         return f"""\
-Attention and its gradients by sequence length, as in figure 1 of "Transformers are RNNs" (section 4.1.2): {s.heads}
-heads, keys and values of {s.key_dim}, float32, causal. A batch has {s.tokens:,} tokens in all, so fewer sequences the
-longer they are (at least one; fewer where more would need over {s.memory:g} of the free memory), and figures are for
-one sequence. They are medians over processes of their own for every point, {s.rounds} in all ({s.rounds * s.oftener}
-where a call takes under {QUICK_S:g} s), by turns with those of all other points. Time is the median of {s.calls} in
-each after a first one that warms up, memory the peak of that first one beyond the inputs, gradients included.
+Attention and its gradients by sequence length, as in figure 1 of "Transformers are RNNs" (section
+4.1.2): {s.heads} heads, keys and values of {s.key_dim}, float32, causal. A batch has {s.tokens:,}
+tokens in all, so fewer sequences the longer they are (at least one; fewer where more would need
+over {s.memory:g} of the free memory), and figures are for one sequence. They are medians over
+processes of their own for every point, {s.rounds} in all ({s.rounds * s.oftener} where a call takes
+under {QUICK_S:g} s), by turns with those of all other points. Time is the median of {s.calls} in
+each after a first one that warms up, memory the peak of that first one beyond the inputs, gradients
+included.
 
-softmax is what the models here run: torch's fused kernel, which computes the N x N matrix piece by piece and never
-keeps it. softmax-matrix keeps it, as the paper's baseline did. lsh has {hashing} and chunks of {s.chunk}
-at every N: tokens see their own chunk and the one before, so the cost is linear but for the sorting.
+softmax is what the models here run: torch's fused kernel, which computes the N x N matrix piece by
+piece and never keeps it. softmax-matrix keeps it, as the paper's baseline did. lsh has {hashing}
+and chunks of {s.chunk} at every N: tokens see their own chunk and the one before, so the cost is
+linear but for the sorting.
 
 {tables[0]}
 
@@ -291,4 +267,4 @@ at every N: tokens see their own chunk and the one before, so the cost is linear
 Exponents are slopes of log time and log memory over log N for the last two doublings that fitted.
 
 {tables[2]}
-"""  # noqa: E501
+"""

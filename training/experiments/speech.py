@@ -5,7 +5,7 @@
 import functools
 import itertools
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -21,8 +21,16 @@ from linpix.model.nets import layer_for
 
 from ..run import setting
 from . import Experiment, attention_of, check_kinds
-from .learning import Learner, Recipe, check_numbers, clock, learn, update_s
-from .lengths import draw_lengths, exponent, in_a_process, medians, peak_of, tables_of
+from .learning import Learner, check_numbers, clock, learn, update_s
+from .lengths import (
+    doublings,
+    draw_lengths,
+    exponents,
+    in_a_process,
+    missing,
+    peak_of,
+    tables_of,
+)
 from .record import Sitting, table
 from .utterances import BANDS, OTHER_VOICES, VOICES, Utterance, edits, espeak, utterances
 
@@ -85,10 +93,7 @@ class Settings:
 
     @property
     def lengths(self) -> list[int]:
-        return [
-            self.shortest << doubling
-            for doubling in range((self.longest // self.shortest).bit_length())
-        ]
+        return doublings(self.shortest, self.longest)
 
     def config(self, kind: str) -> ModelConfig:
         size = self.width // self.heads
@@ -117,13 +122,10 @@ class BothWays(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """x: (B, T, inputs) · lengths: (B,) · returns (B, T, 2 * hidden)."""
-        rows, at, last = (
-            torch.arange(len(x))[:, None],
-            torch.arange(x.shape[1]),
-            lengths[:, None] - 1,
-        )
-        turned = torch.where(at <= last, last - at, at)
-        return torch.cat([self.ahead(x)[0], self.back(x[rows, turned])[0][rows, turned]], -1)
+        rows, at = torch.arange(len(x))[:, None], torch.arange(x.shape[1])
+        last = lengths[:, None] - 1
+        turned = rows, torch.where(at <= last, last - at, at)
+        return torch.cat([self.ahead(x)[0], self.back(x[turned])[0][turned]], -1)
 
 
 class Recogniser(nn.Module):
@@ -136,12 +138,11 @@ class Recogniser(nn.Module):
         self.input = nn.Conv1d(BANDS, s.width, 5, stride=STRIDE, padding=2)
         width = s.width
         if self.whole:
-            self.layers = nn.ModuleList(layer_for(config)(config) for _ in range(s.layers))
+            layers = [layer_for(config)(config) for _ in range(s.layers)]
         else:
             width = 2 * s.hidden
-            self.layers = nn.ModuleList(
-                BothWays(size, s.hidden) for size in (s.width, width, width)
-            )
+            layers = [BothWays(size, s.hidden) for size in (s.width, width, width)]
+        self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 1 + symbols)
 
@@ -151,9 +152,8 @@ class Recogniser(nn.Module):
         """
         x, lengths = F.gelu(self.input(frames.mT)).mT, -(-lengths // STRIDE)
         if self.whole:
-            angles = torch.arange(x.shape[1])[:, None] * 1e-4 ** torch.linspace(
-                0, 1, -(-x.shape[2] // 2)
-            )
+            speeds = 1e-4 ** torch.linspace(0, 1, -(-x.shape[2] // 2))
+            angles = torch.arange(x.shape[1])[:, None] * speeds
             x = x + torch.cat([angles.sin(), angles.cos()], -1)[:, : x.shape[2]]
         for index, layer in enumerate(self.layers):
             if self.whole:
@@ -166,11 +166,9 @@ class Recogniser(nn.Module):
     def loss(self, batch: Batch) -> Tensor:
         """CTC (Graves et al., 2006): nats per phoneme."""
         scores, lengths = self(*batch[:2])
-        said, counts = (
-            torch.tensor([*itertools.chain(*batch[2])]),
-            torch.tensor([*map(len, batch[2])]),
-        )
-        return F.ctc_loss(scores.transpose(0, 1), said, lengths, counts)
+        said, counts = [*itertools.chain(*batch[2])], [*map(len, batch[2])]
+        scores = scores.transpose(0, 1)
+        return F.ctc_loss(scores, torch.tensor(said), lengths, torch.tensor(counts))
 
 
 class Speech:
@@ -229,17 +227,15 @@ class Listener(Learner):
     measures, largest_gradient = ("loss",), 1.0
     net: Recogniser
 
-    def __init__(self, kind: str, speech: Speech, recipe: Recipe) -> None:
-        torch.manual_seed(recipe.seed)
-        super().__init__(
-            Recogniser(speech.settings, kind, len(speech.numbers)),
-            recipe,
-            torch.optim.Adam if kind == "lstm" else torch.optim.RAdam,
-        )
+    def __init__(self, kind: str, speech: Speech) -> None:
+        s = speech.settings
+        torch.manual_seed(s.seed)
+        optimizer = torch.optim.Adam if kind == "lstm" else torch.optim.RAdam
+        super().__init__(Recogniser(s, kind, len(speech.numbers)), s, 0, optimizer)
         self.speech, self.halvings, self.batches = speech, 0, functools.lru_cache(1)(speech.batches)
 
     def measure(self) -> tuple[Tensor, ...]:
-        epoch, index = divmod(self.update, self.speech.settings.updates)
+        epoch, index = divmod(self.update, self.settings.updates)
         return (self.net.loss(self.speech.batch(self.batches(epoch)[index])),)
 
     @property
@@ -247,11 +243,10 @@ class Listener(Learner):
         """Halved when the error stopped falling, as in the paper. In the last third it also falls,
         to zero.
         """
-        s, first = (
-            self.speech.settings,
-            self.recipe.learning_rate * (0.5 if self.net.whole is None else 1),
-        )
-        return first * 0.5**self.halvings * min(1.0, 3 - 3 * self.update / (s.epochs * s.updates))
+        s = self.settings
+        halved = self.halvings + (self.net.whole is None)
+        fall = min(1.0, 3 - 3 * self.update / (s.epochs * s.updates))
+        return float(s.learning_rate * 0.5**halved * fall)
 
 
 def halvings(errors: list[float]) -> int:
@@ -302,46 +297,35 @@ class Study(Experiment):
     def work(self, sitting: Sitting) -> bool:
         espeak()  # before anything is measured
         s = self.settings
-        done = {(row["round"], row["length"], row["kind"]) for row in self.record.tables["lengths"]}
-        for round_, length, kind in itertools.product(range(s.rounds), s.lengths, s.kinds):
-            if (round_, length, kind) not in done:
-                if sitting.over:
-                    return False
-                found = in_a_process(update_of, (s, kind, length), sitting, kind)
-                if found is None:
-                    return False
-                self.record.add(
-                    "lengths",
-                    round=round_,
-                    kind=kind,
-                    length=length,
-                    seconds=found[0],
-                    bytes=found[1],
-                )
-                self.record.save()
+        rows = self.record.tables["lengths"]
+        for round_, length, kind in missing(rows, s.rounds, s.lengths, s.kinds):
+            if sitting.over:
+                return False
+            found = in_a_process(update_of, (s, kind, length), sitting, kind)
+            if found is None:
+                return False
+            self.record.add(
+                "lengths",
+                round=round_,
+                kind=kind,
+                length=length,
+                seconds=found[0],
+                bytes=found[1],
+            )
+            self.record.save()
         return self._train(sitting)
 
     def _train(self, sitting: Sitting) -> bool:
         s, speech = self.settings, None
-        recipe = Recipe(
-            updates=0,
-            drop=0,
-            batch=s.batch,
-            learning_rate=s.learning_rate,
-            seed=s.seed,
-            compile=False,
-        )
         for kind in s.kinds:
             learner = None
             for epoch in range(len(self.rows("results", kind)) + 1, s.epochs + 1):
                 if sitting.over:
                     return False
                 speech = speech or Speech(s)
-                learner = learner or Listener(kind, speech, recipe)
-                learner.halvings = halvings(
-                    [row["sentences"] for row in self.rows("results", kind)]
-                )
-                learner.recipe = replace(recipe, updates=epoch * s.updates)
+                learner = learner or Listener(kind, speech)
+                errors = [row["sentences"] for row in self.rows("results", kind)]
+                learner.halvings, learner.updates = halvings(errors), epoch * s.updates
                 if not learn(kind, learner, self.record, sitting):
                     return False
                 sentences, voices = (
@@ -367,11 +351,8 @@ class Study(Experiment):
                 [100 * error for error in errors.values()],
                 label=kind,
             )
-        left.set(
-            xlabel="minutes of the processor",
-            ylabel="phoneme error rate, %",
-            title="other sentences",
-        )
+        axes = {"xlabel": "minutes of the processor", "ylabel": "phoneme error rate, %"}
+        left.set(**axes, title="other sentences")
         left.legend()
         draw_lengths(both, self.settings.kinds, self.record.tables["lengths"])
 
@@ -388,54 +369,31 @@ class Study(Experiment):
             if kind in PAPER:
                 row[6:] = [f"{value:,}" for value in PAPER[kind]]
             rows.append(row)
+        header = ["", "parameters", "epochs", "other sentences", "other voices too"]
+        header += ["s an epoch", "paper", "paper: s an epoch"]
         time, memory = tables_of(s.kinds, s.lengths, lengths)
-        slopes = []
-        for kind in s.kinds:
-            curves = (medians(lengths, kind, of) for of in ("seconds", "bytes"))
-            slopes.append([kind, *map(exponent, curves)])
+        slopes = [[kind, *exponents(lengths, kind)] for kind in s.kinds]
         return f"""\
-Recognition of phonemes, as in table 3 of "Transformers are RNNs" (section 4.3). Its recordings, 80 hours of the Wall
-Street Journal, are licensed. These {s.recordings:,} were spoken by espeak-ng, in {
-            len(VOICES)
-        } voices, with noise. So
-error rates can be compared with each other, but not with the paper's. Time is that of the processor, all threads
-together; the paper's is that of a GPU. Models are smaller than the paper's, and a token has {
-            STRIDE
-        } frames, not one.
-The learning rate is halved after each epoch without a lower error, as in the paper. It also falls to zero in the last
-third of {
-            s.epochs
-        } epochs, while the paper trains until the error stops falling. Phoneme error rates, in %, are those
-after the last epoch: for {
-            s.held_out
-        } recordings of other sentences, which also halve the learning rate, and for
-{s.held_out} of other sentences in {len(OTHER_VOICES)} other voices.
+Recognition of phonemes, as in table 3 of "Transformers are RNNs" (section 4.3). Its recordings, 80
+hours of the Wall Street Journal, are licensed. These {s.recordings:,} were spoken by espeak-ng, in
+{len(VOICES)} voices, with noise. So error rates can be compared with each other, but not with the
+paper's. Time is that of the processor, all threads together; the paper's is that of a GPU. Models
+are smaller than the paper's, and a token has {STRIDE} frames, not one. The learning rate is halved
+after each epoch without a lower error, as in the paper. It also falls to zero in the last third of
+{s.epochs} epochs, while the paper trains until the error stops falling. Phoneme error rates, in %,
+are those after the last epoch: for {s.held_out} recordings of other sentences, which also halve the
+learning rate, and for {s.held_out} of other sentences in {len(OTHER_VOICES)} other voices.
 
-{
-            table(
-                [
-                    "",
-                    "parameters",
-                    "epochs",
-                    "other sentences",
-                    "other voices too",
-                    "s an epoch",
-                    "paper",
-                    "paper: s an epoch",
-                ],
-                rows,
-            )
-        }
+{table(header, rows)}
 
-Time and memory of the loss and its gradients for a sequence of N frames, in batches of {
-            s.longest:,} frames. Memory is
-the peak beyond weights, with their gradients. softmax never keeps its whole matrix. lstm goes through
-a sequence step by step, so it is slower where a batch has few sequences. Exponents are slopes of log time and log
-memory over log N for the last two doublings.
+Time and memory of the loss and its gradients for a sequence of N frames, in batches of
+{s.longest:,} frames. Memory is the peak beyond weights, with their gradients. softmax never keeps
+its whole matrix. lstm goes through a sequence step by step, so it is slower where a batch has few
+sequences. Exponents are slopes of log time and log memory over log N for the last two doublings.
 
 {time}
 
 {memory}
 
 {table(["exponent", "of time", "of memory"], slopes)}
-"""  # noqa: E501
+"""

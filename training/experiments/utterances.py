@@ -3,6 +3,7 @@ phonemes.
 """
 
 import math
+import re
 import subprocess
 import tempfile
 import wave
@@ -37,35 +38,36 @@ VOICES = (
     "john",
 )  # variants of espeak-ng's voice en-us
 OTHER_VOICES = ("m5", "f3", "Michael", "linda")  # not trained on
-WORDS = {
-    kind: words.split(",")
-    for kind, words in {
-        "who": (
-            "mother,father,teacher,doctor,farmer,sister,brother,sailor,baker,child,stranger,queen,king,neighbour,"
-            "judge,cousin,nurse,thief,guest,boy,girl"
-        ),
-        "what": (
-            "apple,bridge,candle,chair,church,cheese,dog,engine,feather,fish,flower,forest,glass,hat,horse,house,"
-            "jacket,kitchen,lamp,mountain,mouse,needle,orange,ocean,page,picture,river,road,sheep,shoe,stone,table,"
-            "tower,tree,village,violin,wheel,window,yard,zebra,toy,book,cloud,path,journey,treasure,bath,cage,beach"
-        ),
-        "how": (
-            "old,young,tiny,huge,quiet,angry,yellow,purple,green,gentle,clever,brave,rough,smooth,thick,thin,early,"
-            "foreign,golden,heavy,empty,narrow,perfect,simple,usual,weak,wise,bright,curious,cheap"
-        ),
-        "did": (
-            "saw,heard,took,found,bought,carried,watched,painted,chose,forgot,measured,followed,reached,showed,lost,pushed,raised,shook,touched,joined,noticed,visited,washed,enjoyed,voted"
-            " for,thought of,laughed at"
-        ),
-        "where": "near,under,over,behind,beside,above,across,around,through,beyond,without,against",
-        "when": (
-            "today,yesterday,on Thursday,in August,every evening,once again,last year,at noon,too"
-            " often,as usual"
-        ),
-        "whose": "the,a,his,her,my,their,our,your,this,every,another,the other",
-        "and": "and,but,because,while,although,so,until,when",
-    }.items()
+_WORDS = {
+    "who": (
+        "mother,father,teacher,doctor,farmer,sister,brother,sailor,baker,child,stranger,queen,king,"
+        "neighbour,judge,cousin,nurse,thief,guest,boy,girl"
+    ),
+    "what": (
+        "apple,bridge,candle,chair,church,cheese,dog,engine,feather,fish,flower,forest,glass,hat,"
+        "horse,house,jacket,kitchen,lamp,mountain,mouse,needle,orange,ocean,page,picture,river,"
+        "road,sheep,shoe,stone,table,tower,tree,village,violin,wheel,window,yard,zebra,toy,book,"
+        "cloud,path,journey,treasure,bath,cage,beach"
+    ),
+    "how": (
+        "old,young,tiny,huge,quiet,angry,yellow,purple,green,gentle,clever,brave,rough,smooth,"
+        "thick,thin,early,foreign,golden,heavy,empty,narrow,perfect,simple,usual,weak,wise,bright,"
+        "curious,cheap"
+    ),
+    "did": (
+        "saw,heard,took,found,bought,carried,watched,painted,chose,forgot,measured,followed,"
+        "reached,showed,lost,pushed,raised,shook,touched,joined,noticed,visited,washed,enjoyed,"
+        "voted for,thought of,laughed at"
+    ),
+    "where": "near,under,over,behind,beside,above,across,around,through,beyond,without,against",
+    "when": (
+        "today,yesterday,on Thursday,in August,every evening,once again,last year,at noon,too"
+        " often,as usual"
+    ),
+    "whose": "the,a,his,her,my,their,our,your,this,every,another,the other",
+    "and": "and,but,because,while,although,so,until,when",
 }
+WORDS = {kind: words.split(",") for kind, words in _WORDS.items()}
 PATTERNS = (
     "whose who did whose what",
     "whose how who did whose what when",
@@ -80,9 +82,8 @@ Utterance = tuple[Tensor, list[str]]  # (frames, BANDS) float16, phonemes
 def sentence(draws: np.random.Generator) -> str:
     """One to three clauses, such as `the old sailor saw a bridge but every king forgot my hat`."""
     clauses = [PATTERNS[draws.integers(len(PATTERNS))] for _ in range(draws.integers(1, 4))]
-    return " ".join(
-        WORDS[kind][draws.integers(len(WORDS[kind]))] for kind in " and ".join(clauses).split()
-    )
+    choices = [WORDS[kind] for kind in " and ".join(clauses).split()]
+    return " ".join(words[draws.integers(len(words))] for words in choices)
 
 
 def espeak() -> str:
@@ -121,10 +122,8 @@ def spoken(text: str, voice: str, words_a_minute: int, pitch: int) -> tuple[Tens
         )
         with wave.open(file.name) as sound:
             samples = np.frombuffer(sound.readframes(sound.getnframes()), np.int16)
-    return (
-        torch.from_numpy(samples / np.float32(2**15)),
-        told.stdout.translate(dict.fromkeys(map(ord, "ˈˌː"))).split(),
-    )
+    phonemes = re.sub("[ˈˌː]", "", told.stdout).split()
+    return torch.from_numpy(samples / np.float32(2**15)), phonemes
 
 
 @cache
@@ -133,9 +132,8 @@ def mel_bands() -> Tensor:
     mel = np.linspace(math.log1p(60 / 700), math.log1p(8_000 / 700), BANDS + 2)
     left, centre, right = (700 * np.expm1(mel[i : BANDS + i]) for i in range(3))
     f = np.linspace(0, RATE / 2, FOURIER // 2 + 1)[:, None]
-    return torch.from_numpy(
-        np.minimum((f - left) / (centre - left), (right - f) / (right - centre)).clip(0)
-    ).float()
+    rising, falling = (f - left) / (centre - left), (right - f) / (right - centre)
+    return torch.from_numpy(np.minimum(rising, falling).clip(0)).float()
 
 
 def features(samples: Tensor) -> Tensor:
@@ -143,10 +141,8 @@ def features(samples: Tensor) -> Tensor:
     float16.
     """
     window = torch.hann_window(WINDOW, device="cpu")
-    spectrum = (
-        torch.stft(samples, FOURIER, HOP, WINDOW, window, return_complex=True).abs().square().T
-    )
-    energy = (spectrum @ mel_bands() + 1e-6).log()
+    spectrum = torch.stft(samples, FOURIER, HOP, WINDOW, window, return_complex=True)
+    energy = (spectrum.abs().square().T @ mel_bands() + 1e-6).log()
     return ((energy - energy.mean(0)) / (energy.std(0) + 1e-3)).half()
 
 
@@ -163,15 +159,12 @@ def utterance(*key: int, voices: tuple[str, ...]) -> Utterance:
         int(draws.integers(130, 221)),
         int(draws.integers(25, 76)),
     )
-    sound = F.interpolate(
-        samples[None, None], scale_factor=1 / draws.uniform(0.9, 1.1), mode="linear"
-    )[0, 0]
+    longer = 1 / draws.uniform(0.9, 1.1)
+    sound = F.interpolate(samples[None, None], scale_factor=longer, mode="linear")[0, 0]
     white = torch.from_numpy(draws.standard_normal(len(sound) + 1).astype(np.float32))
     noise = white[1:] + draws.uniform(0, 0.9) * white[:-1]
-    return (
-        features(sound + noise * sound.std() / noise.std() * 10 ** (-draws.uniform(5, 30) / 20)),
-        phonemes,
-    )
+    noise = noise * sound.std() / noise.std() * 10 ** (-draws.uniform(5, 30) / 20)
+    return features(sound + noise), phonemes
 
 
 def utterances(count: int, *key: int, voices: tuple[str, ...]) -> list[Utterance]:

@@ -19,7 +19,7 @@ from linpix.model.transformer import Layer
 from ..loop import can_compile, compiled
 from ..run import setting
 from . import Experiment, attention_of
-from .learning import Learner, Recipe, check_numbers, learn
+from .learning import Learner, learn
 from .record import Sitting
 
 # columns of the table that learn fills; seconds: see learning.clock
@@ -90,53 +90,42 @@ class WordLearner(Learner):
 
     net: TokenModel
 
-    def __init__(self, config: ModelConfig, task: Duplication, recipe: Recipe) -> None:
-        torch.manual_seed(recipe.seed)
-        super().__init__(TokenModel(config, task), recipe)
-        self.score = self.net.score
-        if recipe.compile and can_compile():
-            self.score = compiled(self.net.score)
+    def __init__(self, kind: str, settings: "WordSettings") -> None:
+        torch.manual_seed(settings.seed)
+        net = TokenModel(settings.config(kind), settings.task)
+        super().__init__(net, settings, settings.updates)
+        self.score = net.score
+        if settings.compile and can_compile():
+            self.score = compiled(net.score)
 
     def measure(self) -> tuple[Tensor, ...]:
-        recipe = self.recipe
-        return self.score(self.net.task.batch(recipe.batch, recipe.seed, 0, self.update))
+        s = self.settings
+        return self.score(s.task.batch(s.batch, s.seed, 0, self.update))
 
-
-def kind_config(kind: str, task: Duplication, *, chunk: int, **sizes: Any) -> ModelConfig:
-    """The layers' configuration for a kind by its name in the papers: linear, softmax, full, or
-    lsh-ROUNDS.
-
-    full: softmax attention with shared queries and keys, which is lsh with one bucket and one
-    chunk. The number of buckets of lsh follows the Reformer's rule: a chunk is twice the average
-    size of a bucket (section 2).
-    """
-    hashing: dict[str, Any] = {
-        "lsh_chunk": chunk,
-        "lsh_buckets": max(2, 2 * round(task.length / chunk)),
-    }
-    if kind == "full":
-        kind, hashing = "lsh", {"lsh_chunk": task.length, "lsh_buckets": 1}
-    return ModelConfig(height=1, width=task.length, **attention_of(kind), **hashing, **sizes)
+    @property
+    def learning_rate(self) -> float:
+        """A tenth after `drop` updates."""
+        return self.settings.learning_rate * (1.0 if self.update < self.settings.drop else 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordSettings(Recipe):
+class WordSettings:
     """Settings of both experiments; each has its own defaults for those without one here."""
 
-    kinds: tuple[str, ...]
+    updates: int
+    drop: int  # updates at the full learning rate of RAdam
     batch: int = setting(64, "sequences per update")
+    learning_rate: float
+    seed: int = setting(
+        0, "seed of initial weights, words and hashing; the same for every kind of attention"
+    )
+    compile: bool = setting(True, "use torch.compile where there is a C++ compiler")
+    kinds: tuple[str, ...]
     word: int
     symbols: int
     heads: int
     width: int
     chunk: int
-    seed: int = setting(
-        0, "seed of initial weights, words and hashing; the same for every kind of attention"
-    )
-    compile: bool = setting(True, "use torch.compile where there is a C++ compiler")
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
     @property
     def task(self) -> Duplication:
@@ -148,17 +137,29 @@ class WordSettings(Recipe):
         raise NotImplementedError
 
     def config(self, kind: str) -> ModelConfig:
-        layers, d_ff = self.sizes
-        return kind_config(
-            kind,
-            self.task,
-            chunk=self.chunk,
+        """The layers' configuration for a kind by its name in the papers: linear, softmax, full, or
+        lsh-ROUNDS.
+
+        full: softmax attention with shared queries and keys, which is lsh with one bucket and one
+        chunk. The number of buckets of lsh follows the Reformer's rule: a chunk is twice the
+        average size of a bucket (section 2).
+        """
+        (layers, d_ff), length, size = self.sizes, self.task.length, self.width // self.heads
+        chunk, buckets = self.chunk, max(2, 2 * round(length / self.chunk))
+        if kind == "full":
+            kind, chunk, buckets = "lsh", length, 1
+        return ModelConfig(
+            height=1,
+            width=length,
             layers=layers,
             heads=self.heads,
-            key_dim=self.width // self.heads,
-            value_dim=self.width // self.heads,
+            key_dim=size,
+            value_dim=size,
             d_model=self.width,
             d_ff=d_ff,
+            lsh_chunk=chunk,
+            lsh_buckets=buckets,
+            **attention_of(kind),
         )
 
 
@@ -174,7 +175,7 @@ class WordStudy(Experiment):
         for kind in s.kinds:
             if self.done(kind):
                 continue
-            learner = WordLearner(s.config(kind), s.task, s)
+            learner = WordLearner(kind, s)
             if not learn(kind, learner, self.record, sitting):
                 return False
             if not self.assess(kind, learner.net, sitting):
