@@ -143,15 +143,14 @@ def test_a_palette_has_the_colours_that_matter_and_an_opaque_ground_from_the_edg
 def test_a_palette_model_is_trained_evaluated_and_drawn_from_by_auto(tmp_path):
     put_sprites(tmp_path / "mine")
     out = tmp_path / "sprites"
-    flags = ["--max-images", "32", "--batch", "16", "--processes", "1"]
-    main(["train", "--preset", "auto", str(tmp_path / "mine"), "--out", str(out), *flags])
+    train = f"train --preset auto {tmp_path}/mine --out {out} --processes 1"
+    main(f"{train} --max-images 32 --batch 16".split())
     found = checkpoint.read(out)
     assert len(found.net.config.palette) == 4 and found.net.config.background == 0
-    again = ["train", "--preset", "auto", str(tmp_path / "mine"), "--out", str(out), "--resume"]
-    main([*again, "--max-images", "16", "--processes", "1"])
+    main(f"{train} --resume --max-images 16".split())
     assert checkpoint.read(out).provenance["images"] == 48
-    main(["sample", "--model", str(out), "--count", "3", "--out", str(tmp_path / "a.gif")])
-    main(["sample", "--model", str(out), "--count", "1", "--out", str(tmp_path / "one.png")])
+    main(f"sample --model {out} --count 3 --out {tmp_path}/a.gif".split())
+    main(f"sample --model {out} --count 1 --out {tmp_path}/one.png".split())
     with Image.open(tmp_path / "a.gif") as film, Image.open(tmp_path / "one.png") as one:
         assert one.mode == "P" and one.size == (12, 12)
         film.seek(film.n_frames - 1)  # perhaps the only one: equal frames become one frame
@@ -163,8 +162,7 @@ def test_a_palette_model_is_trained_evaluated_and_drawn_from_by_auto(tmp_path):
 
 def test_a_palette_is_not_asked_of_a_preset_without_one(tmp_path, capsys):
     put(tmp_path / "mine", 12, False)
-    files = ["--data", str(tmp_path / "mine"), "--out", str(tmp_path / "x")]
-    assert main(["train", "tiny", *files, "--colours", "8"])
+    assert main(f"train tiny --data {tmp_path}/mine --out {tmp_path}/x --colours 8".split())
     assert "--colours 8: tiny has no palette" in capsys.readouterr().err
 
 
@@ -327,24 +325,10 @@ def test_pictures_have_a_head_start_from_what_is_shipped_where_options_allow_it(
     tmp_path, colour, options, preset
 ):
     put(tmp_path / "mine", 12, colour)
-    printed = succeeds(
-        "train",
-        "--preset",
-        "auto",
-        tmp_path / "mine",
-        "--out",
-        tmp_path / "out",
-        *options,
-        "--minutes",
-        7.5,
-        "--max-images",
-        4,
-        "--batch",
-        2,
-        "--no-compile",
-        "--processes",
-        1,
-    ).stderr
+    files = f"{tmp_path}/mine --out {tmp_path}/out"
+    short = "--minutes 7.5 --max-images 4 --batch 2 --no-compile --processes 1"
+    asked = f"train --preset auto {files} {short}".split()
+    printed = succeeds(*asked, *options).stderr
     assert f"preset {preset}, 7.5 minutes" in printed, "those that were asked for"
     assert (
         f"linpix evaluate {tmp_path}/out --data {tmp_path}/out.training/pictures"

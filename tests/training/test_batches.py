@@ -1,11 +1,11 @@
 """Batches are functions of their number, whoever makes them."""
 
-import dataclasses
 import os
 import signal
 import subprocess
 import sys
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -23,23 +23,21 @@ from linpix.training.workers import Workers
 from tools.harness.servers import eventually
 
 TINY = PRESETS["tiny"]
-CONDITIONAL = dataclasses.replace(TINY, look_ups=("previous", "row", "column", "class"), patch=4)
+CONDITIONAL = replace(TINY, look_ups=("previous", "row", "column", "class"), patch=4)
 SETTINGS = TrainConfig(batch=8)
 
 
 def tensors(given: object) -> list[Tensor]:
     """All tensors of a part."""
-    return (
-        [given]
-        if isinstance(given, Tensor)
-        else [found for each in given or () for found in tensors(each)]
-    )
+    if isinstance(given, Tensor):
+        return [given]
+    return [*chain.from_iterable(map(tensors, given or ()))]
 
 
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("config", [TINY, CONDITIONAL], ids=["plain", "conditional"])
 def test_parts_made_ahead_are_those_of_their_numbers_in_order(stripes, config, processes):
-    settings = dataclasses.replace(SETTINGS, accumulate=2, readings=2 * (config.patch > 0))
+    settings = replace(SETTINGS, accumulate=2, readings=2 * (config.patch > 0))
     net = Run(config, settings).net
     parts = Parts(Batches(stripes, settings, config), net, Workers(1, 2))
     for number, made in enumerate(islice(parts.since(20, processes), 15), 20):
@@ -62,7 +60,7 @@ def test_processes_that_make_batches_do_not_touch_a_gpu(stripes, monkeypatch, co
     monkeypatch.setattr(torch.cuda, "_lazy_init", used)
     with pytest.raises(RuntimeError, match="a GPU was used"):
         torch.cuda.current_device()
-    batches = Batches(stripes, dataclasses.replace(SETTINGS, augment="flip"), config)
+    batches = Batches(stripes, replace(SETTINGS, augment="flip"), config)
     assert len([*islice(Parts(batches, Run(config, SETTINGS).net, Workers()).since(0, 2), 4)]) == 4
 
 
@@ -85,10 +83,8 @@ def test_a_step_reads_no_tensor_for_which_it_would_wait_on_a_gpu(stripes, monkey
                 read.append((run.step, function._schema.name))
             return function(*args, **kwargs or {})
 
-    read, made = (
-        [],
-        dataclasses.replace(SETTINGS, readings=2 * (config.patch > 0), dropout=0.1, compile=False),
-    )
+    read, readings = [], 2 * (config.patch > 0)
+    made = replace(SETTINGS, readings=readings, dropout=0.1, compile=False)
     monkeypatch.setattr(loop, "makers", lambda device, sharing: 1)
     run = Run(config, made)
     with Reads():
@@ -104,23 +100,9 @@ def test_a_signal_to_training_and_its_makers_alike_ends_it_after_a_save(pictures
         "import sys; from linpix.__main__ import main; from linpix.training import loop; "
         "loop.makers = lambda device, sharing: 2; sys.exit(main(sys.argv[1:]))"
     )
-    train = [
-        "train",
-        "tiny",
-        "--data",
-        str(pictures),
-        "--out",
-        str(tmp_path / "run"),
-        "--images",
-        "1000000",
-        "--batch",
-        "8",
-        "--no-compile",
-        "--device",
-        "cpu",
-        "--processes",
-        "1",
-    ]
+    files = f"--data {pictures} --out {tmp_path}/run"
+    long = "--images 1000000 --batch 8 --no-compile --device cpu --processes 1"
+    train = f"train tiny {files} {long}".split()
     with subprocess.Popen(
         [sys.executable, "-c", script, *train],
         start_new_session=True,
@@ -152,11 +134,7 @@ def test_a_resumed_conditional_run_sees_the_same_masks(stripes):
     images, start, known = batches[7]
     again[3]
     found = again[7]
-    assert (
-        torch.equal(images, found[0])
-        and torch.equal(start, found[1])
-        and torch.equal(known, found[2])
-    )
+    assert all(map(torch.equal, (images, start, known), found))
     drawn = [batches[number] for number in range(200)]
     told = torch.cat([known.any(1) for _, _, known in drawn])
     assert 0.6 < float(told.float().mean()) < 0.72
@@ -169,8 +147,7 @@ def test_a_batch_is_a_function_of_its_number_and_an_epoch_uses_each_image_once(s
     later = again[30]
     for number in range(30):
         batches[number]
-    assert torch.equal(batches[30][0], later[0])
-    assert torch.equal(batches[30][1], later[1])
+    assert all(map(torch.equal, batches[30][:2], later[:2]))
     seen = [batches._at(number, 100) for number in range(100, 200)]
     assert sorted(seen) == list(range(100))
 
@@ -188,5 +165,5 @@ def test_half_of_the_images_begin_with_the_unconditional_start_and_the_others_wi
 
 
 def test_an_unlabelled_data_set_trains_unconditionally(stripes):
-    unlabelled = dataclasses.replace(stripes, labels=np.full(100, -1), classes=())
+    unlabelled = replace(stripes, labels=np.full(100, -1), classes=())
     assert set(Batches(unlabelled, SETTINGS, TINY)[0][1].tolist()) == {256}

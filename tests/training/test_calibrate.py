@@ -1,9 +1,9 @@
 """Calibration finds what a head was multiplied by, from images that the network drew before."""
 
-import dataclasses
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,17 +25,17 @@ from linpix.training.evaluate import evaluate
 TINY = PRESETS["tiny"]
 CONFIGS = {
     "sub-pixels": TINY,
-    "no start": dataclasses.replace(
+    "no start": replace(
         TINY, classes=0, first_marginal=tuple([1 / 256] * 256), look_ups=("previous",)
     ),
-    "known pixels": dataclasses.replace(
+    "known pixels": replace(
         TINY,
         look_ups=("previous", "row", "column", "class"),
         patch=4,
         background=0,
         following=((0, 1, 0), (1, 0, 0)),
     ),
-    "pixels": dataclasses.replace(
+    "pixels": replace(
         TINY,
         channels=3,
         tokens="pixel",
@@ -107,7 +107,7 @@ def test_it_takes_back_what_made_a_head_too_sure(config, monkeypatch):
 
 
 def test_logits_of_values_have_one_factor():
-    net = drawing(dataclasses.replace(TINY, head="categorical"))
+    net = drawing(replace(TINY, head="categorical"))
     data = drawn_by(net)
     net.head.weight *= 2
     net.head.bias *= 2
@@ -127,21 +127,9 @@ def test_an_export_is_calibrated_on_what_the_run_held_out_and_says_so(
             tmp_path / "data" / str(i % 2) / f"{i}.png"
         )
     shutil.copytree(tmp_path / "data", tmp_path / "other")
-    train = [
-        "train",
-        "tiny",
-        "--data",
-        str(tmp_path / "data"),
-        "--images",
-        "16",
-        "--batch",
-        "8",
-        "--no-compile",
-        "--device",
-        "cpu",
-    ]
-    for name, wanted in (("run", "21"), ("few", "3")):
-        assert main([*train, "--out", str(tmp_path / name), "--validation", wanted]) == 0
+    train = f"train tiny --data {tmp_path}/data --images 16 --batch 8 --no-compile --device cpu"
+    for name, wanted in (("run", 21), ("few", 3)):
+        assert main(f"{train} --out {tmp_path}/{name} --validation {wanted}".split()) == 0
     export = ["export", "--out", str(tmp_path / "shipped"), "--calibrate", "--data"]
     for folder, name, error in (
         ("data", "few", "--validation held out 3; leave out --calibrate"),

@@ -1,9 +1,9 @@
 """The CNN that judges, and what is measured and written with it."""
 
-import dataclasses
 import json
 import math
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -33,7 +33,7 @@ def test_a_judge_tells_classes_apart_and_judges_what_a_model_draws():
     data = shapes(60, 8)
     found = class_agreement.trained(data, TINY, steps=60)
     assert class_agreement.trained(data, TINY, steps=60).probabilities(data.images).shape == (60, 2)
-    net = net_for(dataclasses.replace(TINY, classes=2))
+    net = net_for(replace(TINY, classes=2))
     packed = pack(net, torch.float32) if choose(net.config).engine == "compiled" else None
     measured = [
         class_agreement.agreement(net, found, data, count=70, temperature=1.0, packed=one)
@@ -63,7 +63,7 @@ def test_a_judge_is_kept_for_the_same_pictures_alone(cache):
     assert [*cache.iterdir()] == [kept] and kept.stat().st_mtime_ns == changed
     data.images[0] = 255 - data.images[0]
     class_agreement.trained(data, TINY, steps=3)
-    class_agreement.trained(dataclasses.replace(data, classes=("low", "high")), TINY, steps=3)
+    class_agreement.trained(replace(data, classes=("low", "high")), TINY, steps=3)
     assert len([*cache.iterdir()]) == 3
     kept.write_bytes(kept.read_bytes()[:99])
     data.images[0] = 255 - data.images[0]
@@ -113,7 +113,7 @@ def test_images_that_are_torn_or_not_recognised_are_drawn_again_before_they_are_
 
 def class_first() -> Transformer:
     """A model of two classes that it recognises in some of its images."""
-    net = net_of(dataclasses.replace(CLASS_FIRST, classes=2), spread=0.1)
+    net = net_of(replace(CLASS_FIRST, classes=2), spread=0.1)
     with torch.no_grad():
         net.class_head.weight.data *= SHARPER
     return net
@@ -138,15 +138,7 @@ def test_attempts_are_measured_with_and_written_with_their_row_of_the_card(tmp_p
         {"data": "pictures", "class_names": ["bright", "dark"]},
         "# mine\n\n| | |\n|---|---|\n| layers | 2 |\n\nText.\n",
     )
-    asked = (
-        "evaluate",
-        tmp_path / "mine",
-        "--json",
-        "--data",
-        tmp_path / "pictures",
-        "--classes",
-        8,
-    )
+    asked = f"evaluate {tmp_path}/mine --json --data {tmp_path}/pictures --classes 8".split()
     told = json.loads(succeeds(*asked, "--attempts", 4, "--write").stdout)
     after, card = checkpoint.read(tmp_path / "mine"), (tmp_path / "mine" / "README.md").read_text()
     assert after.attempts == 4 and after.class_agreement == told["class_agreement"]
@@ -164,7 +156,7 @@ def test_attempts_are_measured_with_and_written_with_their_row_of_the_card(tmp_p
 def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_path):
     evaluate = partial(inside, "evaluate", tmp_path / "mine")
     folder = lay(shapes(60, 8), tmp_path / "pictures", 40)
-    config = dataclasses.replace(TINY, classes=2)
+    config = replace(TINY, classes=2)
     source = {"data": "pictures", "class_names": ["bright", "dark"]}
     checkpoint.save(
         tmp_path / "mine",
@@ -173,20 +165,8 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
         "# mine\n\n| | |\n|---|---|\n| layers | 2 |\n\nText.\n",
     )
     before = checkpoint.read(tmp_path / "mine")
-    ended = evaluate(
-        "--data",
-        folder,
-        "--classes",
-        20,
-        "--write",
-        "--temperature",
-        0.9,
-        "--temperature-range",
-        "0.5,1.1",
-        "--limits",
-        "Dark or bright.",
-        "--json",
-    )
+    asked = "--classes 20 --write --temperature 0.9 --temperature-range 0.5,1.1 --json --limits"
+    ended = evaluate("--data", folder, *asked.split(), "Dark or bright.")
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout)
     after = checkpoint.read(tmp_path / "mine")

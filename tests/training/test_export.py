@@ -26,11 +26,9 @@ def test_new_models_that_can_recognise_their_images_make_four_attempts(preset, a
     assert attempts_of(PRESETS[preset]).get("attempts") == attempts
 
 
-def test_a_command_with_bytes_that_are_not_utf8_is_kept_in_a_form_that_can_be_sent():
-    assert (
-        provenance("mine", (), command=os.fsdecode(b"--data caf\xe9"))["command"]
-        == "--data caf\\xe9"
-    )
+@pytest.mark.parametrize("fact", ["command", "imported_from"])
+def test_a_fact_with_bytes_that_are_not_utf8_is_kept_in_a_form_that_can_be_sent(fact):
+    assert provenance("mine", (), **{fact: os.fsdecode(b"caf\xe9")})[fact] == "caf\\xe9"
 
 
 @pytest.mark.parametrize(("data", "known"), [("mnist", ["ylecun/mnist"]), ("x: [", None)])
@@ -41,12 +39,6 @@ def test_a_card_begins_with_what_hubs_read(data, known):
     assert start == "" and text.startswith("\n# mine\n") and facts.get("datasets") == known
     assert facts["pipeline_tag"] == "unconditional-image-generation"
     assert facts["library_name"] == "linpix" and "linear-attention" in facts["tags"]
-
-
-def test_the_name_of_an_imported_file_is_kept_in_a_form_that_can_be_sent():
-    assert provenance("mine", (), imported_from=os.fsdecode(b"\xe9.pth"))["imported_from"] == (
-        "\\xe9.pth"
-    )
 
 
 def test_a_class_or_a_limit_of_any_text_stays_in_its_cell_of_the_card():

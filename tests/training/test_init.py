@@ -1,6 +1,6 @@
 """Weights that --init takes: of other classes, another head, fewer layers, in negative."""
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ TINY = PRESETS["tiny"]
 def test_weights_for_other_classes_draw_unconditionally_as_the_old_ones_do(config, classes):
     torch.manual_seed(0)
     look_ups = tuple(name for name in config.look_ups if classes or name != "class")
-    here = dataclasses.replace(config, classes=classes, look_ups=look_ups)
+    here = replace(config, classes=classes, look_ups=look_ups)
     old, new = net_for(config), net_for(here)
     new.load_state_dict(inherited(old.state_dict(), config, new.state_dict(), here))
     assert not differences(config, here)
@@ -43,14 +43,14 @@ def test_weights_for_other_classes_draw_unconditionally_as_the_old_ones_do(confi
     "config",
     [
         TINY,
-        dataclasses.replace(
+        replace(
             TINY,
             channels=3,
             tokens="pixel",
             look_ups=("previous", "row", "column"),
             neighbours=((-1, 0, 0), (0, -2, 1)),
         ),
-        dataclasses.replace(TINY, head="categorical"),
+        replace(TINY, head="categorical"),
     ],
 )
 def test_inverted_weights_give_the_negative_the_probability_of_the_picture(config):
@@ -70,13 +70,13 @@ def test_inverted_weights_give_the_negative_the_probability_of_the_picture(confi
     with pytest.raises(ValueError, match="without first marginal"):
         inverted(
             old.state_dict(),
-            dataclasses.replace(TINY, classes=0, first_marginal=(1.0,) + (0.0,) * 255),
+            replace(TINY, classes=0, first_marginal=(1.0,) + (0.0,) * 255),
         )
 
 
 @pytest.mark.parametrize("head", ["mixture", "categorical"])
 def test_so_they_do_of_what_is_known_and_where_background_skips_the_layers(head):
-    config = dataclasses.replace(CLASS_FIRST, background=3, head=head)
+    config = replace(CLASS_FIRST, background=3, head=head)
     torch.manual_seed(0)
     old, new = net_for(config), net_for(negative(config))
     for parameter in old.parameters():
@@ -104,7 +104,7 @@ def test_so_they_do_of_what_is_known_and_where_background_skips_the_layers(head)
 def test_background_keeps_what_it_knows_of_positions_and_of_classes(before, after):
     def config(classes):
         names = tuple(name for name in CLASS_FIRST.look_ups if classes or name != "class")
-        return dataclasses.replace(CLASS_FIRST, background=3, classes=classes, look_ups=names)
+        return replace(CLASS_FIRST, background=3, classes=classes, look_ups=names)
 
     old, new = net_for(config(before)), net_for(config(after))
     found = inherited(old.state_dict(), old.config, new.state_dict(), new.config)[
@@ -120,10 +120,10 @@ def test_background_keeps_what_it_knows_of_positions_and_of_classes(before, afte
 
 
 def test_a_run_takes_the_head_of_the_weights_that_it_begins_with(tmp_path):
-    categorical = dataclasses.replace(TINY, head="categorical", classes=2)
+    categorical = replace(TINY, head="categorical", classes=2)
     checkpoint.save(tmp_path / "first", net_for(categorical), {"data": "pictures"}, "# first\n")
     dark = shapes(30, 8)
-    lay(dataclasses.replace(dark, images=dark.images // 3), tmp_path / "pictures", 20)
+    lay(replace(dark, images=dark.images // 3), tmp_path / "pictures", 20)
     files = f"--data {tmp_path}/pictures --init {tmp_path}/first"
     train = f"train tiny {files} --images 8 --batch 4 --no-compile --processes 1 --validation 0"
     assert main([*train.split(), "--dropout", "0.1", "--out", str(tmp_path / "second")]) == 0
@@ -134,12 +134,12 @@ def test_a_categorical_head_without_a_background_is_for_light_pictures_on_dark()
     with pytest.raises(
         ValueError, match="needs pictures that are light on dark; give --head mixture"
     ):
-        negative(dataclasses.replace(TINY, head="categorical"))
+        negative(replace(TINY, head="categorical"))
 
 
 def test_a_categorical_head_begins_anew_on_the_weights_of_a_mixture():
-    there = dataclasses.replace(CLASS_FIRST, background=0)
-    here = dataclasses.replace(there, head="categorical")
+    there = replace(CLASS_FIRST, background=0)
+    here = replace(there, head="categorical")
     old, new = net_for(there), net_for(here)
     assert not differences(there, here)
     assert differences(here, there) == ["head: 'categorical' in the checkpoint, 'mixture' here"]
@@ -154,12 +154,12 @@ def test_a_categorical_head_begins_anew_on_the_weights_of_a_mixture():
 
 
 def test_an_error_names_only_what_differs(tiny, tmp_path):
-    assert differences(TINY, dataclasses.replace(TINY, classes=3, twin_of="x")) == []
-    assert differences(TINY, dataclasses.replace(TINY, layers=3, norm="post")) == [
+    assert differences(TINY, replace(TINY, classes=3, twin_of="x")) == []
+    assert differences(TINY, replace(TINY, layers=3, norm="post")) == [
         "layers: 2 in the checkpoint, 3 here",
         "norm: 'pre' in the checkpoint, 'post' here",
     ]
-    run = Run(dataclasses.replace(TINY, layers=3), TrainConfig())
+    run = Run(replace(TINY, layers=3), TrainConfig())
     with pytest.raises(
         ValueError,
         match=r"differs in layers: 2 in the checkpoint, 3 here; its weights fit the "
@@ -189,18 +189,16 @@ def test_a_run_does_not_go_on_with_classes_of_other_names(tmp_path, capsys):
 
 
 def test_a_run_goes_on_with_the_layers_the_head_and_the_background_that_it_began_with(tmp_path):
-    config = dataclasses.replace(CLASS_FIRST, background=0, layers=3)
+    config = replace(CLASS_FIRST, background=0, layers=3)
     Run(config, TrainConfig(compile=False)).save(tmp_path / "state.pt")
-    now = dataclasses.replace(config, background=255, layers=2, head="categorical")
+    now = replace(config, background=255, layers=2, head="categorical")
     assert Run.resumed(tmp_path / "state.pt", now, {}).model == config
     with pytest.raises(ValueError, match="another architecture"):
         Run.resumed(tmp_path / "state.pt", now, {}, layers=2)
     with pytest.raises(ValueError, match="another architecture"):
         Run.resumed(tmp_path / "state.pt", now, {}, head="categorical")
-    Run(dataclasses.replace(TINY, head="categorical"), TrainConfig(compile=False)).save(
-        tmp_path / "state.pt"
-    )
-    colour = dataclasses.replace(TINY, channels=3, neighbours=())
+    Run(replace(TINY, head="categorical"), TrainConfig(compile=False)).save(tmp_path / "state.pt")
+    colour = replace(TINY, channels=3, neighbours=())
     with pytest.raises(ValueError, match="another architecture"):
         Run.resumed(tmp_path / "state.pt", colour, {})
 
@@ -209,9 +207,9 @@ def test_a_run_goes_on_with_the_layers_the_head_and_the_background_that_it_began
 
 CONFIGS = [
     TINY,
-    dataclasses.replace(TINY, attention="softmax"),
-    dataclasses.replace(TINY, norm="post"),
-    dataclasses.replace(
+    replace(TINY, attention="softmax"),
+    replace(TINY, norm="post"),
+    replace(
         TINY,
         norm="post",
         look_ups=("previous", "row", "column", "class"),
@@ -234,7 +232,7 @@ def case(config: ModelConfig) -> tuple[Transformer, torch.Tensor, torch.Tensor]:
 def test_a_deeper_network_begins_with_the_same_predictions(config, more):
     net, images, start = case(config)
     deeper = grown(net, config.layers + more, lambda net: net(images, start))
-    assert deeper.config == dataclasses.replace(config, layers=config.layers + more)
+    assert deeper.config == replace(config, layers=config.layers + more)
     with torch.no_grad():
         before, after = net(images, start), deeper(images, start)
     difference = float((after - before).norm() / before.norm())
@@ -245,7 +243,7 @@ def test_layers_are_not_taken_away_and_reversible_ones_do_not_grow():
     net, images, start = case(TINY)
     with pytest.raises(ValueError, match="2 plain layers cannot start a network of 1"):
         grown(net, 1, lambda net: net(images, start))
-    reversible, *_ = case(dataclasses.replace(TINY, residual="reversible"))
+    reversible, *_ = case(replace(TINY, residual="reversible"))
     with pytest.raises(ValueError, match="2 reversible layers"):
         grown(reversible, 4, lambda net: net(images, start))
 
@@ -262,8 +260,8 @@ def test_a_norm_that_cannot_give_back_what_comes_in_is_an_error():
     "config",
     [
         *CONFIGS,
-        dataclasses.replace(TINY, attention="lsh", lsh_buckets=4, lsh_chunk=16),
-        dataclasses.replace(TINY, residual="reversible"),
+        replace(TINY, attention="lsh", lsh_buckets=4, lsh_chunk=16),
+        replace(TINY, residual="reversible"),
     ],
     ids=["pre", "softmax", "post", "conditional", "lsh", "reversible"],
 )

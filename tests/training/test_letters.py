@@ -123,14 +123,8 @@ def test_a_package_under_another_licence_is_refused():
 
 
 def test_without_fonts_the_error_says_what_to_install(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "linpix.training.letters",
-        str(tmp_path / "out"),
-        "--root",
-        str(tmp_path),
-    ]
+    asked = f"-m linpix.training.letters {tmp_path}/out --root {tmp_path}"
+    command = [sys.executable, *asked.split()]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 1 and not (tmp_path / "out").exists()
     assert (
@@ -140,26 +134,8 @@ def test_without_fonts_the_error_says_what_to_install(tmp_path):
 
 
 def test_linpix_train_takes_letters(data, tmp_path):
-    main(
-        [
-            "train",
-            "mnist-conditional",
-            "--layers",
-            "1",
-            "--head",
-            "categorical",
-            "--data",
-            str(data),
-            "--out",
-            str(tmp_path / "run"),
-            "--images",
-            "8",
-            "--batch",
-            "4",
-            "--no-compile",
-            "--processes",
-            "1",
-        ]
-    )
+    model = "mnist-conditional --layers 1 --head categorical"
+    run = f"--out {tmp_path}/run --images 8 --batch 4 --no-compile --processes 1"
+    main(f"train {model} --data {data} {run}".split())
     run = checkpoint.read(tmp_path / "run")
     assert [run.class_of(name) for name in ("A", "a", "z")] == [0, 26, 51]

@@ -1,13 +1,13 @@
 """The loop on a data set of a few small pictures: it learns, it resumes, it stops on request."""
 
 import csv
-import dataclasses
 import functools
 import json
 import math
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 from xml.etree import ElementTree
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from linpix.model import checkpoint, mixture
-from linpix.model.config import PRESETS, AttentionKind, FeatureMap
+from linpix.model.config import PRESETS, AttentionKind, FeatureMap, ModelConfig
 from linpix.model.generate import generate
 from linpix.model.inputs import START
 from linpix.model.likelihood import class_log_probs_of
@@ -31,11 +31,11 @@ from linpix.training.datasets import Dataset
 from linpix.training.evaluate import evaluate
 from linpix.training.export import export
 from linpix.training.files import load_state, save_state
-from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
 from tests.training.conftest import train_command
 from tools.harness.servers import eventually
 
+train = functools.partial(loop.train, command="test")
 TINY = PRESETS["tiny"]
 SETTINGS = TrainConfig(
     images=640,
@@ -52,11 +52,16 @@ SETTINGS = TrainConfig(
 def learns(run: Run, data: Dataset, folder: Path) -> Transformer:
     """Train; the weights that were exported, which must have far fewer bits than those before."""
     before = evaluate(run.exported.eval(), data.images).bits_per_dim
-    assert train(run, data, folder, command="test")
+    assert train(run, data, folder)
     net = checkpoint.load(folder)
     assert net.config == run.net.config
     assert evaluate(net, data.images).bits_per_dim < 0.6 * before
     return net
+
+
+def resumed(out: Path, model: ModelConfig = TINY, **changes: object) -> Run:
+    """The run that was saved beside this folder."""
+    return Run.resumed(out.with_name(f"{out.name}.training") / "state.pt", model, changes)
 
 
 def weights(run: Run) -> torch.Tensor:
@@ -68,11 +73,11 @@ def weights(run: Run) -> torch.Tensor:
     ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw", "radam"))],
 )
 def test_training_learns_with_every_optimizer(stripes, tmp_path, optimizer):
-    learns(Run(TINY, dataclasses.replace(SETTINGS, optimizer=optimizer)), stripes, tmp_path / "run")
+    learns(Run(TINY, replace(SETTINGS, optimizer=optimizer)), stripes, tmp_path / "run")
 
 
 def test_averaged_weights_forget_the_random_beginning_within_few_steps():
-    run = Run(TINY, dataclasses.replace(SETTINGS, ema=0.998))
+    run = Run(TINY, replace(SETTINGS, ema=0.998))
     beginning = weights(run)
     for parameter in run.net.parameters():
         parameter.data.add_(1.0)
@@ -89,22 +94,20 @@ def test_a_model_that_draws_pixels_learns_how_channels_depend_on_each_other(
     stripes, tmp_path, attention
 ):
     red = np.random.default_rng(0).integers(0, 256, (100, 64), dtype=np.uint8)
-    colours = dataclasses.replace(
-        stripes, images=np.stack([red, 255 - red, red], 2).reshape(100, 192)
-    )
-    config = dataclasses.replace(
+    colours = replace(stripes, images=np.stack([red, 255 - red, red], 2).reshape(100, 192))
+    config = replace(
         TINY, channels=3, tokens="pixel", attention=attention, neighbours=((-1, 0, 0),)
     )
-    run = Run(config, dataclasses.replace(SETTINGS, images=1600, learning_rate=1e-2))
+    run = Run(config, replace(SETTINGS, images=1600, learning_rate=1e-2))
     before = evaluate(run.exported.eval(), colours.images).bits_per_dim
-    train(run, colours, tmp_path / "run", command="test")
+    train(run, colours, tmp_path / "run")
     net = checkpoint.load(tmp_path / "run")
     assert net.config == config
     # of red nothing can be known, of the others all
     assert evaluate(net, colours.images).bits_per_dim < before - 1
 
 
-CONDITIONAL = dataclasses.replace(
+CONDITIONAL = replace(
     TINY,
     look_ups=("previous", "row", "column", "class"),
     following=((0, 1, 0), (1, 0, 0), (1, 1, 0)),
@@ -124,7 +127,7 @@ def hidden_nats(net: Transformer, data: Dataset, known: torch.Tensor) -> float:
 
 @pytest.mark.slow
 def test_a_conditional_model_learns_from_what_is_known_later(stripes, tmp_path):
-    settings = dataclasses.replace(SETTINGS, images=1600, unconditional=0.2)
+    settings = replace(SETTINGS, images=1600, unconditional=0.2)
     net = learns(Run(CONDITIONAL, settings), stripes, tmp_path / "run")
     hidden = torch.zeros(100, 64, dtype=torch.bool)
     told = hidden.clone()
@@ -140,11 +143,11 @@ def test_a_conditional_model_learns_from_what_is_known_later(stripes, tmp_path):
 def test_classes_are_learnt_from_readings_of_images_that_are_drawn_whole(
     stripes, tmp_path, processes
 ):
-    settings = dataclasses.replace(SETTINGS, images=1600, conditional=0.0, weight_decay=0.0)
+    settings = replace(SETTINGS, images=1600, conditional=0.0, weight_decay=0.0)
     for readings in (0, 3):
-        run = Run(CONDITIONAL, dataclasses.replace(settings, readings=readings))
+        run = Run(CONDITIONAL, replace(settings, readings=readings))
         before = run.net.class_head.weight.clone()
-        assert train(run, stripes, tmp_path / f"{readings}", command="test", processes=processes)
+        assert train(run, stripes, tmp_path / f"{readings}", processes=processes)
         assert torch.equal(before, run.net.class_head.weight) is (readings == 0)
     found = [
         class_log_probs_of(checkpoint.load(tmp_path / "3"), image).argmax()
@@ -155,25 +158,21 @@ def test_classes_are_learnt_from_readings_of_images_that_are_drawn_whole(
 
 @pytest.mark.parametrize("classes", [0, 10])
 def test_a_conditional_model_trains_on_pictures_without_labels(stripes, tmp_path, classes):
-    unlabelled = dataclasses.replace(stripes, labels=np.full(100, -1), classes=())
-    config = dataclasses.replace(
+    unlabelled = replace(stripes, labels=np.full(100, -1), classes=())
+    config = replace(
         CONDITIONAL,
         classes=classes,
         look_ups=CONDITIONAL.look_ups if classes else ("previous", "row", "column"),
     )
-    train(
-        Run(config, dataclasses.replace(SETTINGS, images=80)),
-        unlabelled,
-        tmp_path / "run",
-        command="test",
-    )
+    run = Run(config, replace(SETTINGS, images=80))
+    train(run, unlabelled, tmp_path / "run")
     net, told = checkpoint.load(tmp_path / "run"), torch.rand(2, 64) < 0.5
     images = torch.from_numpy(stripes.images[:2])
     drawn = generate(net, [0, 1], known=images, given=told)
     assert torch.equal(drawn[told], images[told])
 
 
-LSH = dataclasses.replace(TINY, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=16)
+LSH = replace(TINY, attention="lsh", lsh_rounds=2, lsh_buckets=4, lsh_chunk=16)
 
 
 @pytest.mark.slow
@@ -183,10 +182,8 @@ def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_excepti
     learns(Run(LSH, SETTINGS), stripes, tmp_path / "run")
     export(tmp_path / "run", tmp_path / "shipped", lambda config: stripes)
     shipped = checkpoint.load(tmp_path / "shipped").eval()
-    assert (
-        evaluate(shipped, stripes.images).bits_per_dim
-        == evaluate(shipped, stripes.images).bits_per_dim
-    )
+    first, again = (evaluate(shipped, stripes.images).bits_per_dim for _ in range(2))
+    assert first == again
     assert "not strictly autoregressive" in (tmp_path / "shipped/README.md").read_text()
 
 
@@ -195,22 +192,20 @@ def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_excepti
     ("name", "compile_"), [*((name, False) for name in get_args(FeatureMap)), ("random", True)]
 )
 def test_every_feature_map_learns(stripes, tmp_path, name, compile_):
-    run = Run(
-        dataclasses.replace(TINY, feature_map=name), dataclasses.replace(SETTINGS, compile=compile_)
-    )
+    run = Run(replace(TINY, feature_map=name), replace(SETTINGS, compile=compile_))
     assert learns(run, stripes, tmp_path / "run").config.feature_map == name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "compile_"),
-    [(TINY, False), (dataclasses.replace(LSH, layers=1), True)],
+    [(TINY, False), (replace(LSH, layers=1), True)],
     ids=["plain", "lsh, compiled"],
 )
 def test_reversible_layers_learn_with_a_feed_forward_in_chunks(stripes, tmp_path, model, compile_):
     run = Run(
-        dataclasses.replace(model, residual="reversible"),
-        dataclasses.replace(SETTINGS, compile=compile_, feed_forward_chunks=4),
+        replace(model, residual="reversible"),
+        replace(SETTINGS, compile=compile_, feed_forward_chunks=4),
     )
     assert {layer.chunks for layer in run.net.layers} == {4}
     learns(run, stripes, tmp_path / "run")
@@ -224,15 +219,13 @@ def test_reversible_layers_learn_with_a_feed_forward_in_chunks(stripes, tmp_path
 
 def test_a_feed_forward_in_chunks_trains_alike(stripes, tmp_path):
     """A resumed run may change their number: it decides what is in memory, not what is learned."""
-    settings = dataclasses.replace(SETTINGS, images=160, bf16=False)
-    whole, first = (
-        Run(TINY, settings),
-        Run(TINY, dataclasses.replace(settings, feed_forward_chunks=5)),
-    )
-    train(whole, stripes, tmp_path / "whole", command="test")
-    train(first, stripes, tmp_path / "parts", command="test", max_images=80)
-    second = Run.resumed(tmp_path / "parts.training" / "state.pt", TINY, {"feed_forward_chunks": 2})
-    train(second, stripes, tmp_path / "parts", command="test")
+    settings = replace(SETTINGS, images=160, bf16=False)
+    whole = Run(TINY, settings)
+    first = Run(TINY, replace(settings, feed_forward_chunks=5))
+    train(whole, stripes, tmp_path / "whole")
+    train(first, stripes, tmp_path / "parts", max_images=80)
+    second = resumed(tmp_path / "parts", feed_forward_chunks=2)
+    train(second, stripes, tmp_path / "parts")
     torch.testing.assert_close(weights(second), weights(whole), rtol=1e-3, atol=1e-4)
 
 
@@ -242,15 +235,15 @@ def test_a_feed_forward_in_chunks_trains_alike(stripes, tmp_path):
 )
 def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path, attention, dropout):
     """With the same dropout and, with lsh, hashed by the same random rotations at every step."""
-    model = dataclasses.replace(TINY, attention=attention, lsh_buckets=4, lsh_chunk=16)
-    settings = dataclasses.replace(SETTINGS, dropout=dropout)
+    model = replace(TINY, attention=attention, lsh_buckets=4, lsh_chunk=16)
+    settings = replace(SETTINGS, dropout=dropout)
     whole, first = Run(model, settings), Run(model, settings)
     assert {layer.dropout.p for layer in whole.net.layers} == {dropout}
-    assert train(whole, stripes, tmp_path / "whole", command="test")
-    assert not train(first, stripes, tmp_path / "parts", command="test", max_images=240)
-    second = Run.resumed(tmp_path / "parts.training" / "state.pt", model, {})
+    assert train(whole, stripes, tmp_path / "whole")
+    assert not train(first, stripes, tmp_path / "parts", max_images=240)
+    second = resumed(tmp_path / "parts", model)
     assert second.images == 240
-    assert train(second, stripes, tmp_path / "parts", command="test")
+    assert train(second, stripes, tmp_path / "parts")
     assert torch.equal(weights(whole), weights(second))
 
 
@@ -264,8 +257,8 @@ def test_the_learning_rate_rises_linearly_and_falls_to_its_final_share():
 
 
 def test_the_log_and_the_sample_grids_are_written(stripes, tmp_path):
-    run = Run(TINY, dataclasses.replace(SETTINGS, images=1600, batch=8))
-    train(run, stripes, tmp_path / "run", command="test")
+    run = Run(TINY, replace(SETTINGS, images=1600, batch=8))
+    train(run, stripes, tmp_path / "run")
     rows = list(csv.DictReader((tmp_path / "run.training" / "log.csv").open()))
     assert float(rows[0]["train"]) > 0
     assert float(rows[-1]["validation"]) > 0
@@ -275,18 +268,14 @@ def test_the_log_and_the_sample_grids_are_written(stripes, tmp_path):
     told = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert {"images", "bits/dim", "in training", "pictures held out"} <= told
     source = checkpoint.read(tmp_path / "run").provenance
-    assert (source["images"], source["steps"], source["data"], source["command"]) == (
-        1600,
-        200,
-        "stripes",
-        "test",
-    )
+    wanted = {"images": 1600, "steps": 200, "data": "stripes", "command": "test"}
+    assert source | wanted == source
 
 
 def test_a_resumed_run_keeps_its_settings_but_for_those_given_anew(stripes, tmp_path):
-    train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=8)
-    run = Run.resumed(tmp_path / "run.training" / "state.pt", TINY, {"weight_decay": 0.3})
-    assert run.config == dataclasses.replace(SETTINGS, weight_decay=0.3)
+    train(Run(TINY, SETTINGS), stripes, tmp_path / "run", max_images=8)
+    run = resumed(tmp_path / "run", weight_decay=0.3)
+    assert run.config == replace(SETTINGS, weight_decay=0.3)
     groups = [group for optimizer in run.optimizers for group in optimizer.param_groups]
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0, 0.0]
 
@@ -294,23 +283,19 @@ def test_a_resumed_run_keeps_its_settings_but_for_those_given_anew(stripes, tmp_
 def test_a_run_that_begins_with_the_weights_of_another_adds_up_what_both_have_seen(
     stripes, tmp_path
 ):
-    train(Run(TINY, SETTINGS), stripes, tmp_path / "first", command="test", max_images=80)
+    train(Run(TINY, SETTINGS), stripes, tmp_path / "first", max_images=80)
     first = checkpoint.read(tmp_path / "first")
     run = Run(TINY, SETTINGS)
     run.start_from(first)
     assert torch.equal(run.net.head.weight, first.net.head.weight)
-    train(run, stripes, tmp_path / "second", command="test", max_images=40)
-    again = Run.resumed(tmp_path / "second.training" / "state.pt", TINY, {})
-    train(again, stripes, tmp_path / "second", command="test", max_images=8)
+    train(run, stripes, tmp_path / "second", max_images=40)
+    again = resumed(tmp_path / "second")
+    train(again, stripes, tmp_path / "second", max_images=8)
     source = checkpoint.read(tmp_path / "second").provenance
     assert (source["images"], source["steps"]) == (128, 16)
-    with pytest.raises(
-        ValueError, match=r"same architecture.*fit the preset tiny with --layers 2$"
-    ):
-        Run(dataclasses.replace(TINY, layers=1), SETTINGS).start_from(first)
-    deeper = Run(dataclasses.replace(TINY, layers=3), SETTINGS)
+    deeper = Run(replace(TINY, layers=3), SETTINGS)
     deeper.start_from(first, Batches(stripes, SETTINGS, TINY)[0])
-    wider = Run(dataclasses.replace(TINY, heads=4, d_model=32, d_ff=64, layers=3), SETTINGS)
+    wider = Run(replace(TINY, heads=4, d_model=32, d_ff=64, layers=3), SETTINGS)
     wider.start_from(first, Batches(stripes, SETTINGS, TINY)[0])
     nets = first.net, deeper.net.eval(), deeper.exported, wider.exported
     scores = [evaluate(net, stripes.images[:20]).bits_per_dim for net in nets]
@@ -318,17 +303,16 @@ def test_a_run_that_begins_with_the_weights_of_another_adds_up_what_both_have_se
     with pytest.raises(
         ValueError, match=r"differs in heads: 2 in the checkpoint, 4 here; d_model: 16 .*, 32 here;"
     ):
-        Run(dataclasses.replace(TINY, heads=4, d_model=32), SETTINGS).start_from(first)
+        Run(replace(TINY, heads=4, d_model=32), SETTINGS).start_from(first)
 
 
 def test_a_save_of_another_architecture_or_optimizer_is_refused(stripes, tmp_path):
-    train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=8)
-    state = tmp_path / "run.training" / "state.pt"
+    train(Run(TINY, SETTINGS), stripes, tmp_path / "run", max_images=8)
     with pytest.raises(ValueError, match="another architecture"):
-        Run.resumed(state, dataclasses.replace(TINY, layers=1), {}, layers=1)
+        resumed(tmp_path / "run", replace(TINY, heads=1))
     for name, value, had in (("optimizer", "adamw", "muon"), ("batch", 4, "8"), ("seed", 1, "0")):
         with pytest.raises(ValueError, match=f"saved with --{name} {had}"):
-            Run.resumed(state, TINY, {name: value})
+            resumed(tmp_path / "run", **{name: value})
 
 
 def test_a_save_with_a_digest_but_without_what_a_run_needs_is_called_damaged(tmp_path):
@@ -357,12 +341,11 @@ def test_a_save_with_a_digest_but_without_what_a_run_needs_is_called_damaged(tmp
 
 
 def test_a_run_that_begins_with_a_damaged_log_keeps_the_lines_that_are_whole(stripes, tmp_path):
-    train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=16)
-    log, state = (tmp_path / "run.training" / name for name in ("log.csv", "state.pt"))
+    train(Run(TINY, SETTINGS), stripes, tmp_path / "run", max_images=16)
+    log = tmp_path / "run.training" / "log.csv"
     whole = log.read_text()
     log.write_bytes(whole.encode() + b"2,16,x,,,,\n\xff\0,\n1,8\n2,1")
-    run = Run.resumed(state, TINY, {})
-    train(run, stripes, tmp_path / "run", command="test", max_images=8)
+    train(resumed(tmp_path / "run"), stripes, tmp_path / "run", max_images=8)
     lines = log.read_text().splitlines()
     assert [line.split(",")[:2] for line in lines[1:]] == [["2", "16"], ["3", "24"]]
     assert whole.splitlines() == lines[:-1]
@@ -375,16 +358,15 @@ def test_a_full_disk_ends_a_run_with_path_and_cure_and_the_last_save_is_whole(
     """/dev/full is such a disk, in the place of the file that is not complete yet."""
     if name == "curve.svg":
         pytest.importorskip("matplotlib")
-    train(Run(TINY, SETTINGS), stripes, tmp_path / "run", command="test", max_images=16)
-    side = tmp_path / "run.training"
-    run = Run.resumed(side / "state.pt", TINY, {})
-    (side / f"{name}.new").symlink_to("/dev/full")
+    train(Run(TINY, SETTINGS), stripes, tmp_path / "run", max_images=16)
+    run = resumed(tmp_path / "run")
+    (tmp_path / "run.training" / f"{name}.new").symlink_to("/dev/full")
     words = f"{name} cannot be written \\(no space left on device\\); free some .* --resume$"
     with pytest.raises(OSError, match=words):
-        train(run, stripes, tmp_path / "run", command="test", max_images=8)
+        train(run, stripes, tmp_path / "run", max_images=8)
     assert not [*tmp_path.rglob("*.new")]
     kept = 24 if name in ("curve.svg", "samples-00000024.png") else 16
-    assert Run.resumed(side / "state.pt", TINY, {}).images == kept
+    assert resumed(tmp_path / "run").images == kept
     checkpoint.read(tmp_path / "run")
 
 
@@ -396,13 +378,13 @@ def test_a_signal_while_torch_compiles_ends_the_run_with_a_save(stripes, tmp_pat
     monkeypatch.setattr(loop, "compiled", functools.partial(torch.compile, backend=signalled))
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        run = Run(TINY, dataclasses.replace(SETTINGS, compile=True))
+        run = Run(TINY, replace(SETTINGS, compile=True))
         before = weights(run)
-        assert not train(run, stripes, tmp_path / "run", command="test")
+        assert not train(run, stripes, tmp_path / "run")
     finally:
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
             signal.signal(number, handler)
-    again = Run.resumed(tmp_path / "run.training" / "state.pt", TINY, {})
+    again = resumed(tmp_path / "run")
     assert again.images == 0 and torch.equal(weights(again), before)
     assert checkpoint.load(tmp_path / "run").config == TINY
 
@@ -415,7 +397,7 @@ def test_without_a_number_of_images_the_learning_rate_stays_at_its_peak():
     shares = [config.learning_rate_share(images, 5.0) for images in (0, 100, 10**9)]
     assert shares[0] < 0.2 and shares[1:] == [1.0, 1.0]
     assert not config.complete(10**9, 10.0**9)
-    minutes = dataclasses.replace(config, minutes=10.0)
+    minutes = replace(config, minutes=10.0)
     assert minutes.learning_rate_share(10**6, 10.0) == pytest.approx(0.02)
     assert minutes.complete(0, 10.0)
 
@@ -423,27 +405,27 @@ def test_without_a_number_of_images_the_learning_rate_stays_at_its_peak():
 def test_a_copy_of_a_run_goes_on_with_all_its_state_while_its_learning_rate_falls(
     stripes, tmp_path
 ):
-    settings = dataclasses.replace(SETTINGS, images=0, dropout=0.1)
+    settings = replace(SETTINGS, images=0, dropout=0.1)
     trunk = Run(TINY, settings)
-    assert not train(trunk, stripes, tmp_path / "trunk", command="test", max_images=160)
+    assert not train(trunk, stripes, tmp_path / "trunk", max_images=160)
     state = tmp_path / "trunk.training" / "state.pt"
     before = state.read_bytes()
-    copy = Run.resumed(state, TINY, {})
+    copy = resumed(tmp_path / "trunk")
     momentum = copy.optimizers[0].state_dict()["state"][0]["momentum_buffer"]
     assert momentum.abs().sum() > 0 and copy.best == trunk.best
     copy.fall(80)
     assert torch.equal(weights(copy), weights(trunk)) and copy.best == math.inf
     shares = [copy.config.learning_rate_share(images, 99.0) for images in (160, 200, 240)]
     assert shares == pytest.approx([1.0, 0.51, 0.02])
-    assert not train(copy, stripes, tmp_path / "copy", command="test", max_images=40)
-    again = Run.resumed(tmp_path / "copy.training" / "state.pt", TINY, {})
-    assert train(again, stripes, tmp_path / "copy", command="test") and again.images == 240
+    assert not train(copy, stripes, tmp_path / "copy", max_images=40)
+    again = resumed(tmp_path / "copy")
+    assert train(again, stripes, tmp_path / "copy") and again.images == 240
     assert state.read_bytes() == before
     assert checkpoint.read(tmp_path / "copy").provenance["images"] == 240
 
 
 def test_a_fall_begins_at_the_rate_that_the_run_has():
-    earlier = Run(TINY, dataclasses.replace(SETTINGS, final_learning_rate=1.0, images=10**8))
+    earlier = Run(TINY, replace(SETTINGS, final_learning_rate=1.0, images=10**8))
     earlier.step = 5  # in its warm-up
     rate = earlier.config.learning_rate * earlier.config.learning_rate_share(40, 0.0)
     earlier.fall(100)
@@ -455,12 +437,12 @@ def test_a_fall_begins_at_the_rate_that_the_run_has():
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_save(stripes, tmp_path):
     run = Run(TINY, SETTINGS)
-    train(run, stripes, tmp_path / "run", command="test", max_images=16)
+    train(run, stripes, tmp_path / "run", max_images=16)
     saved = (tmp_path / "run.training" / "state.pt").read_bytes()
     with torch.no_grad():
         run.net.head.bias.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="--learning-rate"):
-        train(run, stripes, tmp_path / "run", command="test")
+        train(run, stripes, tmp_path / "run")
     assert (tmp_path / "run.training" / "state.pt").read_bytes() == saved
 
 
@@ -497,18 +479,13 @@ def test_a_killed_run_resumes_from_its_last_save(pictures, tmp_path, number, pro
     process.send_signal(number)
     _, printed = process.communicate()
     assert process.returncode == (0 if number == signal.SIGTERM else -9), printed
-    config = dataclasses.replace(TINY, classes=4)
-    done = Run.resumed(state, config, {}).images
+    config = replace(TINY, classes=4)
+    done = resumed(tmp_path / "run", config).images
     assert done > 0
-    ended = subprocess.run(
-        [*command, "--resume", "--max-images", "40"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    command += ["--resume", "--max-images", "40"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert Run.resumed(state, config, {}).images == done + 40
+    assert resumed(tmp_path / "run", config).images == done + 40
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -530,15 +507,11 @@ def test_the_checkpoint_keeps_the_weights_that_were_best_on_held_out_pictures(
     stripes, tmp_path, capsys
 ):
     first = Run(TINY, SETTINGS)
-    train(first, stripes, tmp_path / "run", command="test")
+    train(first, stripes, tmp_path / "run")
     kept = (tmp_path / "run/SHA256SUMS").read_text()
-    run = Run.resumed(
-        tmp_path / "run.training/state.pt",
-        TINY,
-        {"images": 800, "learning_rate": 1.0, "final_learning_rate": 1.0},
-    )
+    run = resumed(tmp_path / "run", images=800, learning_rate=1.0, final_learning_rate=1.0)
     assert run.best == first.best < 8
-    train(run, stripes, tmp_path / "run", command="test")  # a rate at which weights come to nothing
+    train(run, stripes, tmp_path / "run")  # a rate at which weights come to nothing
     assert run.images == 800 and (tmp_path / "run/SHA256SUMS").read_text() == kept
     assert (
         f"the checkpoint keeps earlier weights, which have {first.best:.3f}"
@@ -559,14 +532,14 @@ def test_dropout_is_for_training_only(config):
     assert torch.equal(dropping.eval()(images, start), plain.eval()(images, start))
     assert not torch.equal(dropping.train()(images, start), plain.train()(images, start))
     with pytest.raises(ValueError, match="dropout must be 0 with reversible residuals"):
-        net_for(dataclasses.replace(TINY, residual="reversible"), dropout=0.1)
+        net_for(replace(TINY, residual="reversible"), dropout=0.1)
 
 
 def test_half_of_the_images_with_known_pixels_are_moved_and_the_same_ones_after_a_resume():
     images = np.random.default_rng(0).integers(1, 256, (50, 8 * 8), dtype=np.uint8)
     data = Dataset("noise", images, np.zeros(50, np.int64), ("noise",))
     settings = TrainConfig(batch=40, augment="shift", conditional=0.5)
-    plain = Batches(data, dataclasses.replace(settings, augment="none"), CONDITIONAL)
+    plain = Batches(data, replace(settings, augment="none"), CONDITIONAL)
     moved = Batches(data, settings, CONDITIONAL)
     ways, completed = [], 0
     for step in range(10):
@@ -594,7 +567,7 @@ def test_half_of_the_images_with_known_pixels_are_moved_and_the_same_ones_after_
 
 
 def test_half_of_the_pictures_are_mirrored_and_the_same_ones_after_a_resume():
-    config = dataclasses.replace(
+    config = replace(
         TINY,
         channels=3,
         tokens="pixel",
@@ -604,7 +577,7 @@ def test_half_of_the_pictures_are_mirrored_and_the_same_ones_after_a_resume():
     images = np.random.default_rng(0).integers(0, 256, (50, 8 * 8 * 3), dtype=np.uint8)
     data = Dataset("noise", images, np.zeros(50, np.int64), ("noise",))
     settings = TrainConfig(batch=40, augment="flip")
-    plain = Batches(data, dataclasses.replace(settings, augment="none"), config)
+    plain = Batches(data, replace(settings, augment="none"), config)
     mirrored = Batches(data, settings, config)
     count = 0
     for step in range(3):

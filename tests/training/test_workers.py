@@ -3,11 +3,12 @@ dies.
 """
 
 import csv
-import dataclasses
+import functools
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,15 @@ import torch
 
 from linpix.__main__ import main
 from linpix.model.config import PRESETS
-from linpix.training import workers
+from linpix.training import loop, workers
 from linpix.training.datasets import Dataset
-from linpix.training.loop import train
 from linpix.training.run import Run, TrainConfig
 from linpix.training.workers import count_for
 from tests.server.test_listening import free_port
 from tests.training.conftest import train_command
 from tools.harness.servers import eventually
 
+train = functools.partial(loop.train, command="test")
 TINY = PRESETS["tiny"]
 SETTINGS = TrainConfig(
     images=80, batch=8, warmup_images=40, compile=False, validation=0, bf16=False
@@ -87,7 +88,7 @@ def weights(run: Run) -> torch.Tensor:
 def saved_images(folder: Path) -> int:
     """The images that the last save in `folder` has seen."""
     state = folder / "run.training" / "state.pt"
-    return Run.resumed(state, dataclasses.replace(TINY, classes=4), {}).images
+    return Run.resumed(state, replace(TINY, classes=4), {}).images
 
 
 @pytest.mark.slow
@@ -95,15 +96,15 @@ def test_two_processes_compute_what_one_does_and_a_resumed_run_goes_on(noise, tm
     """To rounding: the sums of a batch are taken in another order. A part may have no image with a
     condition.
     """
-    model = dataclasses.replace(TINY, patch=2, background=0)
-    settings = dataclasses.replace(SETTINGS, conditional=0.1)
+    model = replace(TINY, patch=2, background=0)
+    settings = replace(SETTINGS, conditional=0.1)
     alone, first = Run(model, settings), Run(model, settings)
     began = weights(alone)
-    assert train(alone, noise, tmp_path / "alone", command="test")
-    assert not train(first, noise, tmp_path / "shared", command="test", max_images=40, processes=2)
+    assert train(alone, noise, tmp_path / "alone")
+    assert not train(first, noise, tmp_path / "shared", max_images=40, processes=2)
     shared = Run.resumed(tmp_path / "shared.training" / "state.pt", model, {})
     assert shared.images == 40
-    assert train(shared, noise, tmp_path / "shared", command="test", processes=2)
+    assert train(shared, noise, tmp_path / "shared", processes=2)
     moved = (weights(alone) - began).norm()
     assert moved > 0.1
     assert (weights(shared) - weights(alone)).norm() < 0.01 * moved
@@ -113,16 +114,16 @@ def test_two_processes_compute_what_one_does_and_a_resumed_run_goes_on(noise, tm
     "model",
     [
         TINY,
-        dataclasses.replace(TINY, attention="lsh", lsh_rounds=2),
-        dataclasses.replace(TINY, patch=2, background=0),
+        replace(TINY, attention="lsh", lsh_rounds=2),
+        replace(TINY, patch=2, background=0),
     ],
     ids=["dense", "lsh", "conditional"],
 )
 def test_a_gradient_computed_in_parts_is_that_of_the_batch(noise, tmp_path, model):
-    whole, parts = Run(model, SETTINGS), Run(model, dataclasses.replace(SETTINGS, accumulate=4))
+    whole, parts = Run(model, SETTINGS), Run(model, replace(SETTINGS, accumulate=4))
     began = weights(whole)
     for run in (whole, parts):
-        assert train(run, noise, tmp_path / f"run{run.config.accumulate}", command="test")
+        assert train(run, noise, tmp_path / f"run{run.config.accumulate}")
     moved = (weights(whole) - began).norm()
     assert moved > 0.1
     assert (weights(parts) - weights(whole)).norm() < 0.01 * moved
@@ -130,56 +131,34 @@ def test_a_gradient_computed_in_parts_is_that_of_the_batch(noise, tmp_path, mode
 
 # --- torchrun ---
 
-TRAIN = [
-    "linpix",
-    "train",
-    "tiny",
-    "--no-compile",
-    "--no-bf16",
-    "--batch",
-    "8",
-    "--warmup-images",
-    "80",
-]
+_TRAIN = "linpix train tiny --no-compile --no-bf16 --batch 8 --warmup-images 80"
+TRAIN = _TRAIN.split()
+
+
+def launched_as(rank: str, count: str, port: str) -> dict[str, str]:
+    """The variables that a launcher sets."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return dict(zip(names, (rank, count, "127.0.0.1", port), strict=True))
 
 
 def torchrun(count: int, *flags: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={count}",
-            "-m",
-            *TRAIN,
-            *map(str, flags),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    launcher = f"-m torch.distributed.run --standalone --nproc-per-node={count} -m".split()
+    command = [sys.executable, *launcher, *TRAIN, *map(str, flags)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def alone(*flags: object) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", *TRAIN, *map(str, flags)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    command = [sys.executable, "-m", *TRAIN, *map(str, flags)]
+    one = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=one)
     assert ended.returncode == 0, ended.stderr
 
 
 def curve(out: Path) -> list[tuple[int, float, float]]:
     """Step, loss and gradient norm of each line of the log."""
-    rows = csv.DictReader(
-        (out.parent / f"{out.name}.training" / "log.csv").read_text().splitlines()
-    )
-    return [
-        (int(row["step"]), float(row["train"]), float(row["norm"])) for row in rows if row["train"]
-    ]
+    log = out.with_name(f"{out.name}.training") / "log.csv"
+    rows = [row for row in csv.DictReader(log.open()) if row["train"]]
+    return [(int(row["step"]), float(row["train"]), float(row["norm"])) for row in rows]
 
 
 @pytest.mark.slow
@@ -259,26 +238,12 @@ def test_when_one_of_torchruns_processes_is_killed_all_end_and_the_last_save_is_
 @pytest.mark.slow
 def test_processes_that_differ_do_not_train_together(pictures, tmp_path):
     """Started by hand, as another launcher would."""
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    started = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                *TRAIN,
-                "--data",
-                pictures,
-                "--out",
-                tmp_path / "run",
-                "--seed",
-                str(rank),
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | variables | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
+    port, started = str(free_port()), []
+    files = ["--data", pictures, "--out", tmp_path / "run"]
+    for rank in ("0", "1"):
+        command = [sys.executable, "-m", *TRAIN, *files, "--seed", rank]
+        variables = os.environ | launched_as(rank, "2", port) | {"OMP_NUM_THREADS": "1"}
+        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables))
     for process in started:
         _, said = process.communicate()
         assert process.returncode == 2
@@ -299,12 +264,7 @@ def test_processes_that_differ_do_not_train_together(pictures, tmp_path):
 def test_what_torchrun_has_decided_cannot_be_asked_for_again(
     pictures, tmp_path, monkeypatch, capsys, flags, words
 ):
-    for name, value in (
-        ("RANK", "0"),
-        ("WORLD_SIZE", "1"),
-        ("MASTER_ADDR", "127.0.0.1"),
-        ("MASTER_PORT", str(free_port())),
-    ):
+    for name, value in launched_as("0", "1", str(free_port())).items():
         monkeypatch.setenv(name, value)
     assert main([*TRAIN[1:], "--data", str(pictures), "--out", str(tmp_path / "run"), *flags]) == 2
     assert words in capsys.readouterr().err
@@ -315,12 +275,7 @@ def test_processes_that_do_not_come_are_not_waited_for_without_end(
     pictures, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(workers, "ASSEMBLY", timedelta(seconds=2))
-    for name, value in (
-        ("RANK", "0"),
-        ("WORLD_SIZE", "2"),
-        ("MASTER_ADDR", "127.0.0.1"),
-        ("MASTER_PORT", "0"),
-    ):
+    for name, value in launched_as("0", "2", "0").items():
         monkeypatch.setenv(name, value)
     assert main([*TRAIN[1:], "--data", str(pictures), "--out", str(tmp_path / "run")]) == 2
     assert "not all of the 2 processes met at MASTER_ADDR 127.0.0.1" in capsys.readouterr().err
