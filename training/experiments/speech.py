@@ -133,11 +133,11 @@ class Recogniser(nn.Module):
 
     def __init__(self, s: Settings, kind: str, symbols: int) -> None:
         super().__init__()
-        config = s.config(kind)
-        self.whole = None if kind == "lstm" else attention_for(config).parallel
+        self.whole = None if kind == "lstm" else attention_for(s.config(kind)).parallel
         self.input = nn.Conv1d(BANDS, s.width, 5, stride=STRIDE, padding=2)
         width = s.width
         if self.whole:
+            config = s.config(kind)
             layers = [layer_for(config)(config) for _ in range(s.layers)]
         else:
             width = 2 * s.hidden
