@@ -57,9 +57,9 @@ def load(
     from linpix.model.checkpoint import load
     from linpix.model.folders import find
 
-    from .cli.draw import undisturbed
+    from .cli.draw import torch_defaults
 
-    with undisturbed():
+    with torch_defaults():
         net = load(find(model, checkpoints))
     return net.requires_grad_(trainable)
 

@@ -12,7 +12,7 @@ TURNS = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-MARK = b"Exif\0\0"  # before the data; some programs write it twice
+EXIF_MARK = b"Exif\0\0"  # before the data; some programs write it twice
 _ORIENTATION = 0x0112
 # forms of numbers, by their type in EXIF; orientations should be of type 3
 _FORMS = {1: "B", 3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d"}
@@ -23,8 +23,8 @@ def orientation(exif: bytes | memoryview) -> int:
     to refuse a picture.
     """
     tiff = bytes(exif)
-    while tiff.startswith(MARK):
-        tiff = tiff.removeprefix(MARK)
+    while tiff.startswith(EXIF_MARK):
+        tiff = tiff.removeprefix(EXIF_MARK)
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     try:
         if order is None or struct.unpack_from(order + "H", tiff, 2) != (42,):

@@ -83,7 +83,7 @@ def read(home: Path, split: Split, shape: Shape) -> tuple[str, Pixels, Labels, t
             "take both files from one source",
         )
     if data.startswith("emnist"):
-        images = images.transpose(0, 2, 1)  # EMNIST stores columns
+        images = images.transpose(0, 2, 1)  # EMNIST stores its images column by column
     if data == "emnist-letters" and least > 0:
         labels, most = labels - 1, most - 1  # A is 1
     classes = _CLASSES.get(data, ())

@@ -139,7 +139,7 @@ void a_row_of_bytes_is_near_the_row() {
     for (float bad : {NAN, INFINITY, -INFINITY})
       for (int at : {0, 17, 47}) {
         x = numbers(48, scale), x[at] = bad;
-        expect(std::isnan(portable::quantise(x.data(), 48, bytes.data()).low), "what is not finite shows");
+        expect(std::isnan(portable::quantise(x.data(), 48, bytes.data()).low), "a value that is not finite gives NaN");
       }
   }
 }

@@ -107,13 +107,13 @@ def warn(command: str, sentences: Iterable[str]) -> None:
 
 
 def warn_caller(sentences: Iterable[str]) -> None:
-    """Warn the program that calls a function of linpix, which calls an undisturbed one."""
+    """Warn the program that calls a function of linpix, which calls one in `torch_defaults`."""
     for warning in sentences:
         warnings.warn(warning, stacklevel=5)
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def torch_defaults() -> Iterator[None]:
     """For calls from a program with settings of its own: float32, no autocast, and torch's random
     numbers stay.
     """
@@ -134,7 +134,7 @@ def undisturbed() -> Iterator[None]:
         torch.set_default_dtype(theirs)
 
 
-@undisturbed()
+@torch_defaults()
 def draw(
     model: str | Path,
     given: tuple[object, object] | None,
@@ -145,8 +145,10 @@ def draw(
     progress: bool | None,
     **options: Any,
 ) -> Images:
-    """`linpix.sample`, `linpix.complete`. given: an image to complete, and what of it is known ·
-    options: count, batch, and those of checked_options.
+    """What `linpix.sample` and `linpix.complete` do.
+
+    given: the image to complete, and which of its pixels are known · options: count, batch, and the
+    options of checked_options
     """
     _check_numbers(options)
     count, batch = options.pop("count"), options.pop("batch")

@@ -20,7 +20,7 @@ from linpix.server.pictures import uploads
 from linpix.server.pictures.encode import frame_of
 from linpix.server.pictures.likelihoods import labels_of, likelihood, map_png, numbers
 
-from .draw import undisturbed, warn, warn_caller
+from .draw import torch_defaults, warn, warn_caller
 from .pictures import read_given
 
 
@@ -52,7 +52,7 @@ class Score:
         )
 
 
-@undisturbed()
+@torch_defaults()
 def score(
     model: str | Path,
     image: object,
@@ -82,7 +82,7 @@ def score(
     )
 
 
-@undisturbed()
+@torch_defaults()
 def inside(
     model: str | Path,
     image: object,
@@ -156,14 +156,14 @@ def run(given: argparse.Namespace) -> None:
         print(json.dumps(result))
         return
     unlabelled = "of any class" if every or config.class_first else "without a class"
-    whose = unlabelled if label is None else f"as {found['label']}"
-    exception = checkpoint.net.attention.exception
-    star = " *" if exception else ""
-    where = f"; map in {given.out}" if given.out else ""
+    class_words = unlabelled if label is None else f"as {found['label']}"
+    caveat = checkpoint.net.attention.exception
+    star = " *" if caveat else ""
+    map_words = f"; map in {given.out}" if given.out else ""
     print(
         f"{found['bits_per_dim']:.4f} bits/dim{star}, log-likelihood"
         f" {found['log_likelihood']:.2f} nats, of {found['counted']:,} sub-pixels given"
-        f" {facts['known']:,} known ones, {whose}{where}"
+        f" {facts['known']:,} known ones, {class_words}{map_words}"
     )
     for entry in found["labels"] or []:
         print(
@@ -172,5 +172,5 @@ def run(given: argparse.Namespace) -> None:
         )
     if not found["exact"]:
         print("a lower bound: implausible classes were left out (--classes plausible)")
-    if exception:
-        print(f"* {exception}, so this is not strictly a likelihood")
+    if caveat:
+        print(f"* {caveat}, so this is not strictly a likelihood")

@@ -136,8 +136,12 @@ class ReversibleLayer(PreNormLayer):
         attention = partial(wrap(PreNormLayer.normed_attention), self, index=index, attend=attend)
         feed_forward = partial(wrap(PreNormLayer.normed_feed_forward), self)
         return [
-            Residual(attention, _learning(self.norm1, self.qkv, self.out)),
-            Residual(feed_forward, _learning(self.norm2, self.up, self.down), self.chunks),
+            Residual(attention, _trainable_of(self.norm1, self.qkv, self.out)),
+            Residual(
+                feed_forward,
+                _trainable_of(self.norm2, self.up, self.down),
+                chunks=self.chunks,
+            ),
         ]
 
 
@@ -149,7 +153,7 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return torch.compile(function, options={"fallback_random": True})
 
 
-def _learning(*modules: nn.Module) -> tuple[Tensor, ...]:
+def _trainable_of(*modules: nn.Module) -> tuple[Tensor, ...]:
     return tuple(p for p in nn.ModuleList(modules).parameters() if p.requires_grad)
 
 

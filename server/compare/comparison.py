@@ -85,7 +85,7 @@ class Comparison:
 
         clock, processor: see Stopwatch.
         """
-        ours = checkpoint.net.config
+        own_config = checkpoint.net.config
         sources, batches = sources_of(checkpoint, twins), sorted({1, *plan.batches})
         self.plan, self.progress, self._watch = plan, 0.0, Stopwatch(clock, processor)
         nets: dict[ModelConfig, Transformer] = {}  # several backends may share one
@@ -94,10 +94,12 @@ class Comparison:
         for name in BACKENDS:
             if name not in plan.backends:
                 continue
-            config, source = config_of(name, ours), sources[name]
+            config, source = config_of(name, own_config), sources[name]
             if config not in nets:
                 nets[config] = source.net if source else random_net(config)
-            net, free, rows = nets[config], free_bytes(), 1
+            net = nets[config]
+            free = free_bytes()
+            rows = 1
             for batch in batches:
                 needed = batch * (net.attention.state_bytes if name in STATEFUL else 0)
                 if needed > MEMORY_SHARE * free:
@@ -119,12 +121,12 @@ class Comparison:
         self._circumstances: Report = {  # what is known before anything is measured
             "model": checkpoint.name,
             "digest": checkpoint.digest,
-            "attention": ours.attention,
+            "attention": own_config.attention,
             "twins": sorted({one.name for one in sources.values() if one} - {checkpoint.name}),
-            "subpixels": ours.subpixels,
-            "tokens": ours.length,
-            "layers": ours.layers,
-            "d_model": ours.d_model,
+            "subpixels": own_config.subpixels,
+            "tokens": own_config.length,
+            "layers": own_config.layers,
+            "d_model": own_config.d_model,
             "machine": {
                 "cpu": processor_name(),
                 "cores": os.cpu_count(),

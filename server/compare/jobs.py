@@ -64,7 +64,7 @@ class Comparisons:
         job = Run(f"cmp-{next(self._ids)}", model.name, plan.budget_s)
         self._jobs = dict(list(self._jobs.items())[-15:])  # the last 16 stay readable
         self._jobs[job.id] = job
-        self._making = asyncio.create_task(self._make(job, model.checkpoint, plan))
+        self._making = asyncio.create_task(self._prepare(job, model.checkpoint, plan))
         return job
 
     def find(self, id: str) -> Run:
@@ -104,9 +104,9 @@ class Comparisons:
         for id in self._jobs:
             self.cancel(id)
 
-    async def _make(self, job: Run, checkpoint: Checkpoint, plan: ComparisonPlan) -> None:
-        """Read and hash twins, and build networks, both in a thread; then have the engine thread
-        compare them.
+    async def _prepare(self, job: Run, checkpoint: Checkpoint, plan: ComparisonPlan) -> None:
+        """Find the checkpoint's twins and build their networks, in a thread of their own; then have
+        the engine thread compare them.
         """
         try:
             twins = await asyncio.to_thread(find_twins, checkpoint)

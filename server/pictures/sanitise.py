@@ -4,7 +4,7 @@ decoder.
 Pillow reads a file piece by piece, in Python, and keeps what it finds: a small upload of millions
 of empty pieces, or of text, profiles and EXIF that inflate or overlap, would take minutes or
 gigabytes. So this module counts pieces, compares checksums, reads the orientation, the number of
-frames and a small colour profile, and drops everything else but the pixels.
+frames and a small colour profile, keeps the pixels, and drops everything else.
 """
 
 import re
@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Literal
 
-from linpix.model.orientation import MARK, orientation
+from linpix.model.orientation import EXIF_MARK, orientation
 
 ContainerFormat = Literal["PNG", "JPEG", "WEBP"]
 
@@ -185,8 +185,8 @@ def _jpeg(data: bytes) -> Pixels:
         if length < 2 or at + length > len(data):
             raise ValueError(f"a segment has the wrong length of {length} bytes")
         # long data have several segments
-        if marker == _EXIF and not scans and data.startswith(MARK, at + 2):
-            exif.append(data[at + 2 + len(MARK) : at + length])
+        if marker == _EXIF and not scans and data.startswith(EXIF_MARK, at + 2):
+            exif.append(data[at + 2 + len(EXIF_MARK) : at + length])
         # the first part of one
         if marker == _PROFILE and data.startswith(b"ICC_PROFILE\0\1\1", at + 2):
             profile = profile or data[at + 16 : at + length]

@@ -83,12 +83,12 @@ def drawn_by(net: Transformer) -> Dataset:
     ],
     ids=CONFIGS,
 )
-def test_it_takes_back_what_made_a_head_too_sure(config, monkeypatch):
-    def nothing(generator, config, count):
+def test_calibration_takes_back_what_made_a_head_too_sure(config, monkeypatch):
+    def none_known(generator, config, count):
         # a random network cannot predict what it did not draw
         return np.zeros((count, config.subpixels), np.bool_)
 
-    monkeypatch.setattr(calibration, "known_of", nothing)
+    monkeypatch.setattr(calibration, "known_of", none_known)
     net = drawing(config)
     data, K, C = drawn_by(net), config.mixtures, config.token_size
     well = evaluate(net, data.images[:50]).bits_per_dim

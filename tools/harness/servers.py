@@ -85,11 +85,11 @@ class Process(Server):
         begun(self.process.pid)
         self.printed: list[str] = []
         self.url = ""
-        self._told = threading.Event()  # its address, or the end of what it says
+        self._ready = threading.Event()  # it has printed its address, or ended
         # read on, so that the server never blocks on a full pipe
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        begins = self._told.wait(HANG_S)
+        begins = self._ready.wait(HANG_S)
         if not self.url:
             self.process.kill()
             self.process.wait()
@@ -103,8 +103,8 @@ class Process(Server):
             found = re.search(r"at (https?://[^\s\"]+)", line)
             if found and not self.url:
                 self.url = found[1]
-                self._told.set()
-        self._told.set()
+                self._ready.set()
+        self._ready.set()
 
     def client(self, **options) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=HANG_S, **options)
