@@ -145,47 +145,28 @@ def test_a_list_has_no_empty_parts_and_adds_up(given):
     assert Settings(models=given).models == "a,b,c"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("allowed_hosts", "http://pix.example"),
-        ("allowed_hosts", "pix.example:80"),
-        ("allowed_hosts", "pix/example"),
-        ("allowed_hosts", "pix.*"),
-        ("allowed_hosts", ".pix.example"),
-        ("allowed_hosts", "pix.example."),
-        ("allowed_hosts", "*.10.0.0.5"),
-        ("allowed_hosts", "10.0.0"),
-        ("allowed_hosts", "*pix.example"),
-        ("allowed_hosts", "[::1]:80"),
-        ("allowed_hosts", "10.0.0.0/8"),
-        ("allowed_hosts", "b\u00fccher.example"),
-        ("allowed_origins", "*"),
-        ("allowed_origins", "null"),
-        ("allowed_origins", "app.example.com"),
-        ("allowed_origins", "https://app.example.com/"),
-        ("allowed_origins", "https://app.example.com/path"),
-        ("allowed_origins", "https://a@app.example.com"),
-        ("allowed_origins", "https://"),
-        ("allowed_origins", "https://*.example.com"),
-        ("allowed_origins", "https://app.example.com:*"),
-        ("allowed_origins", "https://app.example.com:99999"),
-        ("allowed_origins", "https://b\u00fccher.example"),
-        ("allowed_origins", "wss://app.example.com"),
-        ("allowed_origins", "https://app.example.com?"),
-        ("trusted_proxies", "nginx"),
-        ("trusted_proxies", "localhost"),
-        ("trusted_proxies", "10.0.0.0/33"),
-        ("trusted_proxies", "10.0.0.5/8"),
-        ("trusted_proxies", "10.0.0.5:80"),
-        ("trusted_proxies", "[::1]"),
-        ("trusted_proxies", "10.0.0.*"),
-        ("trusted_proxies", "*,10.0.0.5"),
-        ("trusted_proxies", "0.0.0.0"),
-        ("trusted_proxies", "::ffff:10.0.0.5"),
-        ("trusted_proxies", "10.0.0.1-10.0.0.9"),
-    ],
-)
+NEVER_MATCH = {
+    "allowed_hosts": (
+        "http://pix.example pix.example:80 pix/example pix.* .pix.example pix.example. "
+        "*.10.0.0.5 10.0.0 *pix.example [::1]:80 10.0.0.0/8 b\u00fccher.example"
+    ),
+    "allowed_origins": (
+        "* null app.example.com https://app.example.com/ https://app.example.com/path "
+        "https://a@app.example.com https:// https://*.example.com "
+        "https://app.example.com:* https://app.example.com:99999 "
+        "https://b\u00fccher.example wss://app.example.com https://app.example.com?"
+    ),
+    "trusted_proxies": (
+        "nginx localhost 10.0.0.0/33 10.0.0.5/8 10.0.0.5:80 [::1] 10.0.0.* *,10.0.0.5 "
+        "0.0.0.0 ::ffff:10.0.0.5 10.0.0.1-10.0.0.9"
+    ),
+}
+CASES = []
+for field, values in NEVER_MATCH.items():
+    CASES += [(field, value) for value in values.split()]
+
+
+@pytest.mark.parametrize(("field", "value"), CASES)
 def test_a_setting_that_would_never_match_is_refused_with_an_example(field, value):
     with pytest.raises(ValueError, match=r"such as|list the origins"):
         Settings(**{field: f"{value},"})
