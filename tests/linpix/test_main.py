@@ -103,8 +103,11 @@ def test_an_empty_variable_is_as_good_as_none(tiny, tmp_path, monkeypatch):
 
 
 def test_a_name_that_the_output_cannot_encode_is_printed_with_escapes(tiny, tmp_path):
-    ended = succeeds(f"sample --model {tiny} --out {tmp_path}/caf\udce9.png")
-    assert "caf\\udce9.png" in ended.stdout and not ended.stderr
+    ended = linpix(
+        f"sample --model {tiny} --out {tmp_path}/caf\udce9.png",
+        PYTHONIOENCODING="utf-8:strict",
+    )
+    assert ended.returncode == 0 and "caf\\udce9.png" in ended.stdout and not ended.stderr
 
 
 @pytest.mark.parametrize(
