@@ -17,7 +17,7 @@ import httpx
 import pytest
 import torch
 
-from linpix.model import checkpoint, ops
+from linpix.model import checkpoint
 from linpix.model.config import PRESETS
 from linpix.model.provenance import CheckpointError
 from linpix.server.engine.catalogue import Catalogue
@@ -25,13 +25,13 @@ from linpix.server.metrics import RELOADS
 from linpix.server.settings import Settings
 from tests.model.test_checkpoint import change_fields, change_tensors, seal
 from tests.nets import net_of, saved
-from tests.server.web.routes.test_images import events_of
+from tests.server.web.routes.test_images import events_of, message_of, refusal
 from tests.server.web.test_leaving import GENERATIONS, SLOW, alone
 from tools.harness.servers import HANG_S, Process, eventually, serving
 
 pytestmark = pytest.mark.slow
 
-bitwise = pytest.mark.skipif(not ops.compiled, reason=ops.why())
+bitwise = pytest.mark.kernels
 
 
 def draw(folder: Path, seed: int, **changes) -> str:
@@ -130,7 +130,7 @@ def test_images_under_way_are_drawn_by_the_weights_that_they_began_with(folder):
     with serving(folder) as process:
         expected = {seed: alone(process, seed=seed, n=2) for seed in seeds}
     with (
-        left_quiet(folder, "--slots", "4", "--faults", SLOW) as process,
+        left_quiet(folder, f"--slots 4 --faults {SLOW}") as process,
         ThreadPoolExecutor(8) as pool,
     ):
         old = served(process)["tiny"]
@@ -181,7 +181,7 @@ def test_no_request_is_dropped_while_a_model_is_replaced_again_and_again(folder,
     shutil.rmtree(folder / "tiny")
     shutil.copytree(tmp_path / "one" / "tiny", folder / "tiny")
     with (
-        left_quiet(folder, "--slots", "4", "--max-queue", "64") as process,
+        left_quiet(folder, "--slots 4 --max-queue 64") as process,
         ThreadPoolExecutor(8) as pool,
     ):
         over = threading.Event()
@@ -218,20 +218,18 @@ def test_no_request_is_dropped_while_a_model_is_replaced_again_and_again(folder,
 def test_a_model_that_is_removed_finishes_what_it_began_and_gives_its_memory_back(folder):
     draw(folder / "leaving", 1)
     with (
-        left_quiet(folder, "--slots", "400000", "--faults", SLOW) as process,
+        left_quiet(folder, f"--slots 400000 --faults {SLOW}") as process,
         ThreadPoolExecutor(1) as pool,
     ):
         expected = alone(process, model="leaving", seed=2)
         asked = pool.submit(alone, process, model="leaving", seed=2)
-        assert eventually(lambda: process.metric('linpix_state_slots_used{model="leaving"}') == 1)
+        assert process.becomes('linpix_state_slots_used{model="leaving"}', 1)
         both = mapped(process)
         shutil.rmtree(folder / "leaving")
         assert reload(process, 2) == {"unchanged": 1, "removed": 1}
         refused = process.post(GENERATIONS, json={"model": "leaving"})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
-        assert refused.json()["error"]["message"].startswith(
-            "model 'leaving' is not loaded; loaded: tiny."
-        )
+        assert refusal(refused) == (404, "model_not_found")
+        assert message_of(refused).startswith("model 'leaving' is not loaded; loaded: tiny.")
         assert asked.result() == expected
         assert eventually(lambda: slots(process) == {"tiny": 400_000})
         pool_bytes = 400_000 * 1152  # a quarter of it for threads and their heaps, which came since

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from tests.server.web.routes.test_images import events_of, occluded
+from tests.server.web.routes.test_images import events_of, generate, occluded
 from tools.harness.servers import HANG_S, Process, eventually, serving
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ PIXELS = 'linpix_pixels_generated_total{backend="linear",model="tiny"}'
 @contextlib.contextmanager
 def service(checkpoints: Path, *flags: str) -> Iterator[Process]:
     """A server; on exit, asserts that all gauges are back to 0."""
-    with serving(checkpoints, "--body-timeout", "300", *flags) as process:
+    with serving(checkpoints, "--body-timeout 300", *flags) as process:
         yield process
         gauges = [
             "linpix_requests_running",
@@ -50,10 +50,6 @@ def service(checkpoints: Path, *flags: str) -> Iterator[Process]:
             'linpix_images_waiting{model="tiny",priority="interactive"}',
         ]
         assert eventually(lambda: all(process.metric(name) == 0 for name in gauges))
-
-
-def generation(process: Process, headers: dict[str, str] | None = None, **body) -> httpx.Response:
-    return process.post(GENERATE, json=body, headers=headers)
 
 
 def complete(process: Process, rows: int, **fields) -> httpx.Response:
@@ -155,7 +151,7 @@ def test_a_full_queue_refuses_a_request_by_its_head_and_a_small_body_keeps_the_c
     tiny,
 ):
     with (
-        service(tiny.parent, *FROZEN, "--slots", "1", "--max-queue", "0") as process,
+        service(tiny.parent, *FROZEN, "--slots 1 --max-queue 0") as process,
         busy(process),
         process.client() as client,
     ):
@@ -173,7 +169,7 @@ def test_a_full_queue_refuses_a_request_by_its_head_and_a_small_body_keeps_the_c
             assert refused.answer()[0] == 429
             assert refused.closed()
         for _ in range(3):
-            small = client.post(GENERATE, json={"seed": 1})
+            small = generate(client, seed=1)
             assert small.status_code == 429
             assert "connection" not in small.headers
         assert rejected(process, "queue_full") == 4 + 1 + 3
@@ -182,7 +178,7 @@ def test_a_full_queue_refuses_a_request_by_its_head_and_a_small_body_keeps_the_c
 def test_bodies_that_never_arrive_do_not_keep_other_clients_out(tiny):
     """No request holds room in the queue before it is read."""
     with (
-        service(tiny.parent, "--slots", "1", "--max-queue", "64") as process,
+        service(tiny.parent, "--slots 1 --max-queue 64") as process,
         contextlib.ExitStack() as silent,
     ):
         for client, (path, length) in itertools.product(
@@ -194,7 +190,7 @@ def test_bodies_that_never_arrive_do_not_keep_other_clients_out(tiny):
                 )
         assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 4 * 3 * 16)
         assert waiting(process) == 0
-        assert generation(process).status_code == complete(process, 4).status_code == 200
+        assert generate(process).status_code == complete(process, 4).status_code == 200
 
 
 # --- head and body ---
@@ -207,7 +203,7 @@ def test_a_connection_without_a_whole_head_is_closed_in_time(tiny):
         b"POST /v1/images/edits HTTP/1.1\r\nhost: x\r\n",
         b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\nx",
     )
-    with service(tiny.parent, "--head-timeout", "1") as process:
+    with service(tiny.parent, "--head-timeout 1") as process:
         for sent in begun:
             with process.connect() as idle:
                 ended = False
@@ -223,11 +219,11 @@ def test_a_connection_without_a_whole_head_is_closed_in_time(tiny):
                     if sent and not ended:
                         with contextlib.suppress(OSError):
                             idle.sendall(b"x")
-        assert generation(process).status_code == 200
+        assert generate(process).status_code == 200
 
 
 def test_a_body_that_says_it_is_too_large_is_refused_at_once(tiny):
-    with service(tiny.parent, "--max-upload", "3000000") as process:
+    with service(tiny.parent, "--max-upload 3000000") as process:
         for path, limit in ((EDIT, 3_000_000), (GENERATE, 2**17), ("/v1/compare", 2**17)):
             with Raw(
                 process, path, f"content-length: {limit + 1}", "expect: 100-continue"
@@ -239,7 +235,7 @@ def test_a_body_that_says_it_is_too_large_is_refused_at_once(tiny):
 
 
 def test_a_body_in_chunks_is_counted_as_it_arrives(tiny):
-    with service(tiny.parent, "--max-upload", "100000") as process:
+    with service(tiny.parent, "--max-upload 100000") as process:
         with Raw(process, EDIT, "transfer-encoding: chunked") as sending:
             with contextlib.suppress(OSError):
                 for piece in [part("image", bytes(4096), "a.png"), *[bytes(4096)] * 64]:
@@ -258,7 +254,7 @@ def test_a_body_that_stalls_ends_with_408_and_frees_what_it_held(tiny):
         (GENERATE, "transfer-encoding: chunked", b'6\r\n{"n": \r\n'),
     )
     with (
-        service(tiny.parent, "--slots", "1", "--max-queue", "8", "--body-timeout", "2") as process,
+        service(tiny.parent, "--slots 1 --max-queue 8 --body-timeout 2") as process,
         contextlib.ExitStack() as stack,
     ):
         begun = [
@@ -270,13 +266,13 @@ def test_a_body_that_stalls_ends_with_408_and_frees_what_it_held(tiny):
             words = "the request body took longer than 2 s (6 bytes received)"
             slow.refused(408, "body_timeout", words, connection="close")
             assert slow.closed()
-        assert generation(process).status_code == 200
+        assert generate(process).status_code == 200
         assert rejected(process, "body_timeout") == 4
 
 
 def test_a_body_that_comes_byte_by_byte_ends_with_408(tiny):
     with (
-        service(tiny.parent, "--body-timeout", "3") as process,
+        service(tiny.parent, "--body-timeout 3") as process,
         Raw(process, GENERATE, "content-length: 900") as slow,
         contextlib.suppress(OSError),
     ):
@@ -324,9 +320,9 @@ BOMBS = {
 
 
 def test_a_request_that_waits_takes_little_memory_whatever_its_body_unfolds_to(tiny):
-    with service(tiny.parent, *PATIENT, "--slots", "1") as process, busy(process):
+    with service(tiny.parent, *PATIENT, "--slots 1") as process, busy(process):
         # what a first request loads is no part of it
-        generation(process, {"x-request-timeout": "0.1"})
+        generate(process, {"x-request-timeout": "0.1"})
         before = memory(process)
         for kind, body in BOMBS.items():
             refused = rejected(process, "invalid") + rejected(process, "too_large")
@@ -366,7 +362,7 @@ def test_uploads_that_wait_to_be_decoded_are_not_in_memory(tiny):
     decoded soon.
     """
     slow, large = [commented(3000, 0)] * 6, [commented(8, 14 * 2**20)] * 10
-    with service(tiny.parent, "--upload-space", "1000000000") as process:
+    with service(tiny.parent, "--upload-space 1000000000") as process:
 
         def peak(pictures: list[bytes]) -> float:
             forget_peak(process)
@@ -385,12 +381,12 @@ def test_uploads_that_wait_to_be_decoded_are_not_in_memory(tiny):
 
 
 def test_large_pictures_are_written_while_others_are_answered(tiny):
-    with service(tiny.parent, "--max-n", "256") as process, ThreadPoolExecutor(1) as client:
+    with service(tiny.parent, "--max-n 256") as process, ThreadPoolExecutor(1) as client:
         drawn = 'linpix_images_completed_total{backend="linear",model="tiny",outcome="completed"}'
 
         def asked_while_it_writes() -> bool:
             before = process.metric(drawn)
-            large = client.submit(generation, process, n=256, size="1024x1024")
+            large = client.submit(generate, process, n=256, size="1024x1024")
             assert eventually(lambda: process.metric(drawn) == before + 256)
             writes = not large.done()
             assert len(large.result().json()["data"]) == 256
@@ -400,27 +396,27 @@ def test_large_pictures_are_written_while_others_are_answered(tiny):
 
 
 def test_so_many_bodies_are_read_at_once_and_what_has_no_body_is_answered(tiny):
-    with service(tiny.parent, "--max-requests", "2") as process, process.client() as client:
+    with service(tiny.parent, "--max-requests 2") as process, process.client() as client:
         with (
             Raw(process, EDIT, "content-length: 1000", client="127.0.0.2"),
             Raw(process, "/v1/compare", "content-length: 1000", client="127.0.0.3"),
         ):
-            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 2)
+            assert process.becomes("linpix_request_bodies_reading", 2)
             with Raw(process, EDIT, "content-length: 1000", "expect: 100-continue") as refused:
                 refused.refused(503, "too_many_bodies", retry_after="1")
             assert client.get("/v1/models").status_code == 200
-        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
-        assert generation(process).status_code == 200
+        assert process.becomes("linpix_request_bodies_reading", 0)
+        assert generate(process).status_code == 200
         assert rejected(process, "too_many_bodies") == 1
 
 
 def test_one_client_has_a_quarter_of_the_bodies_that_are_read_at_once(tiny):
-    with service(tiny.parent, "--max-requests", "8") as process:
+    with service(tiny.parent, "--max-requests 8") as process:
         for number, path in enumerate((EDIT, GENERATE, "/v1/compare"), 1):
             with contextlib.ExitStack() as held:
                 for _ in range(2):
                     held.enter_context(Raw(process, path, "content-length: 2", client="127.0.0.2"))
-                assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 2)
+                assert process.becomes("linpix_request_bodies_reading", 2)
                 with Raw(process, path, "content-length: 2", client="127.0.0.2") as refused:
                     refused.refused(
                         429,
@@ -428,16 +424,14 @@ def test_one_client_has_a_quarter_of_the_bodies_that_are_read_at_once(tiny):
                         "one client may have 2 requests at once",
                         retry_after="1",
                     )
-                assert generation(process).status_code == 200
+                assert generate(process).status_code == 200
                 assert rejected(process, "client_limit") == number
-            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
+            assert process.becomes("linpix_request_bodies_reading", 0)
 
 
 def test_all_uploads_under_way_have_so_much_space_and_one_client_a_quarter_of_it(tiny):
     size = 500_000
-    with service(
-        tiny.parent, "--max-upload", str(size), "--upload-space", str(4 * size)
-    ) as process:
+    with service(tiny.parent, f"--max-upload {size} --upload-space {4 * size}") as process:
         with contextlib.ExitStack() as held:
 
             def begin(
@@ -449,13 +443,13 @@ def test_all_uploads_under_way_have_so_much_space_and_one_client_a_quarter_of_it
 
             for number in range(2, 5):
                 begin(f"127.0.0.{number}")
-            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 3)
+            assert process.becomes("linpix_request_bodies_reading", 3)
             begin("127.0.0.2").refused(
                 429, "client_limit", f"{size:,} bytes of uploads and answers", retry_after="1"
             )
             assert complete(process, 4).status_code == 200
             begin("127.0.0.5", f"content-length: {size - 1000}")
-            assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 4)
+            assert process.becomes("linpix_request_bodies_reading", 4)
             begin("127.0.0.6").refused(503, "too_many_bodies", retry_after="1")
             piece = bytes(4000)
             with Raw(
@@ -466,7 +460,7 @@ def test_all_uploads_under_way_have_so_much_space_and_one_client_a_quarter_of_it
                 client="127.0.0.6",
             ) as chunked:  # counted as it comes
                 assert chunked.answer()[2]["code"] == "too_many_bodies"
-        assert eventually(lambda: process.metric("linpix_request_bodies_reading") == 0)
+        assert process.becomes("linpix_request_bodies_reading", 0)
         large = (
             part("image", occluded(), "a.png")
             + part("x", bytes(size - 2000))
@@ -488,7 +482,7 @@ def unnamed_files(process: int | str) -> int:
 
 def test_an_upload_holds_no_file_while_it_waits_for_its_slot(tiny):
     body = part("image", commented(8, 2 * 2**20), "a.png") + f"--{BOUNDARY}--\r\n".encode()
-    with service(tiny.parent, *FROZEN, "--slots", "1") as process, busy(process):
+    with service(tiny.parent, *FROZEN, "--slots 1") as process, busy(process):
         before = unnamed_files(process.process.pid)
         with Raw(process, EDIT, f"content-length: {len(body)}", body=body[:-1]) as upload:
             assert eventually(lambda: unnamed_files(process.process.pid) == before + 1)
@@ -502,7 +496,7 @@ def test_an_upload_holds_no_file_while_it_waits_for_its_slot(tiny):
 
 def test_a_client_has_its_share_and_another_one_its_own(tiny):
     with (
-        service(tiny.parent, *PACED, "--client-images", "2") as process,
+        service(tiny.parent, *PACED, "--client-images 2") as process,
         ThreadPoolExecutor(1) as pool,
         httpx.Client(
             base_url=process.url,
@@ -510,19 +504,19 @@ def test_a_client_has_its_share_and_another_one_its_own(tiny):
             transport=httpx.HTTPTransport(local_address="127.0.0.2"),
         ) as other,
     ):
-        running = pool.submit(generation, process, n=2)
+        running = pool.submit(generate, process, n=2)
         assert eventually(lambda: slots_used(process) == 2)
         assert eventually(lambda: process.metric(PIXELS) >= 8)  # the pace is known by then
-        refused = generation(process)
+        refused = generate(process)
         assert (refused.status_code, error_of(refused)["code"]) == (429, "client_limit")
         assert "2 of your images" in error_of(refused)["message"]
         assert 1 <= int(refused.headers["retry-after"]) <= 2 * 64 * STEP_S
         with Raw(process, EDIT, "content-length: 900000") as upload:
             assert upload.answer()[2]["code"] == "client_limit"
-        assert other.post(GENERATE, json={"n": 2}).status_code == 200
+        assert generate(other, n=2).status_code == 200
         assert running.result().status_code == 200
-        assert generation(process).status_code == 200
-        impossible = generation(process, n=3)
+        assert generate(process).status_code == 200
+        impossible = generate(process, n=3)
         assert (impossible.status_code, error_of(impossible)["param"]) == (400, "n")
         assert other.get("/v1/status").json()["limits"]["max_n"] == 2, (
             "what may be asked for is told"
@@ -534,18 +528,18 @@ def test_a_client_has_its_share_and_another_one_its_own(tiny):
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_one_that_can_is_met(tiny):
-    with service(tiny.parent, *PACED, "--slots", "1") as process, ThreadPoolExecutor(2) as pool:
-        running = pool.submit(generation, process)
+    with service(tiny.parent, *PACED, "--slots 1") as process, ThreadPoolExecutor(2) as pool:
+        running = pool.submit(generate, process)
         assert eventually(lambda: process.metric(PIXELS) >= 8)
-        patient = pool.submit(generation, process, {"x-request-timeout": "60"})
-        assert eventually(lambda: process.metric("linpix_requests_waiting") == 1)
+        patient = pool.submit(generate, process, {"x-request-timeout": "60"})
+        assert process.becomes("linpix_requests_waiting", 1)
         for headers, body in (
             ({"x-request-timeout": "4.5"}, {}),
             ({}, {"timeout": 4.5}),
             ({"x-request-timeout": "4.50"}, {"timeout": 4.5}),
             ({}, {"timeout": 4, "stream": True}),
         ):
-            refused = generation(process, headers, **body)
+            refused = generate(process, headers, **body)
             assert (refused.status_code, error_of(refused)["code"]) == (504, "deadline_unreachable")
             assert "images are ahead of it, and it needs about" in error_of(refused)["message"]
         assert not patient.done()
@@ -555,11 +549,11 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_one_that_can_is_me
 
 
 def test_a_deadline_that_passes_in_the_queue_or_in_a_slot_ends_the_request_there(tiny):
-    with service(tiny.parent, *FROZEN, "--slots", "1") as process, ThreadPoolExecutor(3) as pool:
+    with service(tiny.parent, *FROZEN, "--slots 1") as process, ThreadPoolExecutor(3) as pool:
         with busy(process):
             queued = [
-                pool.submit(generation, process, timeout=1),
-                pool.submit(generation, process, timeout=1.5, stream=True),
+                pool.submit(generate, process, timeout=1),
+                pool.submit(generate, process, timeout=1.5, stream=True),
             ]
             first, second = (future.result() for future in queued)
             assert (first.status_code, error_of(first)["code"]) == (504, "deadline_passed")
@@ -573,7 +567,7 @@ def test_a_deadline_that_passes_in_the_queue_or_in_a_slot_ends_the_request_there
         assert eventually(lambda: slots_used(process) == 0)  # after the quantum of three seconds
 
         def passed_in_a_slot() -> bool:
-            late = generation(process, {"x-request-timeout": "4"})
+            late = generate(process, {"x-request-timeout": "4"})
             assert (late.status_code, error_of(late)["code"]) == (504, "deadline_passed")
             return process.metric('linpix_deadlines_passed_total{state="running"}') == 1
 
@@ -581,11 +575,11 @@ def test_a_deadline_that_passes_in_the_queue_or_in_a_slot_ends_the_request_there
 
 
 def test_a_deadline_passes_while_the_body_is_read_and_the_server_has_its_own(tiny):
-    with service(tiny.parent, *FROZEN, "--request-timeout", "2") as process:
+    with service(tiny.parent, *FROZEN, "--request-timeout 2") as process:
         with Raw(process, EDIT, "content-length: 1000", "x-request-timeout: 1") as slow:
             slow.refused(504, "deadline_passed", "within 1 s", connection="close")
         assert process.metric('linpix_deadlines_passed_total{state="reading"}') == 1
-        bounded = generation(process, {"x-request-timeout": "100"})
+        bounded = generate(process, {"x-request-timeout": "100"})
         assert bounded.status_code == 504
         assert "within 2 s" in error_of(bounded)["message"]
 
@@ -603,18 +597,18 @@ def test_an_invalid_deadline_is_refused_before_the_body_is_read(server, text):
 
 def test_bulk_that_fills_its_part_of_the_queue_does_not_shut_others_out(tiny):
     with (
-        service(tiny.parent, *PACED, "--slots", "1", "--max-queue", "4") as process,
+        service(tiny.parent, *PACED, "--slots 1 --max-queue 4") as process,
         ThreadPoolExecutor(5) as pool,
     ):
         asked = [pool.submit(complete, process, 0, priority="bulk")]
         assert eventually(lambda: slots_used(process) == 1)
         asked += [pool.submit(complete, process, 7, priority="bulk", n=3)]
         assert eventually(lambda: waiting(process, "bulk") == 3)
-        refused = generation(process, priority="bulk")
+        refused = generate(process, priority="bulk")
         assert (
             "3 images are already waiting, and 1 more would exceed the limit of 3"
             in error_of(refused)["message"]
         )
         asked += [pool.submit(complete, process, 7)]
         assert [future.result().status_code for future in asked] == [200] * 3
-        assert error_of(generation(process, priority="bulk", n=5))["param"] == "n"
+        assert error_of(generate(process, priority="bulk", n=5))["param"] == "n"

@@ -24,6 +24,7 @@ from tests.server.web.routes.test_images import (
     edit,
     events_of,
     generate,
+    message_of,
 )
 from tests.server.web.test_leaving import head
 from tools.harness.servers import Process, eventually, here, serving
@@ -109,11 +110,7 @@ def unread(process: Process, client: str) -> Iterator[None]:
 @pytest.mark.slow
 def test_an_answer_counts_to_its_client_until_it_is_written(tiny):
     def ask(n: int) -> httpx.Response:
-        return process.post(
-            "/v1/images/generations",
-            json={"n": n, "size": "2048x2048"},
-            headers={"accept": "application/x-npy"},
-        )
+        return generate(process, headers={"accept": "application/x-npy"}, n=n, size="2048x2048")
 
     space = ("--max-upload", "20000000", "--upload-space", "40000000")
     with serving(tiny.parent, *space) as process:
@@ -121,7 +118,7 @@ def test_an_answer_counts_to_its_client_until_it_is_written(tiny):
             assert eventually(lambda: process.quiet("tiny"))  # released, but not written
             refused = ask(1)
             assert refused.status_code == 429
-            assert "20,000,000 bytes of uploads and answers" in refused.json()["error"]["message"]
+            assert "20,000,000 bytes of uploads and answers" in message_of(refused)
             with unread(process, "127.0.0.2"), process.client() as client:
                 # all space is taken, but a small answer needs none
                 assert generate(client).status_code == 200

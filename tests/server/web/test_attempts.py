@@ -62,9 +62,7 @@ def test_the_label_of_an_answer_is_a_label_for_the_same_class(folder, tmp_path):
             assert drawn["revised_prompt"] == name and event["label"] == drawn["label"]
             [again] = generate(client, **body | {"label": drawn["label"]}).json()["data"]
             assert again == drawn
-            alone = client.post(
-                "/v1/images/generations", json=body, headers={"accept": "image/png"}
-            )
+            alone = generate(client, headers={"accept": "image/png"}, **body)
             assert alone.headers["x-linpix-label"] == str(drawn["label"])
 
 
@@ -99,20 +97,14 @@ def test_the_seed_of_an_answer_draws_the_same_bytes_alone_with_as_many_attempts(
 
 def test_a_png_answer_has_the_attempts_in_its_headers(client):
     [item] = generate(client, model="once", seed=5, attempts=3).json()["data"]
-    png = client.post(
-        "/v1/images/generations",
-        json={"model": "once", "seed": 5, "attempts": 3},
-        headers={"accept": "image/png"},
-    )
+    png = generate(client, headers={"accept": "image/png"}, model="once", seed=5, attempts=3)
     assert png.content == base64.b64decode(item["b64_json"])
     assert (png.headers["x-linpix-attempts"], png.headers["x-linpix-seed"]) == ("3", "5")
     assert float(png.headers["x-linpix-confidence"]) == item["confidence"]
     assert png.headers["x-linpix-confident"] == "false"
     assert "unsure of seed 5: " in png.headers["x-linpix-warnings"]
-    array = client.post(
-        "/v1/images/generations",
-        json={"model": "once", "seed": 5, "n": 2, "attempts": 3},
-        headers={"accept": "application/x-npy"},
+    array = generate(
+        client, headers={"accept": "application/x-npy"}, model="once", seed=5, n=2, attempts=3
     )
     assert array.headers["x-linpix-attempts"] == "3,3"
 

@@ -11,16 +11,16 @@ import httpx
 import numpy as np
 import pytest
 
-from linpix.model import ops
 from linpix.model.config import PRESETS
 from linpix.training import datasets
 from linpix.training.masks import known_of
+from tests.server.web.routes.test_images import generate
 from tools.benchmarks.occlusion import IN_FLIGHT, Asked, from_first_hole_on, masks, upload
 from tools.benchmarks.quality import SURE, judged, trained_judge
 from tools.benchmarks.strokes import pen_digits
 from tools.harness.servers import HANG_S, ROOT, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not ops.compiled, reason=ops.why())]
+pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 
 MODEL = "mnist-conditional"
 COUNT = 300
@@ -39,7 +39,7 @@ BY_PREFIX = 0.30
 
 @pytest.fixture(scope="module")
 def server():
-    with serving(ROOT / "checkpoints", "--models", MODEL) as process:
+    with serving(ROOT / "checkpoints", f"--models {MODEL}") as process:
         yield process
 
 
@@ -129,7 +129,7 @@ def test_a_completion_has_the_same_bytes_alone_and_among_others_whatever_lies_be
             both = [
                 (
                     pool.submit(completion, index, images),
-                    pool.submit(http.post, "/v1/images/generations", json={"seed": index}),
+                    pool.submit(generate, http, seed=index),
                 )
                 for index in range(count)
             ]

@@ -16,7 +16,7 @@ from fastapi import Request
 from linpix.server.web.request_schemas import FORM_FIELDS
 from linpix.server.web.service import DECODERS
 from linpix.server.web.uploads import MAX_FIELDS, TEXT_BYTES, Form
-from tests.server.web.routes.test_images import images_of, occluded
+from tests.server.web.routes.test_images import generate, images_of, occluded
 from tests.server.web.test_admission import (
     BOUNDARY,
     Raw,
@@ -222,7 +222,7 @@ def test_a_prompt_may_be_as_long_in_a_form_as_in_json(client, prompt):
     """OpenAI allows 32,000 characters, some of which have four bytes."""
     read = send(client, IMAGE + part("prompt", prompt.encode()) + END).json()
     assert read["data"][0]["revised_prompt"] == "7"
-    assert client.post("/v1/images/generations", json={"prompt": prompt}).status_code == 200
+    assert generate(client, prompt=prompt).status_code == 200
     assert client.post(EDIT, json={"prompt": prompt, "images": [REFERENCE]}).status_code == 200
 
 

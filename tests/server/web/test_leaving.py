@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.web.routes.test_images import events_of, occluded
+from tests.server.web.routes.test_images import events_of, generate, message_of, occluded, refusal
 from tools.harness.servers import HANG_S, ROOT, Process, eventually, serving
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def counted(process: Process, name: str, **labels: str) -> float:
 
 
 def alone(process: Process, **body) -> list[str]:
-    answer = process.post(GENERATIONS, json=body)
+    answer = generate(process, **body)
     assert answer.status_code == 200, answer.text
     return [item["b64_json"] for item in answer.json()["data"]]
 
@@ -88,7 +88,7 @@ def alone(process: Process, **body) -> list[str]:
 @pytest.fixture(scope="module")
 def process(tiny: Path) -> Iterator[Process]:
     """Two slots; each test leaves it quiet."""
-    with serving(tiny.parent, "--slots", "2", "--max-queue", "64", "--faults", SLOW) as process:
+    with serving(tiny.parent, f"--slots 2 --max-queue 64 --faults {SLOW}") as process:
         yield process
 
 
@@ -132,11 +132,11 @@ def test_leaving_the_queue_does_not_disturb_running_requests(process, stream):
     cancelled = counted(process, "linpix_images_completed_total", outcome="cancelled")
     with ThreadPoolExecutor(1) as pool, process.connect() as waiting:
         running = pool.submit(alone, process, n=4, seed=5)
-        assert eventually(lambda: process.metric('linpix_state_slots_used{model="tiny"}') == 2)
+        assert process.becomes('linpix_state_slots_used{model="tiny"}', 2)
         waiting.sendall(post(n=2, stream=stream))
-        assert eventually(lambda: process.metric("linpix_requests_waiting") == 1)
+        assert process.becomes("linpix_requests_waiting", 1)
         waiting.close()
-        assert eventually(lambda: process.metric("linpix_requests_waiting") == 0)
+        assert process.becomes("linpix_requests_waiting", 0)
         assert running.result() == expected
     assert counted(process, "linpix_images_completed_total", outcome="cancelled") == cancelled + 2
 
@@ -146,9 +146,9 @@ def test_leaving_while_it_runs_frees_the_slots_for_waiting_requests(process, str
     expected = alone(process, seed=7)
     with ThreadPoolExecutor(1) as pool, process.connect() as leaving:
         leaving.sendall(post(n=16, stream=stream))
-        assert eventually(lambda: process.metric('linpix_state_slots_used{model="tiny"}') == 2)
+        assert process.becomes('linpix_state_slots_used{model="tiny"}', 2)
         waiting = pool.submit(alone, process, seed=7)
-        assert eventually(lambda: process.metric("linpix_requests_waiting") == 1)
+        assert process.becomes("linpix_requests_waiting", 1)
         leaving.close()
         assert waiting.result() == expected
 
@@ -157,7 +157,7 @@ def test_a_client_that_leaves_at_any_moment_is_counted_once_with_all_its_images(
     """An image takes some 45 ms here: some leave before it is begun, some just as it is finished,
     some after that.
     """
-    with serving(tiny.parent, "--slots", "4", "--faults", "slow:every=1:ms=5") as process:
+    with serving(tiny.parent, "--slots 4 --faults slow:every=1:ms=5") as process:
         chance = random.Random(0)
         delays = [chance.uniform(0, 0.15) for _ in range(200)]
 
@@ -193,7 +193,7 @@ def stalled(process: Process) -> socket.socket:
 
 def test_a_client_that_does_not_read_its_stream_loses_it_some_time_after_the_deadline(tiny):
     with (
-        serving(tiny.parent, "--max-n", "64", "--request-timeout", "5") as process,
+        serving(tiny.parent, "--max-n 64 --request-timeout 5") as process,
         stalled(process),
     ):
         assert eventually(lambda: process.quiet("tiny"))
@@ -235,14 +235,7 @@ def test_sigterm_under_load_answers_or_ends_every_request_and_exits_with_0(tiny)
     with (
         serving(
             tiny.parent,
-            "--slots",
-            "4",
-            "--max-queue",
-            "64",
-            "--drain-timeout",
-            "1.5",
-            "--faults",
-            SLOW,
+            f"--slots 4 --max-queue 64 --drain-timeout 1.5 --faults {SLOW}",
         ) as process,
         ThreadPoolExecutor(24) as pool,
     ):
@@ -255,9 +248,7 @@ def test_sigterm_under_load_answers_or_ends_every_request_and_exits_with_0(tiny)
                         if index % 3 == 2:
                             answer = client.post(EDITS, files={"image": occluded()})
                         else:
-                            answer = client.post(
-                                GENERATIONS, json={"n": 1 + index % 2, "stream": index % 3 == 1}
-                            )
+                            answer = generate(client, n=1 + index % 2, stream=index % 3 == 1)
                     # the process has ended since this client's last answer
                     except httpx.ConnectError:
                         return
@@ -284,16 +275,16 @@ def test_sigterm_under_load_answers_or_ends_every_request_and_exits_with_0(tiny)
             ended["completed"] += 1
             assert answer.json()["data"]
         else:
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+            assert refusal(answer) == (503, "draining")
             assert answer.headers["retry-after"]
-            ended["cut off" if "in time" in answer.json()["error"]["message"] else "refused"] += 1
+            ended["cut off" if "in time" in message_of(answer) else "refused"] += 1
     assert ended["completed"] and ended["cut off"]
 
 
 def test_an_upload_that_is_not_whole_when_the_drain_begins_is_refused_at_once(tiny):
     """While others finish: it would be refused once it is whole."""
     with (
-        serving(tiny.parent, "--faults", SLOW) as process,
+        serving(tiny.parent, f"--faults {SLOW}") as process,
         ThreadPoolExecutor(1) as pool,
         process.connect() as edit,
         process.connect() as generation,
@@ -301,7 +292,7 @@ def test_an_upload_that_is_not_whole_when_the_drain_begins_is_refused_at_once(ti
         running = pool.submit(alone, process, n=4)
         edit.sendall(upload(occluded())[:-40])
         generation.sendall(post(n=2)[:-3])
-        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
+        assert process.becomes("linpix_requests_running", 1)
         process.process.send_signal(signal.SIGTERM)
         for connection in (edit, generation):
             received = rest_of(connection)
@@ -314,7 +305,7 @@ def test_an_upload_that_is_not_whole_when_the_drain_begins_is_refused_at_once(ti
 
 def test_connections_kept_alive_are_closed_while_it_drains_and_do_not_hold_the_exit_back(tiny):
     with (
-        serving(tiny.parent, "--faults", SLOW) as process,
+        serving(tiny.parent, f"--faults {SLOW}") as process,
         contextlib.ExitStack() as stack,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -328,7 +319,7 @@ def test_connections_kept_alive_are_closed_while_it_drains_and_do_not_hold_the_e
         silent = stack.enter_context(process.connect())  # never says a word
         silent.sendall(b"GET /hea")
         running = pool.submit(alone, process, n=4)
-        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
+        assert process.becomes("linpix_requests_running", 1)
         process.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: process.get("/readyz").status_code == 503)
         idle[0].sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -345,9 +336,7 @@ def test_connections_kept_alive_are_closed_while_it_drains_and_do_not_hold_the_e
 
 def test_a_second_sigterm_ends_what_runs_at_once(tiny):
     with (
-        serving(
-            tiny.parent, "--drain-timeout", "600", "--faults", "slow:every=1:ms=1000"
-        ) as process,
+        serving(tiny.parent, "--drain-timeout 600 --faults slow:every=1:ms=1000") as process,
         ThreadPoolExecutor(2) as pool,
     ):
         asked = [
@@ -359,12 +348,12 @@ def test_a_second_sigterm_ends_what_runs_at_once(tiny):
             )
             for stream in (False, True)
         ]
-        assert eventually(lambda: process.metric("linpix_requests_running") == 2)
+        assert process.becomes("linpix_requests_running", 2)
         process.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: process.get("/readyz").status_code == 503)
         process.process.send_signal(signal.SIGTERM)
         plain, streamed = (answer.result() for answer in asked)
-        assert (plain.status_code, plain.json()["error"]["code"]) == (503, "draining")
+        assert refusal(plain) == (503, "draining")
         assert events_of(streamed.text)[-1]["error"]["code"] == "draining"
         assert process.process.wait(HANG_S) == 0
 
@@ -395,7 +384,7 @@ def test_sigterm_just_before_it_listens_ends_it_too(tiny):
 
 
 def test_after_sigkill_it_serves_again_on_the_same_port_what_it_served_before(tiny):
-    with serving(ROOT / "checkpoints", "--slots", "8", "--faults", "slow:every=1:ms=60") as process:
+    with serving(ROOT / "checkpoints", "--slots 8 --faults slow:every=1:ms=60") as process:
         port = process.url.rsplit(":", 1)[1]
         before = process.get("/v1/models").json()
         expected = alone(process, seed=11)
@@ -409,14 +398,14 @@ def test_after_sigkill_it_serves_again_on_the_same_port_what_it_served_before(ti
                 )
                 for _ in range(4)
             ]
-            assert eventually(lambda: process.metric("linpix_requests_running") == 4)
+            assert process.becomes("linpix_requests_running", 4)
             process.process.kill()
             assert process.process.wait(HANG_S) == -signal.SIGKILL
             for answer in asked:
                 with pytest.raises(httpx.TransportError):  # nothing looks whole that is not
                     answer.result()
     # how soon is measured by tools/benchmarks/restart.py
-    with serving(ROOT / "checkpoints", "--slots", "8", "--port", port) as process:
+    with serving(ROOT / "checkpoints", f"--slots 8 --port {port}") as process:
         assert process.get("/readyz").status_code == 200
         assert process.get("/v1/models").json() == before
         assert alone(process, seed=11) == expected

@@ -15,7 +15,7 @@ from linpix.model import checkpoint, ops
 from linpix.server.engine.decode.decoder import EagerDecoder
 from linpix.server.engine.decode.faults import Faults, InjectedFault, with_faults
 from linpix.server.engine.thread import RESTARTS
-from tests.server.web.routes.test_images import events_of
+from tests.server.web.routes.test_images import events_of, generate, message_of, refusal
 from tools.harness.servers import EAGER, HANG_S, Process, eventually, serving
 
 pytestmark = pytest.mark.slow
@@ -89,14 +89,14 @@ def ending(folder: Path, waiting: Path, *flags: str) -> Iterator[Process]:
 
 
 def ask(process: Process, **body) -> httpx.Response:
-    return process.post(PATH, json=body)
+    return generate(process, **body)
 
 
 def test_a_server_without_faults_says_nothing_of_them_and_one_with_them_says_it_loudly(
     tiny, server
 ):
     assert not any("INJECTS FAULTS" in line for line in server.printed)
-    with serving(tiny.parent, "--faults", "glitch:at=1000") as process:
+    with serving(tiny.parent, "--faults glitch:at=1000") as process:
         assert any(
             "INJECTS FAULTS" in line and "glitch:at=1000" in line for line in process.printed
         )
@@ -108,7 +108,10 @@ def test_the_image_to_blame_ends_its_request_alone_streamed_or_not(
     tiny, server, flags, fault, counted
 ):
     faults = f"{BESIDE},{fault}:image=13"
-    with serving(tiny.parent, *flags, "--faults", faults) as process, ThreadPoolExecutor(8) as pool:
+    with (
+        serving(tiny.parent, *flags, f"--faults {faults}") as process,
+        ThreadPoolExecutor(8) as pool,
+    ):
         seeds = [10, 12, 14, 15, 12, 16, 20, 22]  # two images each: 12 has 12 and 13
         bodies = [
             {"seed": seed, "n": 2, "stream": index % 4 == 0} for index, seed in enumerate(seeds)
@@ -173,7 +176,7 @@ def test_a_hanging_engine_is_noticed_and_every_request_answered_before_the_proce
             assert error["code"] == "engine_gone"
             assert "made no progress for 10 s" in error["message"]
         assert compared["status"] == "failed"
-        assert (late.status_code, late.json()["error"]["code"]) == (503, "engine_gone")
+        assert refusal(late) == (503, "engine_gone")
         assert late.headers["retry-after"]
         assert eventually(lambda: any("engine thread is at" in line for line in process.printed))
         assert eventually(
@@ -183,7 +186,7 @@ def test_a_hanging_engine_is_noticed_and_every_request_answered_before_the_proce
 
 def test_a_server_that_hangs_while_it_drains_ends_all_the_same(tiny):
     with (
-        serving(tiny.parent, *EAGER, "--watchdog-timeout", "5", "--faults", "hang:at=3") as process,
+        serving(tiny.parent, *EAGER, "--watchdog-timeout 5 --faults hang:at=3") as process,
         ThreadPoolExecutor(1) as pool,
     ):
         asked = pool.submit(ask, process)
@@ -195,7 +198,7 @@ def test_a_server_that_hangs_while_it_drains_ends_all_the_same(tiny):
 
 def test_a_dead_engine_thread_is_restarted_and_waiting_requests_are_kept(tiny):
     with (
-        serving(tiny.parent, "--slots", "1", "--faults", f"{BESIDE},die:at=4") as process,
+        serving(tiny.parent, f"--slots 1 --faults {BESIDE},die:at=4") as process,
         ThreadPoolExecutor(5) as pool,
     ):
         answers = list(pool.map(lambda seed: ask(process, seed=seed), range(5)))
@@ -211,7 +214,7 @@ def test_a_dead_engine_thread_is_restarted_and_waiting_requests_are_kept(tiny):
 def test_a_request_whose_last_image_was_not_reported_when_the_thread_died_is_answered(tiny):
     """It is decoded when the thread dies, so it has no slot any more."""
     # one step, seven image rows, one row less a step
-    with serving(tiny.parent, "--faults", "die:at=9") as process:
+    with serving(tiny.parent, "--faults die:at=9") as process:
         answer = ask(process, n=2)
         again = ask(process, n=2)
         assert sorted([answer.status_code, again.status_code]) == [200, 500]
@@ -222,8 +225,8 @@ def test_an_engine_thread_that_keeps_dying_ends_the_process(tiny, tmp_path):
     with ending(tiny.parent, tmp_path / "asking", "--faults", "die:every=1") as process:
         for _ in range(RESTARTS + 1):
             answer = ask(process)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_failed")
-        assert f"died {RESTARTS + 1} times" in answer.json()["error"]["message"]
+            assert refusal(answer) == (500, "engine_failed")
+        assert f"died {RESTARTS + 1} times" in message_of(answer)
         assert process.get("/readyz").status_code == 503
 
 
@@ -232,10 +235,10 @@ def test_a_process_whose_engine_is_lost_answers_and_ends_with_a_message(tiny, tm
     with ending(tiny.parent, tmp_path / "asking", *EAGER, "--faults", "lose:at=1") as process:
         answer = ask(process)
         assert answer.status_code == 500
-        assert "injected: lose" in answer.json()["error"]["message"]
+        assert "injected: lose" in message_of(answer)
         refused = process.get("/readyz")
         assert refused.status_code == 503
-        assert "injected: lose" in refused.json()["error"]["message"]
+        assert "injected: lose" in message_of(refused)
         assert eventually(lambda: any("injected: lose" in line for line in process.printed))
 
 
@@ -243,11 +246,9 @@ async def test_a_hundred_requests_with_a_fault_in_every_seventh_quantum_are_each
     tiny,
 ):
     faults = f"{BESIDE},throw:every=7,nan:every=11,glitch:every=13,prefill:every=40,seed=3"
-    with serving(tiny.parent, "--faults", faults, "--slots", "8") as process:
+    with serving(tiny.parent, f"--faults {faults} --slots 8") as process:
         async with httpx.AsyncClient(base_url=process.url, timeout=HANG_S) as client:
-            answers = await asyncio.gather(
-                *(client.post(PATH, json={"seed": seed}) for seed in range(100))
-            )
+            answers = await asyncio.gather(*(generate(client, seed=seed) for seed in range(100)))
         codes = [answer.status_code for answer in answers]
         assert set(codes) == {200, 500}
         failed = codes.count(500)

@@ -32,7 +32,7 @@ HOST = b"host: localhost\r\n"
 @pytest.fixture(scope="module")
 def process(tiny: Path) -> Iterator[Process]:
     """An image takes two seconds here, by quanta of 30 ms."""
-    with serving(tiny.parent, "--slots", "2", "--faults", SLOW) as process:
+    with serving(tiny.parent, f"--slots 2 --faults {SLOW}") as process:
         yield process
 
 
@@ -66,7 +66,7 @@ def test_a_client_that_leaves_is_noticed_whatever_it_sent_ahead_of_the_answer(
     """Of 16 images, which take 16 seconds."""
     with process.connect() as leaving:
         leaving.sendall(post(n=16, stream=stream))
-        assert eventually(lambda: process.metric("linpix_requests_running") == 1)
+        assert process.becomes("linpix_requests_running", 1)
         # the second time on a connection that waits for its answer with a request begun
         for _ in range(2):
             leaving.sendall(more)
@@ -389,7 +389,7 @@ def test_a_target_with_a_host_is_that_of_its_path_and_the_host_counts(process, t
 
 @pytest.mark.slow
 def test_a_head_has_its_time_at_the_port_of_the_probes_too(tiny):
-    with serving(tiny.parent, "--head-timeout", "1", "--metrics-port", "0") as process:
+    with serving(tiny.parent, "--head-timeout 1 --metrics-port 0") as process:
         port = int(probes_of(process).rsplit(":", 1)[1])
         for sent in (b"", b"GET /met"):
             with socket.create_connection(("127.0.0.1", port), timeout=HANG_S) as connection:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from linpix.server.settings import Settings
-from tests.server.web.routes.test_images import occluded
+from tests.server.web.routes.test_images import generate, message_of, occluded, refusal
 from tests.server.web.test_keys import bearer, line, private
 from tools.harness.servers import (
     EAGER,
@@ -144,8 +144,8 @@ def test_what_a_page_of_another_origin_sends_is_refused_with_an_envelope(server,
         answer = client.request(
             method, path, headers=headers, content=b"{}" if method == "POST" else None
         )
-    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin")
-    assert "--allowed-origins" in answer.json()["error"]["message"]
+    assert refusal(answer) == (403, "foreign_origin")
+    assert "--allowed-origins" in message_of(answer)
     assert "access-control-allow-origin" not in answer.headers
     assert server.metric('linpix_requests_rejected_total{reason="foreign_origin"}') == before + 1
 
@@ -153,7 +153,7 @@ def test_what_a_page_of_another_origin_sends_is_refused_with_an_envelope(server,
 def test_our_own_page_curl_and_links_from_elsewhere_are_answered(server):
     with server.client() as client:
         own = {"origin": server.url, "sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
-        assert client.post("/v1/images/generations", json={}, headers=own).status_code == 200
+        assert generate(client, headers=own).status_code == 200
         assert (
             client.post("/v1/images/edits", files={"image": occluded()}, headers=own).status_code
             == 200
@@ -162,7 +162,7 @@ def test_our_own_page_curl_and_links_from_elsewhere_are_answered(server):
             client.get("/v1/models", headers={"sec-fetch-site": "same-origin"}).status_code == 200
         )
         assert client.get("/v1/models", headers={"sec-fetch-site": "none"}).status_code == 200
-        assert client.post("/v1/images/generations", json={}).status_code == 200
+        assert generate(client).status_code == 200
         link = {
             "sec-fetch-site": "cross-site",
             "sec-fetch-mode": "navigate",
@@ -186,8 +186,8 @@ def test_a_name_that_was_rebound_to_this_machine_is_refused_everywhere(server, p
         ):
             own = {"origin": f"http://{host}", "sec-fetch-site": "same-origin"}
             answer = client.get(path, headers={"host": host, **own})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_host")
-            assert "--allowed-hosts" in answer.json()["error"]["message"]
+            assert refusal(answer) == (403, "foreign_host")
+            assert "--allowed-hosts" in message_of(answer)
         for host in (
             f"localhost:{port}",
             f"127.0.0.1:{port}",
@@ -236,7 +236,7 @@ def test_a_listed_origin_may_use_the_service_and_reads_its_errors_too(tiny, tmp_
         assert "origin" in asked.headers["vary"].lower()
         page = {"origin": origin, "sec-fetch-site": "cross-site", "host": "pix.example"}
         for headers, status in ((bearer("first"), 200), (bearer("other"), 401)):
-            answer = client.post("/v1/images/generations", json={}, headers=page | headers)
+            answer = generate(client, headers=page | headers)
             assert answer.status_code == status
             assert answer.headers["access-control-allow-origin"] == origin
             assert "access-control-allow-credentials" not in answer.headers
@@ -400,13 +400,9 @@ def test_every_answer_has_the_security_headers(server, tiny, tmp_path):
         answers += [
             client.get("/", headers={"host": "evil.example"}),
             client.put("/"),
-            client.post("/v1/images/generations", json={}, headers=bearer("first")),
-            client.post(
-                "/v1/images/generations", json={}, headers=bearer("first") | {"origin": ELSEWHERE}
-            ),
-            client.post(
-                "/v1/images/generations", json={}, headers=bearer("first") | {"accept": "image/png"}
-            ),
+            generate(client, headers=bearer("first")),
+            generate(client, headers=bearer("first") | {"origin": ELSEWHERE}),
+            generate(client, headers=bearer("first") | {"accept": "image/png"}),
         ]
         assert {answer.status_code for answer in answers} == {200, 401, 403, 404, 405}
         for answer in answers:
@@ -439,7 +435,7 @@ def probes_of(server: Process) -> str:
 
 @pytest.mark.slow
 def test_metrics_and_health_may_have_a_port_of_their_own(tiny):
-    with serving(tiny.parent, "--metrics-port", "0") as server, server.client() as client:
+    with serving(tiny.parent, "--metrics-port 0") as server, server.client() as client:
         there = probes_of(server)
         assert there != server.url
         for path in ("/metrics", "/healthz", "/readyz"):
@@ -448,14 +444,14 @@ def test_metrics_and_health_may_have_a_port_of_their_own(tiny):
             assert answer.status_code == 200
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert fetch(there + path, headers={"host": "evil.example"}).status_code == 403
-        assert client.post("/v1/images/generations", json={}).status_code == 200
+        assert generate(client).status_code == 200
         assert (
             'images_completed_total{backend="linear",model="tiny",outcome="completed"} 1.0'
             in fetch(there + "/metrics").text
         )
         for path in ("/", "/v1/models", "/docs", "/openapi.json", "/static/favicon.svg"):
             answer = fetch(there + path)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+            assert refusal(answer) == (404, "not_found")
         assert fetch(there + "/v1/images/generations", "POST", json={}).status_code == 404
         assert "/metrics" not in client.get("/openapi.json").json()["paths"]
 
@@ -463,12 +459,12 @@ def test_metrics_and_health_may_have_a_port_of_their_own(tiny):
 @pytest.mark.slow
 def test_the_port_of_the_probes_answers_until_the_last_image_is_drawn(slow):
     with (
-        serving(slow, *EAGER, "--metrics-port", "0") as server,
+        serving(slow, *EAGER, "--metrics-port 0") as server,
         ThreadPoolExecutor(1) as pool,
         server.client() as client,
     ):
         there = probes_of(server)
-        running = pool.submit(lambda: client.post("/v1/images/generations", json={"n": 2}))
+        running = pool.submit(generate, client, n=2)
         assert eventually(lambda: "linpix_requests_running 1.0" in fetch(there + "/metrics").text)
         server.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: fetch(there + "/readyz").status_code == 503)

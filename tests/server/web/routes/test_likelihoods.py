@@ -19,7 +19,15 @@ from linpix.model.inputs import START
 from linpix.server.engine.thread import EngineThread
 from linpix.training.evaluate import bits_of
 from tests.nets import CONDITIONAL, perturbed_net, saved
-from tests.server.web.routes.test_images import PICTURE, assert_refused, encode, occluded
+from tests.server.web.routes.test_images import (
+    PICTURE,
+    assert_refused,
+    encode,
+    generate,
+    message_of,
+    occluded,
+    refusal,
+)
 from tools.harness.servers import eventually, here, serving
 
 PATH = "/v1/images/likelihoods"
@@ -230,10 +238,7 @@ def test_a_picture_that_is_impossible_is_refused_and_is_the_clients_fault(others
     failed = others.metric(COUNTED % "failed")
     with others.client() as client:
         answer = ask(client, model="startless")
-        assert (
-            answer.status_code == 400
-            and "sub-pixel impossible" in answer.json()["error"]["message"]
-        )
+        assert answer.status_code == 400 and "sub-pixel impossible" in message_of(answer)
         # so commands say it in a line
         with pytest.raises(ValueError, match="sub-pixel impossible"):
             linpix.score(
@@ -253,7 +258,7 @@ def test_a_picture_that_is_impossible_is_refused_and_is_the_clients_fault(others
 def test_values_that_are_not_finite_end_one_request_alone(others):
     with others.client() as client:
         answer = ask(client, model="broken")
-        assert answer.status_code == 500 and answer.json()["error"]["code"] == "engine_failed"
+        assert refusal(answer) == (500, "engine_failed")
         assert told(client, model="conditional")["counted"] == 64
     assert others.metric('linpix_faults_isolated_total{fault="not_finite",model="broken"}') == 1
     assert others.quiet("broken")
@@ -313,9 +318,9 @@ def test_a_bad_upload_or_field_is_refused_and_holds_nothing(
 def test_images_drawn_meanwhile_are_the_same_bit_for_bit(server):
     with server.client() as client, ThreadPoolExecutor(8) as pool:
         body = {"n": 4, "seed": 40}
-        expected = client.post("/v1/images/generations", json=body).json()["data"]
+        expected = generate(client, **body).json()["data"]
         scores = [pool.submit(ask, client, labels="all") for _ in range(12)]
-        drawn = [pool.submit(client.post, "/v1/images/generations", json=body) for _ in range(6)]
+        drawn = [pool.submit(generate, client, **body) for _ in range(6)]
         assert all(answer.result().json()["data"] == expected for answer in drawn)
         [likelihood] = {score.result().json()["log_likelihood"] for score in scores}
         assert likelihood == told(client, labels="all")["log_likelihood"]
@@ -323,7 +328,7 @@ def test_images_drawn_meanwhile_are_the_same_bit_for_bit(server):
 
 @pytest.fixture(scope="module")
 def scoring(slow):
-    with serving(slow, "--slots", "1", "--max-queue", "1", "--client-images", "2") as process:
+    with serving(slow, "--slots 1 --max-queue 1 --client-images 2") as process:
         yield process
 
 
@@ -355,7 +360,7 @@ def test_a_deadline_ends_a_request_and_frees_its_place(scoring):
     with scoring.client() as client:
         for given in ({"timeout": "0.15"}, {"headers": {"x-request-timeout": "0.15"}}):
             answer = ask(client, LARGE, labels="all", **given)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_passed")
+            assert refusal(answer) == (504, "deadline_passed")
         assert eventually(lambda: scoring.quiet("slow"))
         assert told(client, LARGE)["counted"] == 784
 
