@@ -134,12 +134,6 @@ def test_large_checkpoints_are_cut_into_shards(tmp_path, monkeypatch):
     assert_same(load(tmp_path / "cut"), net)
 
 
-def test_a_loaded_network_is_ready_to_serve(tiny):
-    net = load(str(tiny))
-    assert not net.training
-    assert not any(parameter.requires_grad for parameter in net.parameters())
-
-
 def test_the_digest_tells_checkpoints_apart_and_nothing_else(tmp_path):
     made = {
         "a": (1, PROVENANCE),

@@ -1,4 +1,5 @@
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def decode(
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", ["linear", "softmax", "linear, random"])
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_a_token_leaves_no_trace_in_the_parameters_up_to_its_own(inputs, attention, norm):
     net = changed_net(SMALL, **INPUTS[inputs], **ATTENTIONS[attention], norm=norm)
@@ -137,8 +138,13 @@ def test_step_by_step_equals_the_parallel_form_for_every_look_up(attention, inpu
     torch.testing.assert_close(stepped, net(canvas, start), rtol=0, atol=1e-10, equal_nan=True)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-@pytest.mark.parametrize("attention", ["linear", "softmax", *REVERSIBLE])
+@pytest.mark.parametrize(
+    ("attention", "dtype", "tolerance"),
+    [
+        *((attention, torch.float64, 1e-10) for attention in ("linear", "softmax", *REVERSIBLE)),
+        *((attention, torch.float32, 1e-4) for attention in ("linear", "softmax")),
+    ],
+)
 def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dtype, tolerance):
     """Three rows that begin at different times, in shuffled slots of a pool whose free slots are
     poisoned.
@@ -156,15 +162,19 @@ def test_step_by_step_equals_the_parallel_form_over_784_sub_pixels(attention, dt
     assert float((parallel[0] - parallel[1]).abs().max()) > 0.1
 
 
+@cache
+def over_784(attention: str) -> tuple[Transformer, Tensor, Tensor, Tensor]:
+    """A network, two images, their start tokens, and their parameters by the parallel form."""
+    net = changed_net(LONG, **(ATTENTIONS | REVERSIBLE)[attention]).double()
+    canvas, start = noise(2, LONG.subpixels), torch.tensor([START, START + 2])
+    return net, canvas, start, net(canvas, start)
+
+
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 400, 783])
 @pytest.mark.parametrize("attention", [*ATTENTIONS, *REVERSIBLE])
 def test_prefill_then_step_equals_the_parallel_form(attention, length):
-    net = changed_net(LONG, **(ATTENTIONS | REVERSIBLE)[attention]).double()
-    canvas, start, slots = (
-        noise(2, LONG.subpixels),
-        torch.tensor([START, START + 2]),
-        torch.tensor([3, 1]),
-    )
+    net, canvas, start, parallel = over_784(attention)
+    slots = torch.tensor([3, 1])
     state = attention_for(net.config).new_state(3, torch.float64)
     T = LONG.subpixels
     known = torch.where(torch.arange(T) < length, canvas, 255 - canvas)
@@ -181,7 +191,7 @@ def test_prefill_then_step_equals_the_parallel_form(attention, length):
     stepped = torch.stack(
         [net.step(canvas, torch.full((2,), t), start, state, slots) for t in range(length, end)], 1
     )
-    torch.testing.assert_close(stepped, net(canvas, start)[:, length:end], rtol=0, atol=1e-10)
+    torch.testing.assert_close(stepped, parallel[:, length:end], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("length", [1, 2, 40, 59])

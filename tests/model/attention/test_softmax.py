@@ -1,9 +1,8 @@
-import pytest
 import torch
 
 from linpix.model.attention.softmax import SoftmaxAttention, softmax_attention
 from linpix.model.config import ModelConfig
-from tests.model.attention.test_linear import assert_leaves_no_trace, tokens
+from tests.model.attention.test_linear import tokens
 
 
 def test_softmax_attention_equals_its_definition():
@@ -16,11 +15,6 @@ def test_softmax_attention_equals_its_definition():
         rtol=1e-12,
         atol=1e-12,
     )
-
-
-@pytest.mark.parametrize("at", [0, 5, 31, 60])
-def test_a_token_leaves_no_trace_in_earlier_results(at):
-    assert_leaves_no_trace(softmax_attention, at)
 
 
 def test_over_whole_sequences_it_equals_its_definition_whatever_the_padding_is():

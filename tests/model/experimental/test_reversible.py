@@ -78,7 +78,7 @@ def test_the_two_streams_are_those_of_equation_9():
 
 
 @pytest.mark.parametrize("chunks", [1, 7])
-@pytest.mark.parametrize("layers", [1, 2, 12])
+@pytest.mark.parametrize("layers", [1, 12])
 @pytest.mark.parametrize("attention", KINDS)
 def test_gradients_are_those_of_stored_activations(attention, layers, chunks, monkeypatch):
     config = dataclasses.replace(REVERSIBLE, attention=attention, layers=layers)
