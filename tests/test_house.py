@@ -18,7 +18,7 @@ TOKENS = {
     "training": 53_068,
     "tests + tools + examples": 312_851,
 }
-LINES = {"csrc": 6_592, "server/static": 5_455}
+LINES = {"csrc": 6_592, "server/static": 6_268}
 FOLDED = 1.2  # expressions in a hundred statements that a reader has to take apart
 # functions and files of server/ and linpix/ that run for one request
 WAYS = {"image": (98, 20), "edit": (124, 26)}

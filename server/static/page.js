@@ -20,8 +20,9 @@ import { settingsIn, Viewer } from "./gallery.js";
 import { Race } from "./race.js";
 import { Samples } from "./samples.js";
 
-const PANELS = ["samples", "completion", "race", "now"];
+const PANELS = ["samples", "completion", "race", "inside", "now"];
 const notice = new Notice($("page-notice"));
+let inside = null; // until its tab is opened
 let latest = null; // the last status of the service; null while it does not answer
 
 const KEPT = 60; // points of a chart, one an answer
@@ -276,6 +277,17 @@ function select(name) {
   if (name === "samples") samples.arrive(location.hash.split("?")[1] ?? "");
   if (name === "completion") completion.arrive();
   if (name === "race") race.open(latest.comparison);
+  if (name === "inside") openInside();
+}
+
+/** Its script is asked for when the tab is first opened. */
+async function openInside() {
+  try {
+    const { Inside } = await import("./inside.js");
+    inside ??= new Inside();
+  } catch (problem) {
+    notice.show(problem);
+  }
 }
 
 const named = () =>
