@@ -23,7 +23,7 @@ from tools.harness.client import FORM, form
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("server", "linpix", "model")
 # the longest time to start; from an answer until its connection is forgotten
-START_S, SETTLED_S = 60.0, 0.25
+START_S, SETTLED_S = 600.0, 0.25
 
 calls: set[CodeType] | None = None  # of the request that is recorded
 
@@ -44,7 +44,7 @@ def way_of(codes: set[CodeType]) -> dict[str, list[str]]:
 
 
 def ask(port: int, path: str, body: bytes, kind: str) -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
     connection.request("POST", path, body, {"content-type": kind, "accept": "image/png"})
     answer = connection.getresponse()
     content = answer.read()
