@@ -134,15 +134,15 @@ def inherited(
     if _SKIPPED in found and there.classes != here.classes:
         first = there.subpixels + 1
         before, classes, after = old[_SKIPPED].tensor_split([first, first + there.classes])
-        anew = _of_classes(classes, here.classes, before[-1:])
-        found[_SKIPPED] = torch.cat([before, anew, after])
+        rows = _of_classes(classes, here.classes, before[-1:])
+        found[_SKIPPED] = torch.cat([before, rows, after])
     return found
 
 
 def rows_of_blocks(table: Tensor, config: ModelConfig) -> dict[str, Tensor]:
     """The rows of each block of a table, in order, by the block's name."""
     sizes = dict(blocks(config))
-    return dict(zip(sizes, table.split([*sizes.values()]), strict=True))
+    return dict(zip(sizes, table.split_with_sizes([*sizes.values()]), strict=True))
 
 
 def _of_classes(rows: Tensor, count: int, none: Tensor) -> Tensor:

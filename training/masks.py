@@ -31,9 +31,10 @@ def known_of(
     """Masks of one kind, or of all kinds by SHARES: (count, T) bool, true where a sub-pixel is
     known.
     """
-    kinds = [kind] * count
     if kind is None:
-        kinds = generator.choice([*SHARES], count, p=[*SHARES.values()])
+        kinds = list(generator.choice([*SHARES], count, p=[*SHARES.values()]))
+    else:
+        kinds = [kind] * count
     known = np.stack([~_MAKERS[each](generator, config.height, config.width) for each in kinds])
     return known.reshape(count, -1).repeat(config.channels, 1)
 
@@ -43,7 +44,7 @@ def _half(generator: np.random.Generator, height: int, width: int) -> _Hidden:
     size = height if across else width
     line = size // 2
     if generator.random() >= 0.3:
-        line = generator.integers(size // 6, size - size // 6 + 1)
+        line = int(generator.integers(size // 6, size - size // 6 + 1))
     beyond = (np.arange(size) < line) == far
     return np.broadcast_to(beyond[:, None] if across else beyond, (height, width)).copy()
 

@@ -83,7 +83,7 @@ class Workers:
         flat = torch.cat([tensor.flatten() for tensor in tensors])
         with _with_all():
             distributed.all_reduce(flat)
-        means = (flat / self.count).split([tensor.numel() for tensor in tensors])
+        means = (flat / self.count).split_with_sizes([tensor.numel() for tensor in tensors])
         for tensor, mean in zip(tensors, means, strict=True):
             tensor.copy_(mean.view_as(tensor))
 

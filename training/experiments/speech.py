@@ -138,7 +138,7 @@ class Recogniser(nn.Module):
         width = s.width
         if self.whole:
             config = s.config(kind)
-            layers = [layer_for(config)(config) for _ in range(s.layers)]
+            layers: list[nn.Module] = [layer_for(config)(config) for _ in range(s.layers)]
         else:
             width = 2 * s.hidden
             layers = [BothWays(size, s.hidden) for size in (s.width, width, width)]
