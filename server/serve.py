@@ -125,8 +125,8 @@ class Server(uvicorn.Server):
             ("metrics and health", self._probes, "http"),
         ):
             for listening in those:
-                url = url_of(*listening.getsockname()[:2], scheme=by)
-                logs.announce(f"LinPix serves {what} at {url}")
+                host, port = listening.getsockname()[:2]
+                logs.announce(f"LinPix serves {what} at {url_of(host, port, by)}")
         if hasattr(signal, "SIGHUP"):  # not by the loop, which gives the signal up when it closes
             loop = asyncio.get_running_loop()
             signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(self._stale.set))
