@@ -18,7 +18,7 @@ TOKENS = {
     "training": 52_444,
     "tests + tools + examples": 312_606,
 }
-LINES = {"csrc": 6_592, "server/static": 6_268}
+LINES = {"csrc": 6_592, "server/static": 6_271}
 FOLDED = 1.2  # expressions in a hundred statements that a reader has to take apart
 # functions and files of server/ and linpix/ that run for one request
 WAYS = {"image": (98, 20), "edit": (124, 26)}

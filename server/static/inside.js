@@ -128,12 +128,11 @@ class View {
     return COLOURS.map((_, at) => this.values[pixel * this.channels + (at % this.channels)]);
   }
 
-  /** The pixel that was least expected, of those drawn so far. */
-  mostSurprising(step) {
-    const bits = this.bits
-      .slice(0, this.channels * (this.pixelOf(step) + 1))
-      .map((one) => one ?? 0);
-    return Math.floor(bits.indexOf(Math.max(...bits)) / this.channels);
+  /** The pixel whose channel was least expected, of those drawn so far. */
+  mostSurprising(step, channel) {
+    const ofChannel = this.bits.filter((_, at) => at % this.channels === channel);
+    const bits = ofChannel.slice(0, this.pixelOf(step) + 1).map((one) => one ?? 0);
+    return bits.indexOf(Math.max(...bits));
   }
 
   /** From 0, black, to 1, white. */
@@ -204,7 +203,8 @@ export class Inside {
     layer.onchange = head.onchange = () => this.turn();
     channel.onchange = () => this.show();
     this.again.onclick = () => this.draw(this.seed);
-    $("inside-most").onclick = () => this.view && this.pin(this.view.mostSurprising(this.step));
+    $("inside-most").onclick = () =>
+      this.view && this.pin(this.view.mostSurprising(this.step, this.channel));
     $("inside-play").onclick = () => (this.playing ? this.pause() : this.play());
     this.slider.oninput = () => {
       this.pause();
@@ -214,7 +214,6 @@ export class Inside {
     this.listen();
     document.addEventListener("model", () => this.list());
     this.list();
-    this.take(this.form.elements.model.value);
   }
 
   /** Listen to what points at a pixel, and to what chooses a value. */
@@ -243,7 +242,8 @@ export class Inside {
     model.replaceChildren(
       ...able.map(({ id }) => el("option", { value: id, selected: id === before }, id)),
     );
-    this.panel.querySelector(".inside").hidden = !able.length;
+    this.panel.querySelector(".inside").hidden = this.task.starter.disabled = !able.length;
+    if (model.value !== this.card?.id) this.take(model.value);
     if (!able.length)
       this.task.notice.show(
         new Problem("No loaded model has linear attention: load one, such as mnist-small."),

@@ -305,7 +305,13 @@ LIKELIHOOD: dict[str, Any] = {
 }
 INSIDE: dict[str, Any] = {
     "a picture, and where its 400th pixel looked": {
-        "value": {"image": "seven.png", "label": 7, "token": 400, "layer": 3, "head": 2}
+        "value": {
+            "image": "seven.png",
+            "label": 7,
+            "token": 400,  # nosec B105  # a token of a picture
+            "layer": 3,
+            "head": 2,
+        }
     },
     "an image that is drawn again": {"value": {"seed": 5, "label": 7}},
 }
