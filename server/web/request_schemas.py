@@ -236,7 +236,11 @@ class InsideForm(PictureFields, UploadFields):
     """class that the model assumes, by index or name; default: no class; a model that draws the
     class first takes the one that it finds most probable, or has drawn"""
     seed: int | None = Field(None, ge=0, le=MAX_SEED, examples=[5])
-    """instead of image: look at the image that the model draws for this seed"""
+    """if no image is sent: look at the image that the model draws for this seed"""
+    size: str | None = Field(None, examples=["native"])
+    """without effect here"""
+    response_format: str | None = Field(None, examples=["b64_json"])
+    """without effect here: the answer is JSON, or an array if Accept asks for it"""
     token: int | None = Field(None, ge=0, examples=[400])
     """the token to look at, a sub-pixel or pixel in raster order, from 0; default: the last"""
     layer: int | None = Field(None, ge=0, examples=[3])

@@ -130,7 +130,7 @@ _RESPONSES = _OK | error_responses(
         },
     },
 )
-async def look(form: Annotated[InsideForm, File()], http: Http) -> Response:
+async def look_inside(form: Annotated[InsideForm, File()], http: Http) -> Response:
     """Say where a token of a picture looked, which values it expected, and what was remembered
     after it.
     """
@@ -145,19 +145,14 @@ async def look(form: Annotated[InsideForm, File()], http: Http) -> Response:
         if value >= size:
             raise InvalidRequest(f"{name} must be 0..{size - 1}, got {value}", param=name)
     _check_attention(order, form.array)
-    if form.seed is None:
+    if form.image is not None or form.seed is None:
         order = await _of_upload(http, order, form)
-    elif form.image is not None:
-        raise InvalidRequest("send image or seed, not both", param="seed")
     else:
         checkpoint = order.model.checkpoint
         options = checked_options(checkpoint, 1, label=order.label, seed=form.seed)
         order = replace(order, options=options)
-    useless = [name for name in ("size", "response_format") if getattr(form, name) is not None]
-    ignored = [f"ignored: {', '.join(useless)}"] if useless else []
     order = replace(
         order,
-        warnings=[*order.warnings, *ignored],
         options={**order.options, "look": (layer, form.head)},
         held_bytes=_bytes_of(config),
     )

@@ -167,6 +167,7 @@ def test_what_generated_clients_are_made_of_is_there(openapi):
         "generate",
         "edit",
         "score",
+        "look_inside",
         "list_models",
         "describe_model",
         "begin_comparison",
@@ -187,11 +188,11 @@ def test_what_generated_clients_are_made_of_is_there(openapi):
 
 def form_of(fields):
     """A body of form fields as httpx takes it; names of files stand for the files."""
-    files = {name: (value, FILES[value]) for name, value in fields.items() if str(value) in FILES}
-    return {
-        "files": files,
-        "data": {name: value for name, value in fields.items() if name not in files},
-    }
+    parts = {}
+    for name, value in fields.items():
+        file = FILES.get(str(value))
+        parts[name] = (None, str(value)) if file is None else (value, file)
+    return {"files": parts}
 
 
 def bodies(openapi):

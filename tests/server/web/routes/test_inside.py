@@ -105,12 +105,7 @@ def test_softmax_has_weights_and_no_state(several):
         ({"layer": 9}, "layer", "layer must be 0..1, got 9"),
         ({"head": 2}, "head", "head must be 0..1, got 2"),
         ({"token": 64}, "token", "token must be 0..63, got 64"),
-        ({"seed": 5}, "seed", "image or seed, not both"),
     ],
 )
 def test_what_is_not_there_is_refused(client, fields, param, words):
     assert_refused(ask(client, **fields), param, words)
-
-
-def test_fields_without_effect_are_named(client):
-    assert ask(client, size="16x16").json()["warnings"] == ["ignored: size"]
