@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import webdataset
 
 from tests.linpix.test_main import inside, linpix, reported
 from tests.nets import CONDITIONAL, saved
+from tools.harness.commands import python
 
 ENGINES = [
     pytest.param("compiled", marks=pytest.mark.kernels),
@@ -128,8 +127,8 @@ def test_a_killed_command_goes_on_to_the_bytes_of_an_unbroken_one(
         f"sample --model {tiny} --count {count} --shards {shards} --seed 1 --engine {engine}"
         f" --batch 16 --shard-format {shard_format} --json --out {tmp_path}"
     )
-    program = [sys.executable, "-c", KILLED, *f"{asked}/killed".split()]
-    assert subprocess.run(program, check=False).returncode == -signal.SIGKILL
+    killed = python(KILLED, *f"{asked}/killed".split(), OMP_NUM_THREADS="1")
+    assert killed.returncode == -signal.SIGKILL
     whole = {
         path: path.stat().st_mtime_ns
         for path in (tmp_path / "killed").glob("shard-*")
