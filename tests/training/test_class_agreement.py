@@ -165,8 +165,8 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
         "# mine\n\n| | |\n|---|---|\n| layers | 2 |\n\nText.\n",
     )
     before = checkpoint.read(tmp_path / "mine")
-    asked = "--classes 20 --write --temperature 0.9 --temperature-range 0.5,1.1 --json --limits"
-    ended = evaluate("--data", folder, *asked.split(), "Dark or bright.")
+    asked = "--classes 20 --write --temperature 0.9 --temperature-range 0.5,1.1 --json"
+    ended = evaluate("--data", folder, asked, "--limits 'Dark or bright.'")
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout)
     after = checkpoint.read(tmp_path / "mine")
