@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,26 +34,17 @@ class Learner(ABC):
     seed and number.
     """
 
-    # of each update: columns of the table `learning`
-    measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
-    largest_gradient = math.inf  # norm to which longer gradients of an update are scaled
-
-    def __init__(
-        self,
-        net: nn.Module,
-        settings: Any,
-        updates: int,
-        optimizer: Any = torch.optim.RAdam,
-    ) -> None:
+    def __init__(self, net: nn.Module, settings: Any, updates: int) -> None:
         """settings: with learning_rate and seed · updates: how many there are in all."""
         self.net, self.settings, self.updates = net, settings, updates
-        self.optimizer = optimizer(net.parameters(), lr=settings.learning_rate)
+        self.optimizer = torch.optim.RAdam(net.parameters(), lr=settings.learning_rate)
         self.update, self.seconds = 0, 0.0
-        self.pending: list[tuple[float, ...]] = []  # measures of the updates since the last row
+        # loss and accuracy of the updates since the last row
+        self.pending: list[tuple[float, ...]] = []
 
     @abstractmethod
-    def measure(self) -> tuple[Tensor, ...]:
-        """The measures of this update; the first one is the loss, to be minimised."""
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy of this update."""
 
     @property
     @abstractmethod
@@ -65,13 +56,11 @@ class Learner(ABC):
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         torch.manual_seed(self.settings.seed * 2**32 + self.update)  # for the hashing
-        loss, *others = self.measure()
+        loss, accuracy = self.measure()
         self.optimizer.zero_grad()
         loss.backward()
-        if math.isfinite(self.largest_gradient):
-            nn.utils.clip_grad_norm_(self.net.parameters(), self.largest_gradient)
         self.optimizer.step()
-        self.pending.append((float(loss.detach()), *map(float, others)))
+        self.pending.append((float(loss.detach()), float(accuracy)))
         if not math.isfinite(self.pending[-1][0]):
             raise FloatingPointError(
                 f"the loss is not a number at update {self.update}; try a lower --learning-rate "
@@ -135,15 +124,16 @@ def learn(
             learner.step()
             bar.update()
             if len(learner.pending) == EVERY or learner.update == learner.updates:
-                means = np.mean(learner.pending, 0).tolist()
+                loss, accuracy = np.mean(learner.pending, 0).tolist()
                 record.add(
                     "learning",
                     kind=kind,
                     update=learner.update,
                     seconds=learner.seconds,
-                    **dict(zip(learner.measures, means, strict=True)),
+                    loss=loss,
+                    accuracy=accuracy,
                 )
-                bar.set_postfix(loss=f"{means[0]:.4f}")
+                bar.set_postfix(loss=f"{loss:.4f}")
                 learner.pending = []
             if time.monotonic() - saved > save_s:
                 keep()
