@@ -22,6 +22,11 @@ struct alignas(N * sizeof(V) < 16 ? N * sizeof(V) : 16) Run {
   static LINPIX_INLINE Run& at(const V* place) { return *(Run*)place; }
 };
 
+// Pass::begun, for what is read before `follow`.
+LINPIX_INLINE int64_t begun_of(const Pass& p, int64_t row) {
+  return p.rows.taken ? load_fresh(p.rows.taken + row) : p.step;
+}
+
 // T: type of y. D: key dim and value dim.
 template <class T, int D>
 struct Attend {
@@ -56,8 +61,8 @@ struct Attend {
       l.live = 0;
       l.changed = false;
       if (l.row >= p.rows.count || l.group >= GROUPS) return;
-      const int64_t slot = p.rows.slots[l.row], begun = p.begun(l.row), live = p.rows.steps[l.row] - begun;
-      l.number = p.pools.tokens ? p.pools.tokens[slot] : (p.rows.positions ? p.rows.positions[l.row] : 0) + begun;
+      const int64_t slot = p.rows.slots[l.row], begun = begun_of(p, l.row), live = p.rows.steps[l.row] - begun;
+      l.number = p.pools.tokens ? load_fresh(p.pools.tokens + slot) : (p.rows.positions ? p.rows.positions[l.row] : 0) + begun;
       l.live = (int)(live < p.tokens ? live : p.tokens);
       l.at = (slot * m.layers + call.layer) * m.heads + l.head;
       const bool filled = l.live > 0 && l.number > first;  // else what lies there is of another image

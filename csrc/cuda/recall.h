@@ -12,6 +12,7 @@
 #pragma once
 
 #include "../functions.h"
+#include "attention.h"
 #include "kernels.h"
 #include "product.h"
 #include "threads.h"
@@ -63,11 +64,11 @@ struct Recall {
 #pragma unroll
       for (Chunk& tile : l.S) tile = {};
       if (l.row < p.rows.count) {
-        const int64_t slot = p.rows.slots[l.row], begun = p.begun(l.row), live = p.rows.steps[l.row] - begun;
+        const int64_t slot = p.rows.slots[l.row], begun = begun_of(p, l.row), live = p.rows.steps[l.row] - begun;
         const int64_t position = (p.rows.positions ? p.rows.positions[l.row] : 0) + begun;
-        l.number = (uint32_t)(p.pools.tokens ? p.pools.tokens[slot] : position);
+        l.number = (uint32_t)(p.pools.tokens ? load_fresh(p.pools.tokens + slot) : position);
         l.live = (int)(live < p.tokens ? live : p.tokens);
-        if (ONE && p.buffers.skipped && p.buffers.skipped[l.row]) l.live = 0;
+        if (ONE && p.buffers.skipped && load_fresh((const char*)p.buffers.skipped + l.row)) l.live = 0;
         l.at = (slot * m.layers + call.layer) * m.heads + l.head;
         l.scale = p.pools.scale[call.layer * m.heads + l.head];
         if (l.live > 0) {
@@ -272,6 +273,7 @@ struct Recall {
           }
         });
       }
+    threads.warp_barrier();  // other lanes read what is cleared below
     threads.each([&](int i) {
       Lane& l = own[i];
       const int lane = i % WARP;

@@ -6,10 +6,11 @@
 // depend on each other there is a `barrier`. What a thread keeps from phase to phase is an `Own`. `add_across` and
 // `multiply` work across the 32 lanes of a warp and need no barrier.
 //
-// On a GPU (of compute capability 8.0 or later) all this is inlined to plain CUDA, so it costs nothing. On the host a
-// phase is a loop over the threads, which tests can reverse (`backwards`): if that changes a result, a barrier is
-// missing. An asynchronous copy is done when it is waited for and not before. Registers and shared memory hold UNWRITTEN
-// until something is written there.
+// On a GPU (of compute capability 8.0 or later) all this is inlined to plain CUDA, so it costs nothing. On the host each
+// warp of a block is a fibre, which runs to the next barrier or its end while the others wait, and a phase is a loop over
+// its lanes. Tests reverse both orders (`backwards`): if that changes a result, a barrier is missing. An asynchronous copy
+// is done when it is waited for and not before. Registers and shared memory hold UNWRITTEN until something is written
+// there.
 #pragma once
 
 #include <stdint.h>
@@ -18,10 +19,14 @@
 
 #include "lane.h"
 
-#if defined(__CUDACC__)
 #include <stdlib.h>
+#if defined(__CUDACC__)
+#include <atomic>
 #else
+#include <ucontext.h>
+
 #include <functional>
+#include <memory>
 #include <vector>
 #endif
 
@@ -119,7 +124,7 @@ class Threads {
     mine = __reduce_max_sync(0xffffffffu, mine);
   }
 
-  // Whether the condition holds for this warp, whose lanes must agree. On the host: for any warp of the block.
+  // Whether the condition holds for this warp, whose lanes must agree.
   template <class F>
   __device__ __forceinline__ bool some_warp(F condition) {
     return condition((int)threadIdx.x);
@@ -149,6 +154,11 @@ __device__ __forceinline__ Chunk load_streaming(const void* from) {
 __device__ __forceinline__ void store_streaming(void* to, const Chunk& c) {
   __stcs((uint4*)to, make_uint4(c.word[0], c.word[1], c.word[2], c.word[3]));
 }
+// Past the first-level cache: for what an earlier kernel wrote that this one need not wait for (see follow).
+template <class T>
+__device__ __forceinline__ T load_fresh(const T* from) {
+  return __ldcg(from);
+}
 __device__ __forceinline__ void count(int64_t* at, int64_t n) { atomicAdd((unsigned long long*)at, (unsigned long long)n); }
 
 template <class Kernel, class Call>
@@ -159,15 +169,28 @@ __global__ void __launch_bounds__(Kernel::BLOCK, Kernel::PER_SM) enter(const __g
 }
 
 struct Gpu {
-  int major = 0, shared_bytes = 0;  // compute capability; shared memory that a block may ask for
+  int device = 0, major = 0, shared_bytes = 0;  // compute capability; shared memory that a block may ask for
 };
 inline Gpu this_gpu() {  // the current one; not kept, since another one may be current at the next launch
   Gpu gpu;
-  int device = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&gpu.major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&gpu.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  cudaGetDevice(&gpu.device);
+  cudaDeviceGetAttribute(&gpu.major, cudaDevAttrComputeCapabilityMajor, gpu.device);
+  cudaDeviceGetAttribute(&gpu.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu.device);
   return gpu;
+}
+
+// Lets a kernel ask for all the shared memory that this GPU has: once for each, since of two threads that set what their
+// own launch needs, one would take it from the other.
+template <class Kernel, class Call>
+cudaError_t allow_shared_memory() {
+  static std::atomic<uint64_t> allowed{0};  // a bit for each GPU
+  const Gpu gpu = this_gpu();
+  const uint64_t bit = gpu.device < 64 ? (uint64_t)1 << gpu.device : 0;
+  if (allowed.load() & bit) return cudaSuccess;
+  const cudaError_t error =
+      cudaFuncSetAttribute(enter<Kernel, Call>, cudaFuncAttributeMaxDynamicSharedMemorySize, gpu.shared_bytes);
+  if (error == cudaSuccess) allowed.fetch_or(bit);
+  return error;
 }
 
 // Whether a kernel may begin while the one before it ends; LINPIX_OVERLAP=0 forbids it.
@@ -187,8 +210,7 @@ inline int taken_back(cudaError_t error) {
 template <class Kernel, class Call>
 int launch(Grid grid, int shared_bytes, void* stream, bool overlapped, const Call& call) {
   if (shared_bytes > 48 << 10) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(enter<Kernel, Call>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    const cudaError_t error = allow_shared_memory<Kernel, Call>();
     if (error != cudaSuccess) return taken_back(error);
   }
   cudaLaunchAttribute overlap{};
@@ -216,6 +238,32 @@ inline std::vector<Chunk> unwritten(size_t bytes) {
   return std::vector<Chunk>(bytes / sizeof(Chunk) + 1, Chunk{{UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN}});
 }
 
+struct Fibre {  // of one warp
+  static constexpr size_t STACK_BYTES = 256 << 10;
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
+  bool done;
+};
+struct Block {  // that this thread of the host runs
+  ucontext_t scheduler;
+  std::vector<Fibre> warps;
+  std::function<void()> body;
+  int warp;  // the one that runs now
+};
+inline thread_local Block block;
+inline void run_warp() {
+  block.body();
+  block.warps[block.warp].done = true;
+}
+inline void prepare(Fibre& fibre) {
+  getcontext(&fibre.context);
+  fibre.context.uc_stack.ss_sp = fibre.stack.get();
+  fibre.context.uc_stack.ss_size = Fibre::STACK_BYTES;
+  fibre.context.uc_link = &block.scheduler;  // where its end leads
+  makecontext(&fibre.context, run_warp, 0);
+  fibre.done = false;
+}
+
 template <int COUNT>
 class Threads {
  public:
@@ -224,87 +272,86 @@ class Threads {
     static_assert(std::is_trivially_copyable_v<T>, "what lies in registers");
 
    public:
-    T& operator[](int thread) { return ((T*)all_.data())[thread]; }
+    T& operator[](int thread) { return ((T*)lanes_.data())[thread % WARP]; }
 
    private:
-    std::vector<Chunk> all_ = unwritten(COUNT * sizeof(T));
+    std::vector<Chunk> lanes_ = unwritten(WARP * sizeof(T));
   };
 
   int64_t x;
   int y;
   char* shared;
 
-  Threads(int64_t x, int y, int shared_bytes) : x(x), y(y), memory_(unwritten(shared_bytes)) {
-    shared = (char*)memory_.data();
-  }
+  Threads(int64_t x, int y, char* shared) : x(x), y(y), shared(shared), warp_(block.warp) {}
 
   template <class F>
   void each(F f) {
-    for (int i = 0; i < COUNT; ++i) f(backwards ? COUNT - 1 - i : i);
+    for (int lane = 0; lane < WARP; ++lane) f(first() + (backwards ? WARP - 1 - lane : lane));
   }
-  void barrier() {}
+  void barrier() { swapcontext(&block.warps[warp_].context, &block.scheduler); }
+  void warp_barrier() {}
   void follow() {}
 
   template <class F>
   void add_across(int stride, F value) {
     std::vector<std::decay_t<decltype(value(0))>> before;
-    for (int i = 0; i < COUNT; ++i) before.push_back(value(i));
-    for (int i = 0; i < COUNT; ++i) value(i) = before[i] + before[i ^ stride];
+    for (int i = 0; i < WARP; ++i) before.push_back(value(first() + i));
+    for (int i = 0; i < WARP; ++i) value(first() + i) = before[i] + before[i ^ stride];
   }
 
   template <class Number = bfloat16, class A, class B, class C>
   void multiply(A a, B b, C sums) {
     const auto half = [](uint32_t pair, int i) { return to_float(Number{(uint16_t)(pair >> 16 * i)}); };
-    for (int warp = 0; warp < COUNT; warp += WARP)
-      for (int row = 0; row < 16; ++row)
-        for (int column = 0; column < 8; ++column) {
-          float& sum = sums(warp + row % 8 * 4 + column / 2)[row / 8 * 2 + column % 2];
-          for (int k = 0; k < 16; ++k)
-            sum = multiply_add(half(a(warp + row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], k % 2),
-                               half(b(warp + column * 4 + k % 8 / 2)[k / 8], k % 2), sum);
-        }
+    for (int row = 0; row < 16; ++row)
+      for (int column = 0; column < 8; ++column) {
+        float& sum = sums(first() + row % 8 * 4 + column / 2)[row / 8 * 2 + column % 2];
+        for (int k = 0; k < 16; ++k)
+          sum = multiply_add(half(a(first() + row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], k % 2),
+                             half(b(first() + column * 4 + k % 8 / 2)[k / 8], k % 2), sum);
+      }
   }
 
   template <bool TRANSPOSED, class To, class From>
   void matrices(To to, From from) {
-    for (int i = 0; i < COUNT; ++i)
+    for (int i = 0; i < WARP; ++i)
       for (int m = 0; m < 4; ++m) {
         const auto at = [&](int row, int column) {
-          return (uint32_t)((const uint16_t*)from(i / WARP * WARP + m * 8 + row))[column];
+          return (uint32_t)((const uint16_t*)aligned(from(first() + m * 8 + row)))[column];
         };
-        const int far = i % WARP / 4, near = i % 4 * 2;
-        to(i)[m] = TRANSPOSED ? at(near, far) | at(near + 1, far) << 16 : at(far, near) | at(far, near + 1) << 16;
+        const int far = i / 4, near = i % 4 * 2;
+        to(first() + i)[m] =
+            TRANSPOSED ? at(near, far) | at(near + 1, far) << 16 : at(far, near) | at(far, near + 1) << 16;
       }
   }
 
   template <class F>
   void max_across(F value) {
-    for (int warp = 0; warp < COUNT; warp += WARP) {
-      uint32_t most = 0;
-      for (int i = 0; i < WARP; ++i) most = value(warp + i) > most ? value(warp + i) : most;
-      for (int i = 0; i < WARP; ++i) value(warp + i) = most;
-    }
+    uint32_t most = 0;
+    for (int i = 0; i < WARP; ++i) most = value(first() + i) > most ? value(first() + i) : most;
+    for (int i = 0; i < WARP; ++i) value(first() + i) = most;
   }
 
   template <class F>
   bool some_warp(F condition) {
-    for (int warp = 0; warp < COUNT; warp += WARP)
-      if (condition(warp)) return true;
-    return false;
+    const bool holds = condition(first());
+    for (int i = 1; i < WARP; ++i)
+      if ((bool)condition(first() + i) != holds) abort();  // on a GPU the lanes would part
+    return holds;
   }
-  void warp_barrier() {}
 
-  void copy(void* to, const void* from) { open_.push_back([=] { memcpy(to, from, 16); }); }
-  // A group is that of the whole block: every thread calls this, and the last of COUNT calls ends the group.
+  void copy(void* to, const void* from) {
+    open_.push_back([=] { memcpy((void*)aligned(to), aligned(from), 16); });
+  }
+  // A group is that of the whole warp: every lane calls this, and the last of its calls ends the group.
   void end_group() {
-    if (++ended_ % COUNT == 0) {
+    if (++ended_ % WARP == 0) {
       groups_.push_back(std::move(open_));
       open_.clear();
     }
   }
   template <int LEFT>
   void wait() {
-    if (++waited_ % COUNT) return;
+    if (++waited_ % WARP) return;
     while (groups_.size() > LEFT) {
       for (const auto& copy : groups_.front()) copy();
       groups_.erase(groups_.begin());
@@ -312,10 +359,16 @@ class Threads {
   }
 
  private:
-  std::vector<Chunk> memory_;
+  int warp_;
   std::vector<std::function<void()>> open_;
   std::vector<std::vector<std::function<void()>>> groups_;
   int64_t ended_ = 0, waited_ = 0;
+
+  int first() const { return warp_ * WARP; }
+  static const void* aligned(const void* place) {
+    if ((uintptr_t)place % 16) abort();  // an error on a GPU
+    return place;
+  }
 };
 
 inline Chunk load_streaming(const void* from) {
@@ -324,6 +377,10 @@ inline Chunk load_streaming(const void* from) {
   return c;
 }
 inline void store_streaming(void* to, const Chunk& c) { memcpy(to, &c, sizeof c); }
+template <class T>
+T load_fresh(const T* from) {
+  return *from;
+}
 inline void count(int64_t* at, int64_t n) { *at += n; }
 
 struct Gpu {
@@ -335,13 +392,30 @@ inline Gpu& this_gpu() {
 }
 
 template <class Kernel, class Call>
+void run_block(int64_t x, int y, int shared_bytes, const Call& call) {
+  constexpr int WARPS = Kernel::BLOCK / WARP;
+  std::vector<Chunk> memory = unwritten(shared_bytes);
+  block.body = [&] {
+    Threads<Kernel::BLOCK> threads(x, y, (char*)memory.data());
+    Kernel::run(threads, call);
+  };
+  if (block.warps.size() < WARPS) block.warps.resize(WARPS);
+  for (int warp = 0; warp < WARPS; ++warp) prepare(block.warps[warp]);
+  for (int left = WARPS; left > 0;)
+    for (int turn = 0; turn < WARPS; ++turn) {
+      block.warp = backwards ? WARPS - 1 - turn : turn;
+      Fibre& fibre = block.warps[block.warp];
+      if (fibre.done) continue;
+      swapcontext(&block.scheduler, &fibre.context);
+      left -= fibre.done;
+    }
+}
+
+template <class Kernel, class Call>
 int launch(Grid grid, int shared_bytes, void*, bool, const Call& call) {
   if (shared_bytes > this_gpu().shared_bytes) return 1;  // cudaErrorInvalidValue, as on a GPU
   for (int y = 0; y < grid.y; ++y)
-    for (int64_t x = 0; x < grid.x; ++x) {
-      Threads<Kernel::BLOCK> threads(backwards ? grid.x - 1 - x : x, y, shared_bytes);
-      Kernel::run(threads, call);
-    }
+    for (int64_t x = 0; x < grid.x; ++x) run_block<Kernel>(backwards ? grid.x - 1 - x : x, y, shared_bytes, call);
   return 0;
 }
 #endif
