@@ -97,6 +97,9 @@ struct Multiply {
   struct Sums {
     float value[4];
   };
+  struct Added {  // to the sums of a lane, at two columns of two rows
+    float bias[2], residual[2][2];
+  };
 
   static int shared_bytes(int depth) { return STAGES * STAGE_BYTES + ROWS * (depth + Part::PAD) * (int)sizeof(T); }
 
@@ -108,29 +111,51 @@ struct Multiply {
     char* const weights = threads.shared;
     T* const a = (T*)(threads.shared + STAGES * STAGE_BYTES);
 
-    const auto load = [&](int stage) {  // one group of copies, even if empty: wait counts groups
+    // A warp copies the tile that it multiplies, so it need not wait for the others. One group of copies, even if it is
+    // empty: wait counts groups.
+    const auto load = [&](int stage) {
       threads.each([&](int i) {
-        constexpr int CHUNKS = Part::TILE_BYTES / 16;
-        for (int c = i; stage < stages && c < TILES * CHUNKS; c += BLOCK)
-          if (const int tile = first_tile + c / CHUNKS; tile < tiles)
-            threads.copy(weights + stage % STAGES * STAGE_BYTES + c * 16,
-                         (const char*)call.weights.weights +
-                             ((size_t)tile * stages + stage) * Part::TILE_BYTES + c % CHUNKS * 16);
+        const int tile = first_tile + i / WARP;
+        char* const to = weights + stage % STAGES * STAGE_BYTES + i / WARP * Part::TILE_BYTES;
+        const char* const from =
+            (const char*)call.weights.weights + ((size_t)tile * stages + stage) * Part::TILE_BYTES;
+        if (stage < stages && tile < tiles)
+#pragma unroll
+          for (int byte = i % WARP * 16; byte < Part::TILE_BYTES; byte += WARP * 16)
+            threads.copy(to + byte, from + byte);
         threads.end_group();
       });
     };
     for (int stage = 0; stage < STAGES - 1; ++stage) load(stage);  // before follow: no kernel writes weights
+    // What is added in the end is asked for now, so that it is there when the products are.
+    const auto column_of = [&](int i) { return (first_tile + i / WARP) * WIDE + i % 4 * 2; };
+    const auto row_of = [&](int i, int half) { return i % WARP / 4 + half * 8; };
+    typename Threads<BLOCK>::template Own<Added> added;
+    threads.each([&](int i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c)
+        added[i].bias[c] = column_of(i) < columns ? call.weights.bias[column_of(i) + c] : 0;
+    });
     const Norm& norm = norm_of(call);
     typename Threads<BLOCK>::template Own<RowsOf<COLUMNS, AT_ONCE>> own;
     if (PRODUCT != Product::add && norm.weight) request(threads, own, norm, call.d_model);
     threads.follow();
     if constexpr (PRODUCT == Product::add) {
-      const int chunks = depth * (int)sizeof(T) / 16;  // of a row
-      threads.each([&](int i) {
-        for (int c = i; c < rows * chunks; c += BLOCK)
-          threads.copy((char*)(a + c / chunks * stride) + c % chunks * 16,
-                       (const char*)((const T*)call.a + (first_row + c / chunks) * depth) + c % chunks * 16);
+      threads.each([&](int i) {  // a warp copies whole rows
+        for (int row = i / WARP; row < rows; row += WARPS) {
+          const char* const from = (const char*)((const T*)call.a + (first_row + row) * depth);
+          for (int byte = i % WARP * 16; byte < depth * (int)sizeof(T); byte += WARP * 16)
+            threads.copy((char*)(a + row * stride) + byte, from + byte);
+        }
         threads.end_group();
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const bool there = row_of(i, half) < rows && column_of(i) < call.d_model;
+            const int64_t at = (first_row + row_of(i, half)) * call.d_model + column_of(i) + c;
+            added[i].residual[half][c] = there ? call.x[at] : 0;
+          }
       });
     } else if (rows <= WARPS) {
       residual_norm<1>(threads, call, own, a, stride, first_row, rows);
@@ -138,15 +163,17 @@ struct Multiply {
       residual_norm<AT_ONCE>(threads, call, own, a, stride, first_row, rows);
     }
     threads.each([&](int) { threads.template wait<0>(); });
+    threads.barrier();  // all rows are there
 
     typename Threads<BLOCK>::template Own<Sums> sums;
     threads.each([&](int i) {
 #pragma unroll
       for (float& sum : sums[i].value) sum = 0;
     });
+#pragma unroll 4
     for (int stage = 0; stage < stages; ++stage) {
       threads.each([&](int) { threads.template wait<STAGES - 2>(); });  // this stage has arrived,
-      threads.barrier();                                               // and no warp still uses the one before it
+      threads.warp_barrier();                                          // and no lane still uses the one before it
       load(stage + STAGES - 1);
       typename Threads<BLOCK>::template Own<Part> part;
       threads.each([&](int i) {
@@ -157,20 +184,19 @@ struct Multiply {
     }
 
     threads.each([&](int i) {
-      const int column = (first_tile + i / WARP) * WIDE + i % 4 * 2;
+      const int column = column_of(i);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = i % WARP / 4 + half * 8;
-        if (row >= rows || column >= columns) continue;
-        const float x = sums[i].value[2 * half] + call.weights.bias[column];
-        const float y = sums[i].value[2 * half + 1] + call.weights.bias[column + 1];
-        const int64_t at = first_row + row;
+        if (row_of(i, half) >= rows || column >= columns) continue;
+        const float x = sums[i].value[2 * half] + added[i].bias[0];
+        const float y = sums[i].value[2 * half + 1] + added[i].bias[1];
+        const int64_t at = first_row + row_of(i, half);
         if constexpr (PRODUCT == Product::qkv) {
           put_pair((float*)call.out + at * columns + column, x, y);
         } else if constexpr (PRODUCT == Product::up) {
           put_pair((T*)call.out + at * columns + column, activate(x, call.gelu), activate(y, call.gelu));
         } else if (column < call.d_model) {
-          const float* residual = call.x + at * call.d_model + column;
+          const float* residual = added[i].residual[half];
           put_pair((float*)call.out + at * call.d_model + column, residual[0] + x, residual[1] + y);
         }
       }
