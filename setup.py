@@ -35,7 +35,8 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     }
 
 
-CUDA_TARGETS = ("80", "90")  # compute capabilities; the last is also kept as PTX, for later GPUs
+CUDA_TARGETS = ("80", "90", "100", "120")  # compute capabilities
+CUDA_PTX = "90"  # is also kept as PTX, which the driver compiles for GPUs between and after these
 
 
 def torch_folder() -> Path | None:
@@ -60,10 +61,21 @@ def cuda_of(torch: Path) -> str | None:
 
 
 def nvcc() -> Path | None:
-    """The CUDA compiler: in CUDA_HOME if that is set, else on the PATH. None if there is none."""
+    """The CUDA compiler: in CUDA_HOME if that is set, else on the PATH, else where its installer
+    puts it. None if there is none.
+    """
     home = os.environ.get("CUDA_HOME")
-    found = shutil.which("nvcc", path=os.path.join(home, "bin")) if home else shutil.which("nvcc")
-    return Path(found).resolve() if found else None
+    places = [os.path.join(home, "bin")] if home else [None, "/usr/local/cuda/bin"]
+    found = [shutil.which("nvcc", path=place) for place in places]
+    return next((Path(path).resolve() for path in found if path), None)
+
+
+def cuda_targets(compiler: Path) -> list[str]:
+    """Compute capabilities to compile for: those of CUDA_TARGETS that this nvcc knows."""
+    told = subprocess.run(
+        [str(compiler), "--list-gpu-code"], capture_output=True, text=True, check=True
+    )
+    return [target for target in CUDA_TARGETS if f"sm_{target}" in told.stdout.split()]
 
 
 def folders() -> dict[str, str]:
@@ -168,7 +180,6 @@ class BuildKernels(build_ext):
         folder, target = Path(self.build_temp) / "cuda", Path(self.get_ext_fullpath(extension.name))
         folder.mkdir(parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in CUDA_TARGETS]
         common = [
             str(compiler),
             "-std=c++17",
@@ -178,8 +189,12 @@ class BuildKernels(build_ext):
             "-Xcompiler",
             "-fPIC,-fvisibility=hidden",
         ]
-        newest = f"-gencode=arch=compute_{CUDA_TARGETS[-1]},code=compute_{CUDA_TARGETS[-1]}"
-        kernels = [*common, "-fmad=false", *targets, newest]
+        others = f"-gencode=arch=compute_{CUDA_PTX},code=compute_{CUDA_PTX}"
+        try:
+            targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in cuda_targets(compiler)]
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise self.not_compiled(error, version) from error
+        kernels = [*common, "-fmad=false", *targets, others]
         jobs = [[*kernels, "-c", str(source)] for source in sorted(Path("csrc/cuda").glob("*.cu"))]
         jobs += [
             [*common, STABLE_ABI, "-isystem", str(torch / "include"), "-c", str(source)]
@@ -210,10 +225,14 @@ class BuildKernels(build_ext):
                 check=True,
             )
         except (OSError, subprocess.CalledProcessError) as error:
-            raise CompileError(
-                f"{error}; LinPix will decode on the CPU. Install the CUDA {version} toolkit, "
-                "then install LinPix again"
-            ) from error
+            raise self.not_compiled(error, version) from error
+
+    @staticmethod
+    def not_compiled(error: Exception, version: str) -> CompileError:
+        return CompileError(
+            f"{error}; LinPix will decode on the CPU. Install the CUDA {version} toolkit, "
+            "then install LinPix again"
+        )
 
 
 schemas = re.search(r"^SCHEMAS = (\d+)", Path("model/ops.py").read_text(), re.MULTILINE)

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 _stream = cache(torch.cuda.Stream)
 # CUDA allows one capture at a time, and a model may be loaded while another one decodes
 _recording = threading.Lock()
+# held while kernels run, so that variants are timed when nothing else decodes
+_running = threading.RLock()
 # The tiles of products, "" for those of csrc's own rule; and whether a kernel may begin while the
 # one before it ends. csrc reads both at each launch. They are set at import: adding a name later
 # may make C move the environment while another thread reads it.
@@ -71,9 +73,11 @@ class _Rows:
     graph: Work | None = field(default=None)  # replays the recorded work
 
 
-def record_graph(work: Work, device: str = "cuda") -> Work:
+def record_graph(work: Work, device: str = "cuda", pool: Any = None) -> Work:
     """Record the work of `work` on this GPU; return a function that replays it. Runs the work twice
     meanwhile.
+
+    pool: handle of the memory that it shares with graphs that never run at the same time.
 
     On a stream of its own, and not by torch.cuda.graph, which would wait until another model has
     decoded.
@@ -85,7 +89,7 @@ def record_graph(work: Work, device: str = "cuda") -> Work:
             work()  # warm-up: some things are created at first use
             stream.synchronize()
             # other threads may allocate memory meanwhile
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
                 work()
             finally:
@@ -113,7 +117,8 @@ def _record(recorder: Callable[[Work], Work], work: Work, variant: Variant | Non
             overlap = os.environ[OVERLAP] = "0"
             logger.warning(
                 "a CUDA graph could not be recorded (%s); this process now decodes without"
-                " overlapping kernels, which is slower",
+                " overlapping kernels, which is slower, and torch up to 2.11 no longer frees cached"
+                " memory when it runs out",
                 str(error).partition("\n")[0],
             )
             return recorder(work)
@@ -152,7 +157,10 @@ class GpuPool:
             )
         self.config, self.device, self.precision, self.state = config, device, precision, state
         self._operators = operators or torch.ops.linpix
-        self._recorder = recorder or (None if operators else partial(record_graph, device=device))
+        self._recorder = recorder
+        if recorder is None and operators is None:
+            pool = torch.cuda.graph_pool_handle()
+            self._recorder = partial(record_graph, device=device, pool=pool)
         # passes per graph
         self.stride = max(steps for steps in range(1, 9) if config.row_length % steps == 0)
         self._rows: dict[int, _Rows] = {}
@@ -280,17 +288,24 @@ class GpuPool:
         the time.
         """
         self._check(rows)
-        for first in range(0, rows.shape[1], PREFILL_ROWS):
-            part = rows[:, first : first + PREFILL_ROWS]
-            self._operators.prefill(
-                self.pools,
-                torch.from_numpy(np.ascontiguousarray(part)).to(self.device),
-                *self._packed.model,
-                int(part[STEPS].max()),
-                1,
-            )
+        with _running:
+            for first in range(0, rows.shape[1], PREFILL_ROWS):
+                part = rows[:, first : first + PREFILL_ROWS]
+                self._operators.prefill(
+                    self.pools,
+                    torch.from_numpy(np.ascontiguousarray(part)).to(self.device),
+                    *self._packed.model,
+                    int(part[STEPS].max()),
+                    1,
+                )
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait for this thread's work. Waiting for the whole GPU is an error in CUDA while another
+        thread records a graph, as a reload does.
+        """
         if self.canvas.is_cuda:
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
 
     @torch.inference_mode()
     def decode(
@@ -354,10 +369,11 @@ class GpuPool:
         host[: len(ROWS), :count] = numbers
         host[TEMPERATURES].view(np.float32)[:count] = temperatures
         host[FINITE].view(np.bool_)[:] = True
-        rows.numbers.copy_(torch.from_numpy(host))
-        for _ in range(strides):
-            graph()
-        return rows.numbers.cpu().numpy()
+        with _running:
+            rows.numbers.copy_(torch.from_numpy(host))
+            for _ in range(strides):
+                graph()
+            return rows.numbers.cpu().numpy()
 
     def record(self, rows: int) -> None:
         """Record the graphs for every number of rows up to this one, each in its fastest variant.
@@ -421,9 +437,10 @@ class GpuPool:
             start=[START] * len(slots),
             seed=slots,
         )
-        began = time.perf_counter()
-        self._replay(rows, graph, numbers.numpy(), np.ones(len(slots), np.float32), TIMED)
-        return time.perf_counter() - began
+        with _running:
+            began = time.perf_counter()
+            self._replay(rows, graph, numbers.numpy(), np.ones(len(slots), np.float32), TIMED)
+            return time.perf_counter() - began
 
     def _advance(self, rows: _Rows) -> None:
         """The content of a graph: `stride` passes of every row with steps left, and the update of

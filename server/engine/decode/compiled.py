@@ -125,7 +125,8 @@ def _on_gpu() -> Iterator[None]:
         yield
     except RuntimeError as error:
         try:
-            torch.cuda.synchronize()
+            # not for the whole GPU, which CUDA forbids while a reload records graphs
+            torch.cuda.current_stream().synchronize()
         except RuntimeError as still:
             raise EngineLost(
                 f"the GPU no longer answers ({str(still).splitlines()[0]}); the process ends, so"

@@ -5,6 +5,7 @@ neighbours.
 import dataclasses
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -469,10 +470,11 @@ def test_a_gpu_that_no_longer_answers_is_distinguished_from_a_failed_batch(emula
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
 
     monkeypatch.setattr(engine.pool, "decode", fail)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         advance(engine, [1], [0], [8])
-    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    stream.synchronize = fail
     with pytest.raises(
         EngineLost,
         match=r"no longer answers \(CUDA error: an illegal .* encountered\); the process",
