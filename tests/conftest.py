@@ -26,18 +26,20 @@ os.environ.setdefault(
 # `python -m linpix` in any folder is this one
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
 
-import hypothesis
 import pytest
 import torch
 
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
 from tests.nets import perturbed_net, saved
-from tools.harness.commands import words_of
+from tools.harness.commands import ROOT, words_of
 from tools.harness.machine import define_emulated
-from tools.harness.servers import ROOT, Process, serving
 
-hypothesis.settings.load_profile("ci")  # the same examples each time, and no deadlines
+# tests of kernels need neither this nor httpx: `make gpu-check` runs without them
+with contextlib.suppress(ModuleNotFoundError):
+    import hypothesis
+
+    hypothesis.settings.load_profile("ci")  # the same examples each time, and no deadlines
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -128,8 +130,10 @@ def folder(tiny: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(tiny: Path) -> Iterator[Process]:
+def server(tiny: Path) -> Iterator[Any]:
     """One server for the tests that leave it as they found it."""
+    from tools.harness.servers import serving
+
     with serving(tiny.parent) as process:
         yield process
 

@@ -26,7 +26,8 @@ from PIL import Image
 
 from linpix.__main__ import main
 from linpix.model import ops
-from tools.harness.servers import ROOT, here
+from tools.harness.commands import ROOT
+from tools.harness.servers import here
 
 RECORD = Path(__file__).with_name("digests.json")
 needs_kernels = pytest.mark.skipif(

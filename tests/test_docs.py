@@ -28,7 +28,8 @@ import linpix
 from linpix.cli import draw
 from linpix.model import ops
 from linpix.server.engine.decode.choice import new_decoder
-from tools.harness.servers import ROOT, Process, serving
+from tools.harness.commands import ROOT
+from tools.harness.servers import Process, serving
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DECISIONS = ROOT / "DECISIONS.md"

@@ -14,7 +14,8 @@ import pytest
 
 from tests.linpix.test_main import pixels
 from tests.server.web.test_openai import OLD_CLIENT
-from tools.harness.servers import ROOT, Quiet, listening, serving
+from tools.harness.commands import ROOT
+from tools.harness.servers import Quiet, listening, serving
 
 FOLDER = ROOT / "examples"
 NODE_MODULES = Path(sys.prefix) / "node_modules"  # where `make test` puts the openai package of npm

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from linpix.model import ops
-from tools.gpu_check import OLDER, ROOT, Check, Step, calls, examine, report
+from tools.gpu_check import OLDER, Check, Step, calls, examine, newer_than_driver, report
+from tools.harness.commands import ROOT
 from tools.harness.servers import HANG_S, eventually
 from tools.results import Results
 
@@ -205,3 +206,9 @@ def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, em
         for line in found
         if line.get("part") in ("decode", "training", "service")
     )
+
+
+def test_a_toolkit_that_is_newer_than_the_driver_is_named():
+    told = newer_than_driver((13, 0), 12080)
+    assert told.startswith("nvcc is of CUDA 13.0, and the driver runs kernels up to CUDA 12.8: ")
+    assert newer_than_driver((12, 9), 12040) == newer_than_driver((), 12040) == ""

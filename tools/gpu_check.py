@@ -2,21 +2,25 @@
 
     make gpu-check [CALL=1,2,3] [PYTHON=python3] [OUT=build/gpu-check]
 
-The Python needs torch with CUDA, numpy, safetensors, pillow, tqdm, pytest and setuptools, for the
-service also fastapi and what it needs, and there must be an nvcc; neither pip nor a network is
-asked for. OUT has results.jsonl, where every measurement and the end of every step is a line as
-soon as it is known, report.md (all of it as tables), and log.txt (what the steps printed). A run
-goes on after what OUT has: neither steps that ended well nor measurements are repeated, so take
-another OUT after a change of the code. If tests of decoding fail, those that did run again without
-the overlap of kernels, and then with the tiles of few rows; the steps that follow use what passed.
+The Python needs torch with CUDA, numpy, safetensors, pillow, tqdm, pytest and setuptools, and there
+must be an nvcc; neither pip nor a network is asked for. The service is measured where also fastapi,
+httpx and what LinPix serves with are installed.
+
+OUT has results.jsonl, where every measurement and the end of every step is a line as soon as it is
+known, report.md (all of it as tables), and log.txt (what the steps printed). A run goes on after
+what OUT has: neither steps that ended well nor measurements are repeated, so take another OUT after
+a change of the code. If tests of decoding fail, those that did run again without the overlap of
+kernels, and then with the tiles of few rows; the steps that follow use what passed.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,18 +29,19 @@ import numpy as np
 from PIL import Image
 
 from tools.harness.arguments import new_parser, numbers
-from tools.harness.commands import words_of
+from tools.harness.commands import ROOT, ran, words_of
 from tools.results import Results
 
-ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 560.0  # of a call
 SHOWN_LINES = 40  # of a step that failed; of others one
 OLDER = {
     "without overlap": {"LINPIX_OVERLAP": "0"},  # what is tried if tests of decoding fail
     "in tiles of few rows": {"LINPIX_OVERLAP": "0", "LINPIX_TILES": "few"},
 }
+NEEDED = ("torch", "numpy", "safetensors", "PIL", "tqdm", "pytest", "setuptools")
+SERVING = ("fastapi", "httpx")
 # tiny shapes, since every access is looked at
-SANITIZED = "padding or taken or recorded or reading_leaves"
+SANITIZED = "padding or taken or recorded or reading_leaves or prefill_leaves"
 
 
 @dataclass(frozen=True)
@@ -179,40 +184,44 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
             f" --device {device} --images 160 --batch 16 --warmup-images 32 --validation 16"
         )
 
-    def serves(flags: str) -> str:
-        return f"{python} -m tools.benchmarks.service {results} {flags}"
+    def service(flags: str, limit_s: float) -> list[Step]:
+        if missing(SERVING):
+            return []
+        return [step("service", f"{python} -m tools.benchmarks.service {results} {flags}", limit_s)]
 
+    decoding, sequences = tests("tests/model/test_cuda.py"), "tests/model/attention/test_linear.py"
     if emulated:
         return [
-            [step("machine", measured("machine"), 120)],
+            [
+                step("machine", measured("machine"), 120),
+                step("tests can be read", f"{decoding} {sequences} --collect-only", 120),
+            ],
             [step(part, measured(part), 120) for part in ("decode", "kernels", "products")],
             [
                 step("training, eager", trains("eager", "tiny --no-compile"), 120),
                 step("training", measured("training"), 120),
-                step("service", serves(f"--model {work}/eager --load 2x1,2x2 --seconds 0.5"), 120),
+                *service(f"--model {work}/eager --load 2x1,2x2 --seconds 0.5", 120),
             ],
         ]
-    look = "from linpix.model import ops; import sys; sys.exit(ops.why_no_gpu())"
-    decoding, rows = tests("tests/model/test_cuda.py"), "1,64,512,1024,4096"
+    rows = "1,64,512,1024,4096"
     again = [
         step(f"decoding {how}", f"{decoding} --last-failed", 100, variables)
         for how, variables in OLDER.items()
     ]
-    service = serves(
-        "--device cuda --state fp16 --slots 4096 --max-queue 8192 --max-n 1024 --client-images 0"
-    )
-    sanitizer = "env compute-sanitizer --error-exitcode=9"
+    many = "--device cuda --state fp16 --slots 4096 --max-queue 8192 --max-n 1024 --client-images 0"
+    # of our kernels only: torch has its own
+    sanitizer = "env compute-sanitizer --error-exitcode=9 --kernel-regex kns=enter"
     others = f"--preset mnist-large,mnist-conditional,cifar10 --batch {rows}"
     large = "--preset mnist-large --batch 4096 --state fp16"
     invariant = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
     return [
         [
             step("build", f"{python} setup.py -q build_ext --inplace --parallel=2", 300),
-            step("look", f"{python} -c '{look}'", 60),
+            step("look", f"{python} -m tools.gpu_check --look", 60),
             step("machine", measured("machine"), 60),
             step("decoding", decoding, 230),
             *again,
-            step("attention over sequences", tests("tests/model/attention/test_linear.py"), 60),
+            step("attention over sequences", tests(sequences), 60),
             step("decode mnist", measured("decode", f"--preset mnist --batch {rows}"), 120),
             step("races", f"{sanitizer} --tool=racecheck {decoding} -k '{SANITIZED}'", 90),
             step("memory", f"{sanitizer} {decoding} -k '{SANITIZED}'", 90),
@@ -230,12 +239,55 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
             ),
         ],
         [
-            step("service", service, 180),
+            *service(many, 180),
             step("training, eager", trains("eager", "mnist --no-compile"), 60),
             step("training", measured("training", "--preset mnist-large --batch 128,256"), 120),
             step("training, compiled", trains("compiled", "mnist"), 150),
         ],
     ]
+
+
+def missing(packages: tuple[str, ...]) -> list[str]:
+    return [name for name in packages if find_spec(name) is None]
+
+
+def look() -> str:
+    """What keeps this machine from the steps that follow, in one line; empty if nothing does."""
+    if names := missing(NEEDED):
+        return f"not installed here: {', '.join(names)}"
+    from linpix.model import ops
+
+    if why := ops.why_no_gpu():
+        return why
+    import torch
+
+    driver = torch._C._cuda_getDriverVersion()
+    if too_new := newer_than_driver(nvcc_version(), driver):
+        return too_new
+    one, offsets = torch.ones(1, 1, 8, device="cuda"), torch.tensor([0, 1], device="cuda")
+    try:
+        found, _ = torch.ops.linpix.causal_attention(one, one, one, offsets, 1e-6)
+    except RuntimeError as error:
+        return f"a kernel does not start: {str(error).splitlines()[0]}"
+    wrong = float((found - 1).abs().max())
+    return f"attention to oneself is off by {wrong:g}" if wrong > 1e-5 else ""
+
+
+def nvcc_version() -> tuple[int, ...]:
+    told = re.search(r"release (\d+)\.(\d+)", ran("nvcc --version").stdout)
+    return tuple(map(int, told.groups())) if told else ()
+
+
+def newer_than_driver(nvcc: tuple[int, ...], driver: int) -> str:
+    """driver: the newest CUDA that it runs, as 1000 * major + 10 * minor. Within a major version
+    newer kernels run, too.
+    """
+    if not nvcc or nvcc[0] <= driver // 1000:
+        return ""
+    return (
+        f"nvcc is of CUDA {nvcc[0]}.{nvcc[1]}, and the driver runs kernels up to CUDA"
+        f" {driver // 1000}.{driver % 1000 // 10}: install that toolkit, or a newer driver"
+    )
 
 
 def examine(check: Check, steps: list[Step]) -> None:
@@ -269,9 +321,14 @@ def main() -> int:
     parser.add_argument(
         "--emulated", type=Path, help="kernels for a processor, to try this in tiny form"
     )
+    parser.add_argument(
+        "--look", action="store_true", help="only say what is wrong with this machine, if anything"
+    )
     given = parser.parse_args()
     # where the toolkit's programs are, if nobody said so
     os.environ["PATH"] += os.pathsep + "/usr/local/cuda/bin"
+    if given.look:
+        sys.exit(look() or None)
     # and so is the step that runs
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     out, check = given.out.resolve(), Check(given.out.resolve())

@@ -18,7 +18,8 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from tools.harness.servers import ROOT, Process, serving
+from tools.harness.commands import ROOT
+from tools.harness.servers import Process, serving
 
 SCREENSHOTS = ROOT / "build/screenshots"
 WAIT_MS = 180_000  # what a busy machine may take for what an idle one does in a moment

@@ -16,7 +16,8 @@ from linpix.training.init import inverted, negative
 from tests.browser.conftest import Visit, chosen, downloaded, press, says, take, written
 from tests.browser.test_samples import asked, rgb
 from tests.fuzz.pictures import encode as png
-from tools.harness.servers import ROOT, serving
+from tools.harness.commands import ROOT
+from tools.harness.servers import serving
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,8 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import downloaded, press, says, turn_to
 from tests.server.web.test_keys import line, private
-from tools.harness.servers import EAGER, ROOT, serving
+from tools.harness.commands import ROOT
+from tools.harness.servers import EAGER, serving
 
 pytestmark = pytest.mark.slow
 

@@ -25,8 +25,8 @@ from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from tests.nets import saved
 from tests.server.web.routes.test_images import encode, images_of, occluded
-from tools.harness.commands import ran
-from tools.harness.servers import HANG_S, ROOT, here
+from tools.harness.commands import ROOT, ran
+from tools.harness.servers import HANG_S, here
 
 GENERATE = "/v1/images/generations"
 PICTURE, KNOWN = (

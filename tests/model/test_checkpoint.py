@@ -16,8 +16,7 @@ from linpix.model.provenance import CheckpointError
 from linpix.model.transformer import Transformer
 from tests.fuzz.harness import lay
 from tests.nets import net_of
-from tools.harness.commands import python
-from tools.harness.servers import ROOT
+from tools.harness.commands import ROOT, python
 
 PROVENANCE = {"data": "random", "steps": 3, "class_names": list("abcdefghij")}
 

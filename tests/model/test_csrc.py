@@ -4,8 +4,7 @@ import shutil
 
 import pytest
 
-from tools.harness.commands import ran
-from tools.harness.servers import ROOT
+from tools.harness.commands import ROOT, ran
 
 pytestmark = pytest.mark.slow
 

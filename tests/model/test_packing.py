@@ -35,8 +35,7 @@ from linpix.model.packing import (
 )
 from linpix.model.transformer import Transformer
 from tests.nets import perturbed_net
-from tools.harness.commands import python, ran
-from tools.harness.servers import ROOT
+from tools.harness.commands import ROOT, python, ran
 
 pytestmark = pytest.mark.kernels
 

@@ -9,8 +9,7 @@ import subprocess
 import pytest
 import yaml
 
-from tools.harness.commands import ran
-from tools.harness.servers import ROOT
+from tools.harness.commands import ROOT, ran
 
 [GROUP] = yaml.safe_load((ROOT / "deploy/alerts.yml").read_text())["groups"]
 RULES = GROUP["rules"]

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from tests.server.test_listening import free_port
-from tools.harness.commands import ran
-from tools.harness.servers import HANG_S, ROOT, eventually, fetch, serving
+from tools.harness.commands import ROOT, ran
+from tools.harness.servers import HANG_S, eventually, fetch, serving
 
 CONFIG = (ROOT / "deploy/nginx.conf").read_text()
 GENERATIONS = "/v1/images/generations"

@@ -20,8 +20,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.web.routes.test_images import generate, occluded
-from tools.harness.commands import words_of
-from tools.harness.servers import EAGER, HANG_S, ROOT, Process, eventually, fetch, serving
+from tools.harness.commands import ROOT, words_of
+from tools.harness.servers import EAGER, HANG_S, Process, eventually, fetch, serving
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from linpix.server.origins import Origins
 from linpix.server.settings import Settings
 from tests.fuzz.pictures import noise
 from tests.server.web.routes.test_images import encode, generate
-from tools.harness.commands import ran
-from tools.harness.servers import ROOT, serving
+from tools.harness.commands import ROOT, ran
+from tools.harness.servers import serving
 
 
 def dockerfile() -> list[tuple[str, str]]:

@@ -22,7 +22,8 @@ from linpix.training import datasets
 from tools.benchmarks.occlusion import Asked, Images, masks
 from tools.benchmarks.quality import SURE, judged, trained_judge
 from tools.harness.arguments import new_parser
-from tools.harness.servers import ROOT, serving
+from tools.harness.commands import ROOT
+from tools.harness.servers import serving
 
 SEEN = 200
 

@@ -25,8 +25,9 @@ from linpix.model import ops, provenance
 from tools.benchmarks.occlusion import Asked, masks, upload
 from tools.harness.arguments import new_parser, numbers
 from tools.harness.client import EVERYBODY, Ask, Connection, Picture
+from tools.harness.commands import ROOT
 from tools.harness.machine import machine
-from tools.harness.servers import ROOT, Process, serving
+from tools.harness.servers import Process, serving
 
 PICTURES, HALF = 20, 8
 PLAIN = "plain sample"

@@ -54,7 +54,8 @@ from tools.benchmarks.occlusion import (
 )
 from tools.benchmarks.strokes import centred, pen_digits
 from tools.harness.arguments import new_parser
-from tools.harness.servers import ROOT, serving
+from tools.harness.commands import ROOT
+from tools.harness.servers import serving
 
 SIDE, SURE, WAYS, FEW, EACH = 28, 0.9, 16, 50, 8
 

@@ -5,6 +5,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def words_of(parts: Iterable[object]) -> list[str]:

@@ -18,7 +18,6 @@ import httpx
 
 from tools.harness.commands import words_of
 
-ROOT = Path(__file__).resolve().parents[2]
 # The longest wait for anything. It only names what hangs: no outcome depends on how busy the
 # machine is.
 HANG_S = 300.0

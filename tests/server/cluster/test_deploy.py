@@ -12,8 +12,7 @@ import yaml
 
 from linpix.server.origins import Origins
 from linpix.server.settings import Settings
-from tools.harness.commands import ran
-from tools.harness.servers import ROOT
+from tools.harness.commands import ROOT, ran
 
 OBJECTS = {
     found["kind"]: found

@@ -26,8 +26,8 @@ from tests.server.cluster.test_local import Cluster, no_process_comes_after_othe
 from tests.server.test_listening import free_port
 from tests.soak.service import Oracle
 from tools.harness.client import Ask, Connection, Record
-from tools.harness.commands import ran, words_of
-from tools.harness.servers import HANG_S, ROOT, eventually, fetch
+from tools.harness.commands import ROOT, ran, words_of
+from tools.harness.servers import HANG_S, eventually, fetch
 
 pytest.importorskip("ray.serve", reason="the extra is not installed: pip install '.[ray]'")
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from tests.server.web.routes.test_images import edit, encode
-from tools.harness.servers import ROOT, here
+from tools.harness.commands import ROOT
+from tools.harness.servers import here
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ from tests.server.web.routes.test_images import generate
 from tools.benchmarks.occlusion import IN_FLIGHT, Asked, from_first_hole_on, masks, upload
 from tools.benchmarks.quality import SURE, judged, trained_judge
 from tools.benchmarks.strokes import pen_digits
-from tools.harness.servers import HANG_S, ROOT, serving
+from tools.harness.commands import ROOT
+from tools.harness.servers import HANG_S, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 

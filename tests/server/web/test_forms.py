@@ -26,7 +26,8 @@ from tests.server.web.test_admission import (
     rejected,
     unnamed_files,
 )
-from tools.harness.servers import ROOT, eventually, here, serving
+from tools.harness.commands import ROOT
+from tools.harness.servers import eventually, here, serving
 
 EDIT = "/v1/images/edits"
 END = f"--{BOUNDARY}--\r\n".encode()

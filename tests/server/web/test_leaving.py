@@ -20,7 +20,8 @@ import httpx
 import pytest
 
 from tests.server.web.routes.test_images import events_of, generate, message_of, occluded, refusal
-from tools.harness.servers import HANG_S, ROOT, Process, eventually, serving
+from tools.harness.commands import ROOT
+from tools.harness.servers import HANG_S, Process, eventually, serving
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,8 @@ import pytest
 
 from linpix.server.web import schemas
 from tests.server.web.routes.test_images import encode, events_of, occluded
-from tools.harness.servers import ROOT, here, when_possible
+from tools.harness.commands import ROOT
+from tools.harness.servers import here, when_possible
 
 BAND = np.full((28, 28), 255, np.uint8)
 BAND[10:18] = 0

@@ -11,7 +11,7 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 
 from linpix.server.web.routes.page import STATIC, compressed
-from tools.harness.servers import ROOT
+from tools.harness.commands import ROOT
 
 OURS = {
     "VENDORED.md",
