@@ -186,7 +186,18 @@ class View {
   }
 }
 
-export class Inside {
+/** The tab, whose part of the page comes with this script. */
+export async function open() {
+  const panel = $("inside");
+  panel.innerHTML = await (await call("static/inside.html")).text();
+  const style = panel.querySelector("link");
+  await new Promise((done) => {
+    style.onload = style.onerror = done;
+  });
+  return new Inside();
+}
+
+class Inside {
   constructor() {
     this.panel = $("inside");
     this.form = this.panel.querySelector("form");

@@ -22,7 +22,7 @@ import { Samples } from "./samples.js";
 
 const PANELS = ["samples", "completion", "race", "inside", "now"];
 const notice = new Notice($("page-notice"));
-let inside = null; // until its tab is opened
+let inside = null; // a promise, once its tab is opened
 let latest = null; // the last status of the service; null while it does not answer
 
 const KEPT = 60; // points of a chart, one an answer
@@ -280,12 +280,12 @@ function select(name) {
   if (name === "inside") openInside();
 }
 
-/** Its script is asked for when the tab is first opened. */
+/** It is asked for when the tab is first opened. */
 async function openInside() {
   try {
-    const { Inside } = await import("./inside.js");
-    inside ??= new Inside();
+    await (inside ??= import("./inside.js").then(({ open }) => open()));
   } catch (problem) {
+    inside = null;
     notice.show(problem);
   }
 }

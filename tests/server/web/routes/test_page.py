@@ -29,7 +29,10 @@ OURS = {
     "completion.js",
     "upload.js",
     "race.js",
+    "inside.css",
+    "inside.html",
     "inside.js",
+    "likelihood.js",
 }
 # attributes that name another resource
 LOADS = {"src", "href", "srcset", "action", "formaction", "poster", "data"}
