@@ -8,6 +8,7 @@ import {
   fieldsOf,
   models,
   recognises,
+  refill,
   restore,
   shapeOf,
   Task,
@@ -37,6 +38,7 @@ export class Completion {
     this.task = new Task(this.panel);
     this.upload = new Upload(this.panel, this.board, this.task, () => this.settled());
     this.visit = new Visit(this.panel.querySelector(".visit"), this.gallery, this.task, {
+      link: ["completion", "It has these settings, and not your picture."],
       shown: () => {
         if (!this.task.running) this.task.notice.clear();
         $("known").textContent = ""; // it describes the previous completions
@@ -100,17 +102,36 @@ export class Completion {
         : Array(3).fill(models.chosen.board.ink?.[0] ?? 255 - ground[0]);
   }
 
-  /** Show an example of the chosen model to a visitor who has drawn and loaded nothing. */
+  /** Set the form as a new link says. Else show an example of the chosen model to a visitor who has drawn and loaded nothing. */
   arrive() {
     const { board, task } = this;
+    if (this.panel.hidden || !models.chosen) return;
+    const query = location.hash.split("#/completion?")[1];
+    if (query) {
+      if (query !== this.query) this.followLink(query);
+      return;
+    }
     if (
-      this.panel.hidden ||
       (board.touched && !(board.example && models.chosen !== this.shown)) ||
-      !models.chosen ||
       (task.running && task.controller.signal !== this.showing)
     )
       return;
     this.sample({ seed: 19, label: models.chosen.classes[3] }, "An example");
+  }
+
+  /** A link has settings only: the picture that they were used with stays where it was. */
+  followLink(query) {
+    this.query = query;
+    this.task.start(() => {
+      const fields = Object.fromEntries(new URLSearchParams(query));
+      const each = fields.label === "each";
+      models.decided = true;
+      refill(this.form, each ? { ...fields, label: "", n: null } : fields, "link");
+      const then = each ? ", and press One of each that fits" : "";
+      this.task.say(
+        `This link has settings, which are set now, and no picture. Draw or load one${then}.`,
+      );
+    });
   }
 
   /** Show half of a sample, and its completions. */

@@ -186,6 +186,16 @@ export function restore(form, { model, label = "", seed = "", temperature, n }) 
   if (n) enter(form.elements.n, n);
 }
 
+/** Restore a form as a link or a picture (from) says. Throws a Problem if that cannot be. */
+export function refill(form, fields, from) {
+  restore(form, fields);
+  const wrong = form.querySelector(":invalid");
+  if (wrong)
+    throw new Problem(
+      `This ${from} cannot be drawn: its ${wrong.name} is ${wrong.value}. ${wrong.validationMessage}`,
+    );
+}
+
 /** Copy a text to the clipboard. Resolves to whether it worked: only pages from https or localhost may write there. */
 export const copied = (text) =>
   navigator.clipboard?.writeText(text).then(

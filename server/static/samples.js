@@ -1,6 +1,17 @@
 // Samples: images drawn from nothing, as their rows arrive, and the draws of this visit.
 import { blobOf, call, events, key, Problem } from "./service.js";
-import { $, copied, counted, duration, el, fieldsOf, models, restore, Task } from "./parts.js";
+import {
+  $,
+  copied,
+  counted,
+  duration,
+  el,
+  fieldsOf,
+  models,
+  refill,
+  restore,
+  Task,
+} from "./parts.js";
 import { Gallery, rowsSoFar, withSettings } from "./gallery.js";
 
 export const PATH = "v1/images/generations";
@@ -20,7 +31,7 @@ export class Samples {
     });
     this.task = new Task(panel);
     this.visit = new Visit(panel.querySelector(".visit"), this.gallery, this.task, {
-      link: linkOf,
+      link: ["samples", "It draws these images again."],
     });
     this.form.onsubmit = ({ submitter }) => {
       if (submitter) this.gallery.reveal();
@@ -39,12 +50,7 @@ export class Samples {
 
   /** Draw with these fields, if any; from: where they are from. */
   again(fields, from) {
-    if (fields) restore(this.form, fields);
-    const wrong = this.form.querySelector(":invalid");
-    if (wrong)
-      throw new Problem(
-        `This ${from} cannot be drawn: its ${wrong.name} is ${wrong.value}. ${wrong.validationMessage}`,
-      );
+    if (fields) refill(this.form, fields, from);
     this.form.requestSubmit();
   }
 
@@ -91,16 +97,12 @@ export class Samples {
   }
 }
 
-function linkOf(records) {
-  const [
-    {
-      about: { fields, each },
-      seed,
-      index,
-    },
-  ] = records;
-  return `${location.href.split("#")[0]}#/samples?${new URLSearchParams({ ...fields, ...(each && { label: "each" }), seed: seed - index })}`;
-}
+/** What draws images again, from the first of them. */
+const settingsOf = ({ about: { fields, each }, seed, index }) => ({
+  ...fields,
+  ...(each && { label: "each" }),
+  seed: seed - index,
+});
 
 /**
  * Draw images, shown in a gallery as they grow: n at once, or by a request each where one of each class is asked for.
@@ -181,22 +183,14 @@ async function receive(gallery, response, signal, records) {
 
 /** The draws of this visit: earlier ones to show again, all images of one in a picture, and a link that draws them again. */
 export class Visit {
-  /** box: where it is shown · shown: called when an earlier draw is · link(records): an address, optional. */
-  constructor(box, gallery, task, { shown = () => {}, link } = {}) {
-    Object.assign(this, { gallery, task, shown, draws: [] });
+  /** box: where it is shown · shown: called when an earlier draw is · link: its panel, and what it does. */
+  constructor(box, gallery, task, { shown = () => {}, link }) {
+    Object.assign(this, { gallery, task, shown, link, draws: [] });
     this.list = el("ul", { "aria-label": "Earlier draws" });
-    this.buttons = [el("button", { disabled: true, click: () => this.download() }, "Save all")];
-    if (link)
-      this.buttons.push(
-        el(
-          "button",
-          {
-            disabled: true,
-            click: () => gallery.finished.length && this.send(link(gallery.finished)),
-          },
-          "Copy link",
-        ),
-      );
+    this.buttons = [
+      el("button", { disabled: true, click: () => this.download() }, "Save all"),
+      el("button", { disabled: true, click: () => this.send() }, "Copy link"),
+    ];
     box.append(
       el("div", { class: "buttons" }, ...this.buttons),
       el("h3", {}, "This visit"),
@@ -270,28 +264,25 @@ export class Visit {
       Math.max(1, Math.floor(112 / pictures[0].width)),
     );
     const png = await blobOf(canvas);
-    const {
-      about: { fields, each },
-      seed,
-      index,
-    } = first;
+    const { fields, picture } = first.about;
     const all = {
-      ...fields,
-      seed: seed - index,
+      ...settingsOf(first),
       n: finished.length,
-      ...(each && !first.about.picture && { label: "each" }),
+      ...(picture && { label: fields.label }),
     };
     const url = URL.createObjectURL(await withSettings(first, png, all));
-    el("a", { href: url, download: `linpix-${seed}-all.png` }).click();
+    el("a", { href: url, download: `linpix-${first.seed}-all.png` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);
   }
 
-  async send(address) {
-    this.task.say(
-      (await copied(address))
-        ? "The link is copied. It draws these images again."
-        : `This link draws these images again: ${address}`,
-    );
+  async send() {
+    const { finished } = this.gallery;
+    if (!finished.length) return;
+    const [panel, does] = this.link;
+    const settings = new URLSearchParams(settingsOf(finished[0]));
+    const address = `${location.href.split("#")[0]}#/${panel}?${settings}`;
+    const how = (await copied(address)) ? "The link is copied." : `Copy this link: ${address} .`;
+    this.task.say(`${how} ${does}`);
   }
 }
 

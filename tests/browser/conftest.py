@@ -21,6 +21,7 @@ from playwright.sync_api import (
 from tools.harness.commands import ROOT
 from tools.harness.servers import Process, serving
 
+AXE = Path(__file__).with_name("axe.min.js").read_text()
 SCREENSHOTS = ROOT / "build/screenshots"
 WAIT_MS = 180_000  # what a busy machine may take for what an idle one does in a moment
 DESKTOP, PHONE = (1280, 800), (390, 844)
@@ -136,6 +137,17 @@ def visit(chromium: Browser) -> Iterator[Any]:
         one.context.close()
     assert [one.errors for one in visits] == [[]] * len(visits)
     assert [one.foreign for one in visits] == [[]] * len(visits)
+
+
+def findings(page: Page) -> list[str]:
+    """What axe-core has against the page as it is now."""
+    page.evaluate(AXE)
+    result = page.evaluate("axe.run(document)")
+    assert len(result["passes"]) > 15
+    return [
+        f"{one['impact']}: {one['id']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
+        for one in result["violations"]
+    ]
 
 
 def take(page: Page, model: str) -> None:

@@ -489,3 +489,19 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
         "#completion .notice",
         "No loaded model uses all known pixels of 32 . 32 pictures. Load a conditional",
     )
+
+
+def test_a_link_to_completions_has_their_settings_and_says_that_it_has_no_picture(shipped, visit):
+    _, page = begin(visit, shipped, model="mnist-small")
+    stroke(page, TOP_OF_SEVEN)
+    page.locator("#completion-form [name=seed]").fill("5")
+    complete(page, 3)
+    press(page.locator("#completion"), "Copy link")
+    says(page, "#completion .status", "The link is copied. It has these settings, and not your")
+    link = page.evaluate("navigator.clipboard.readText()")
+    other = visit(shipped.url, panel=link.split("#/")[1]).ready()
+    says(other, "#completion .status", "no picture. Draw or load one")
+    assert chosen(other) == "mnist-small"
+    stroke(other, TOP_OF_SEVEN)
+    says(other, "#completion .status", "3 completions in")
+    np.testing.assert_array_equal(results(other), results(page))

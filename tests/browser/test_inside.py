@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import DESKTOP, PHONE, says
-from tests.browser.test_page import findings
+from tests.browser.conftest import DESKTOP, PHONE, findings, says
 from tools.harness.servers import HANG_S
 
 pytestmark = pytest.mark.slow

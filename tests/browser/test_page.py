@@ -1,29 +1,16 @@
 """The page as a whole: its size, its layout at two widths, light and dark, and accessibility."""
 
 import re
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from tests.browser.conftest import DESKTOP, PHONE, Visit, press, says, take, turn_to
+from tests.browser.conftest import DESKTOP, PHONE, Visit, findings, press, says, take, turn_to
 from tests.browser.test_completion import TOP_OF_SEVEN, complete, stroke
 from tools.harness.servers import fetch
 
-AXE = Path(__file__).with_name("axe.min.js").read_text()
 # bytes of the page's files in all, and of what a browser is sent of them: compressed
 SOURCES, SENT = 185_000, 65_000
-
-
-def findings(page: Page) -> list[str]:
-    """What axe-core has against the page as it is now."""
-    page.evaluate(AXE)
-    result = page.evaluate("axe.run(document)")
-    assert len(result["passes"]) > 15
-    return [
-        f"{one['impact']}: {one['id']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
-        for one in result["violations"]
-    ]
 
 
 @pytest.mark.slow

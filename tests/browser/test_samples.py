@@ -12,9 +12,16 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from linpix.model import checkpoint
-from tests.browser.conftest import PHONE, WAIT_MS, chosen, downloaded, press, says, take
-from tools.harness.commands import ROOT
-from tools.harness.servers import EAGER, fetch, serving
+from tests.browser.conftest import (
+    PHONE,
+    WAIT_MS,
+    chosen,
+    downloaded,
+    press,
+    says,
+    take,
+)
+from tools.harness.servers import EAGER, ROOT, fetch, serving
 
 # for each frame, the rows that have pixels
 ROWS = """canvases => canvases.map(canvas => {
