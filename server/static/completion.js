@@ -106,6 +106,10 @@ export class Completion {
   arrive() {
     const { board, task } = this;
     if (this.panel.hidden || !models.chosen) return;
+    import("./tries.js").then(
+      ({ offer }) => offer($("tries")),
+      () => {}, // the tab can be used without them
+    );
     const query = location.hash.split("#/completion?")[1];
     if (query) {
       if (query !== this.query) this.followLink(query);
@@ -129,7 +133,7 @@ export class Completion {
       refill(this.form, each ? { ...fields, label: "", n: null } : fields, "link");
       const then = each ? ", and press One of each that fits" : "";
       this.task.say(
-        `This link has settings, which are set now, and no picture. Draw or load one${then}.`,
+        `This link has settings, which are set now, and no picture. Draw, load or choose one${then}.`,
       );
     });
   }
@@ -148,6 +152,7 @@ export class Completion {
       if (board.shape !== shape || board.past !== past) return; // or something was drawn meanwhile
       await this.upload.adopt(answer.data[0].b64_json, what);
       board.example = true;
+      this.follow();
       await this.fill(
         signal,
         `${what}, completed in several ways. Draw over it to begin your own, or load a picture.`,
@@ -202,6 +207,7 @@ export class Completion {
     if (board.framed?.why && board.framed !== this.upload.framed) this.gallery.clear(); // completions of another picture
     this.upload.show();
     $("editor-hint").hidden = board.touched;
+    $("tries").hidden = board.touched && !board.example;
     panel.querySelector("[data-do=undo]").disabled = !board.past.length;
     panel.querySelector("[data-do=redo]").disabled = !board.future.length;
     write($("editor-help"), board.words);

@@ -410,7 +410,8 @@ class Photograph {
   constructor(canvas, crop, board, { prepared, negative }) {
     const { ink, known, width, height, ground } = board;
     // what is drawn is then ink on nothing
-    const bare = models.chosen.board.ground && onTransparent(fitted(canvas, board));
+    const bare =
+      board.channels === 1 && models.chosen.board.ground && onTransparent(fitted(canvas, board));
     Object.assign(this, {
       canvas,
       bare,
@@ -485,13 +486,14 @@ class Photograph {
       // grow over the blur around strokes: seams are then outside it
       differs = around.map((near, pixel) => differs[pixel] || near.some((one) => differs[one]));
     }
-    const layer = new Float32Array(width * height * 5); // red, green, blue, ink over them, whether it is drawn
+    const layer = new Float32Array(width * height * 5); // red, green, blue, ink over them or how opaque they are, whether it is drawn
     for (let pixel = 0; pixel < width * height; pixel++) {
       const value = image.data.subarray(4 * pixel, 4 * pixel + 3);
       let under = value.map((one) => (negative ? 255 - one : one));
       if (tones) under = tones.paper.subarray(3 * pixel, 3 * pixel + 3);
       if (bare) under = tones.ink;
-      const amount = tones ? Math.abs(value[0] - ground) / 255 : 0;
+      const opaque = image.data[4 * pixel + 3];
+      const amount = (tones ? Math.abs(value[0] - ground) : opaque) / 255;
       layer.set([...under, amount, differs[pixel]], 5 * pixel);
     }
     const steep = Math.min(STEEP, Math.max(1, side));
@@ -510,7 +512,7 @@ class Photograph {
         const share = Math.min(1, Math.max(0, (found[3] - 0.5) * steep + 0.5));
         const at = 4 * (y * laid.width + x);
         const kept = (1 - found[4]) * all.data[at + 3];
-        const over = 255 * found[4] * (bare ? share : 1);
+        const over = 255 * found[4] * (bare || !tones ? share : 1);
         for (let channel = 0; channel < 3; channel++) {
           const drawn = tones
             ? found[channel] + (tones.ink[channel] - found[channel]) * share

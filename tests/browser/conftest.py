@@ -53,6 +53,14 @@ def shipped() -> Iterator[Process]:
         yield process
 
 
+@pytest.fixture(scope="package")
+def varied() -> Iterator[Process]:
+    """As shipped, but digits, letters, faces and textures."""
+    models = "mnist-conditional,letters-conditional,avatars,cifar10-conditional"
+    with serving(ROOT / "checkpoints", f"--models {models}") as process:
+        yield process
+
+
 class Visit:
     """A page of a browser without a past, and what went wrong in it."""
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from linpix.model import checkpoint
 from linpix.model.nets import net_for
 from linpix.training.init import inverted, negative
-from tests.browser.conftest import Visit, chosen, downloaded, press, says, take, written
+from tests.browser.conftest import PHONE, Visit, chosen, downloaded, press, says, take, written
 from tests.browser.test_samples import asked, rgb
 from tests.fuzz.pictures import encode as png
 from tools.harness.commands import ROOT
@@ -221,42 +221,42 @@ def test_quick_strokes_leave_one_draw_of_each_and_clear_takes_the_completions_aw
     expect(page.locator("#completion .draw[aria-current=true]")).to_have_count(1)
 
 
-def test_a_photographed_letter_is_prepared_and_completed_by_the_model_of_letters(visit, tmp_path):
-    both = "mnist-conditional,letters-conditional"
-    with serving(ROOT / "checkpoints", f"--models {both}") as server:
-        visitor, page = begin(visit, server, live=True)
-        shapes = {
-            "letter": asked(server.url, model="letters-conditional", label="R", seed=3)[..., 0],
-            "digit": digit(server.url, 7),
-        }
-        files = {
-            name: written(tmp_path, f"{name}.png", png(photograph(shape)))
-            for name, shape in shapes.items()
-        }
+def test_a_photographed_letter_is_prepared_and_completed_by_the_model_of_letters(
+    varied, visit, tmp_path
+):
+    visitor, page = begin(visit, varied, live=True)
+    shapes = {
+        "letter": asked(varied.url, model="letters-conditional", label="R", seed=3)[..., 0],
+        "digit": digit(varied.url, 7),
+    }
+    files = {
+        name: written(tmp_path, f"{name}.png", png(photograph(shape)))
+        for name, shape in shapes.items()
+    }
 
-        def load(name: str, words: str, model: str) -> None:
-            page.locator("#file").set_input_files(files[name])
-            says(page, "#upload-words", words)
-            says(page, "#completion .status", "6 completions in")
-            expect(page.get_by_label("Prepare (find the ink)")).to_be_checked()
-            assert chosen(page) == model
-
-        load("letter", "^It looks like a letter, and Letters knows these", "letters-conditional")
-        captions = page.locator("#completion .caption").all_inner_texts()
-        assert captions and all(re.match("[A-Za-z]( |$)", words) for words in captions), captions
-        assert page.locator("#completion .laid").count() == 6
-        visitor.keep("completion-letter-1280-light")
-        requests: list[str] = []
-        page.on("request", lambda one: requests.append(one.url) if "edits" in one.url else None)
-        press(page, "One of each that fits")
-        says(page, "#completion .status", r"class(es)? in 16 tries in")
-        assert len(requests) == 16, "of 52 classes"
-        load("digit", "^It looks like a digit, and Digits knows these", "mnist-conditional")
-        take(page, "letters-conditional")  # the visitor decides, and the page only offers
+    def load(name: str, words: str, model: str) -> None:
+        page.locator("#file").set_input_files(files[name])
+        says(page, "#upload-words", words)
         says(page, "#completion .status", "6 completions in")
-        load("digit", "^It looks like a digit", "letters-conditional")
-        press(page, "Use Digits")
-        assert chosen(page) == "mnist-conditional"
+        expect(page.get_by_label("Prepare (find the ink)")).to_be_checked()
+        assert chosen(page) == model
+
+    load("letter", "^It looks like a letter, and Letters knows these", "letters-conditional")
+    captions = page.locator("#completion .caption").all_inner_texts()
+    assert captions and all(re.match("[A-Za-z]( |$)", words) for words in captions), captions
+    assert page.locator("#completion .laid").count() == 6
+    visitor.keep("completion-letter-1280-light")
+    requests: list[str] = []
+    page.on("request", lambda one: requests.append(one.url) if "edits" in one.url else None)
+    press(page, "One of each that fits")
+    says(page, "#completion .status", r"class(es)? in 16 tries in")
+    assert len(requests) == 16, "of 52 classes"
+    load("digit", "^It looks like a digit, and Digits knows these", "mnist-conditional")
+    take(page, "letters-conditional")  # the visitor decides, and the page only offers
+    says(page, "#completion .status", "6 completions in")
+    load("digit", "^It looks like a digit", "letters-conditional")
+    press(page, "Use Digits")
+    assert chosen(page) == "mnist-conditional"
 
 
 def test_a_large_photograph_is_sent_small_and_a_file_that_is_no_picture_leaves_the_board(
@@ -491,6 +491,30 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
     )
 
 
+def test_pictures_to_try_are_loaded_as_uploads_and_offered_where_a_model_can_take_them(
+    shipped, varied, visit
+):
+    visitor, page = begin(visit, varied, live=True)
+    for name, model in (
+        ("Half a 4", "mnist-conditional"),
+        ("A letter", "letters-conditional"),
+        ("A photographed 7", "mnist-conditional"),
+        ("A boat", "cifar10-conditional"),
+        ("A sticker", "avatars"),
+    ):
+        page.get_by_role("button", name=name).focus()
+        page.keyboard.press("Enter")
+        says(page, "#completion .status", "6 completions in")
+        assert chosen(page) == model, name
+        expect(page.locator("#tries")).to_be_hidden()
+        expect(page.locator("#editor")).to_be_focused()
+        if name != "A sticker":
+            press(page, "Clear")
+    assert visitor.pixels("#alternatives .around")[3] == 0, "laid back on transparency"
+    few = visit(shipped.url, panel="completion", size=PHONE).ready()
+    expect(few.locator("#tries button")).to_have_count(3)  # for digits and colours
+
+
 def test_a_link_to_completions_has_their_settings_and_says_that_it_has_no_picture(shipped, visit):
     _, page = begin(visit, shipped, model="mnist-small")
     stroke(page, TOP_OF_SEVEN)
@@ -500,8 +524,9 @@ def test_a_link_to_completions_has_their_settings_and_says_that_it_has_no_pictur
     says(page, "#completion .status", "The link is copied. It has these settings, and not your")
     link = page.evaluate("navigator.clipboard.readText()")
     other = visit(shipped.url, panel=link.split("#/")[1]).ready()
-    says(other, "#completion .status", "no picture. Draw or load one")
+    says(other, "#completion .status", "no picture. Draw, load or choose one")
     assert chosen(other) == "mnist-small"
+    expect(other.locator("#tries")).to_be_visible()
     stroke(other, TOP_OF_SEVEN)
     says(other, "#completion .status", "3 completions in")
     np.testing.assert_array_equal(results(other), results(page))

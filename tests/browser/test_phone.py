@@ -15,7 +15,7 @@ HIT = """() => [...document.querySelectorAll('button, a, input, select, summary,
     .filter(one => !one.matches('.chips input'))
     .map(one => [one, one.getBoundingClientRect()])
     .map(([one, box]) => [one, box.left + box.width / 2, box.top + box.height / 2])
-    .filter(([, x, y]) => x > 0 && y > 0 && x < innerWidth && y < innerHeight)
+    .filter(([, x, y]) => x > 0 && y > 0 && x < innerWidth - 1 && y < innerHeight - 1)
     .map(([one, x, y]) => [one, document.elementFromPoint(x, y)])
     .filter(([one, hit]) => !one.contains(hit) && !hit.closest('.buttons, .chips'))
     .map(([one, hit]) => `${one.outerHTML.slice(0, 60)} is under ${hit.outerHTML.slice(0, 60)}`)"""

@@ -33,6 +33,7 @@ OURS = {
     "inside.html",
     "inside.js",
     "likelihood.js",
+    "tries.js",
 }
 # attributes that name another resource
 LOADS = {"src", "href", "srcset", "action", "formaction", "poster", "data"}
