@@ -11,6 +11,7 @@ import {
   refill,
   restore,
   Task,
+  thingOf,
 } from "./parts.js";
 import { Gallery, rowsSoFar, withSettings } from "./gallery.js";
 
@@ -37,14 +38,27 @@ export class Samples {
       if (submitter) this.gallery.reveal();
       this.draw();
     };
+    $("write").onclick = () => this.write({});
+    document.addEventListener("model", () => {
+      $("write").hidden = !models.cards.some((card) => thingOf(card) === "letter");
+    });
   }
 
   /** Draw at once when a visitor arrives, and when the link changes. query: that of the link, or "". */
   arrive(query) {
     if (query === this.query || (this.query != null && !query)) return;
     this.query = query;
-    this.task.attempt(() =>
-      this.again(query && Object.fromEntries(new URLSearchParams(query)), "link"),
+    const fields = query && Object.fromEntries(new URLSearchParams(query));
+    if (fields.word) this.write(fields);
+    else this.task.attempt(() => this.again(fields, "link"));
+  }
+
+  /** Ask for a word, or write that of a link. */
+  write(fields) {
+    const left = () => this.gallery.records.length || this.again();
+    import("./word.js").then(
+      ({ write }) => write(fields, left),
+      (problem) => this.task.notice.show(problem),
     );
   }
 

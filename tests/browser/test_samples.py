@@ -17,6 +17,7 @@ from tests.browser.conftest import (
     WAIT_MS,
     chosen,
     downloaded,
+    findings,
     press,
     says,
     take,
@@ -368,3 +369,39 @@ def test_the_grid_shows_whole_pixels_and_fits_its_screen(shipped, visit):
             assert {box["width"] % 28 for box in boxes} == {0}
             assert all(box["left"] >= 0 and box["right"] <= size[0] for box in boxes)
             assert max(box["bottom"] for box in boxes) <= size[1]
+
+
+@pytest.mark.slow
+def test_a_word_is_one_picture_of_letters_from_one_seed_and_its_link_writes_it_again(
+    shipped, varied, visit
+):
+    visitor = visit(varied.url)
+    page = visitor.ready()
+    press(page, "Write a word")
+    expect(page.locator("#word [name=word]")).to_be_focused()
+    page.keyboard.type("Hi5")
+    page.keyboard.press("Tab")
+    page.keyboard.type("3")
+    page.keyboard.press("Enter")
+    says(page, "#word .status", "Hi5, each letter from seed 3")
+    canvas = page.locator("#word canvas")
+    width = canvas.evaluate("canvas => canvas.width")
+    shown = np.array(visitor.pixels("#word canvas"), np.uint8).reshape(-1, width, 4)[3:-3, :, 0]
+    expected = [np.zeros((28, 3), np.uint8)]
+    for label, model in (("H", "letters"), ("i", "letters"), ("5", "mnist")):
+        letter = asked(varied.url, model=f"{model}-conditional", label=label, seed=3)[..., 0]
+        inked = np.flatnonzero((letter > 32).any(0))
+        expected += [letter[:, inked[0] : inked[-1] + 1], expected[0]]
+    np.testing.assert_array_equal(shown, np.hstack(expected))
+    assert findings(page) == []
+    press(page.locator("#word"), "Copy link")
+    says(page, "#word .status", "The link is copied")
+    link = page.evaluate("navigator.clipboard.readText()")
+    other = visit(varied.url, panel=link.split("#/")[1], size=PHONE, touch=True)
+    other.ready()
+    says(other.page, "#word .status", "Hi5, each letter from seed 3")
+    assert other.picture("#word canvas") == visitor.picture("#word canvas")
+    assert other.page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+    press(other.page, "Close")
+    says(other.page, "#samples .status", "16 images in")
+    expect(visit(shipped.url).ready().locator("#write")).to_be_hidden()  # it has no letters

@@ -34,6 +34,7 @@ OURS = {
     "inside.js",
     "likelihood.js",
     "tries.js",
+    "word.js",
 }
 # attributes that name another resource
 LOADS = {"src", "href", "srcset", "action", "formaction", "poster", "data"}
