@@ -181,8 +181,8 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     """TCP port; 0 lets the system choose"""
     root_path: Annotated[str, AfterValidator(_path)] = ""
-    """path under which a proxy serves all of this, such as /pix; not needed if the proxy removes
-    the path from requests"""
+    """path under which a proxy serves all of this, such as /pix; if the proxy removes the path
+    from requests, only the picture of links to the page needs it"""
     models: Listed = ""
     """comma-separated models to serve; the first is the default; empty: all checkpoints"""
     alias: Listed = ""

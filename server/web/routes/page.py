@@ -3,6 +3,7 @@
 import gzip
 import os
 from functools import lru_cache
+from html import escape
 from pathlib import Path
 
 from fastapi import Request as Http
@@ -20,6 +21,7 @@ STATIC = Path(__file__).parents[2] / "static"
 # no-cache, since a page and its modules must be of one release; no ranges, since the files are
 # small, clients need no parts of them, and a bad range would be an error
 REVALIDATE = {"cache-control": "no-cache", "accept-ranges": "none", "vary": "Accept-Encoding"}
+PREVIEW = '"static/preview.png"'  # in index.html
 
 
 @lru_cache(maxsize=64)
@@ -69,7 +71,21 @@ FILES = Static(directory=STATIC)
 
 
 async def page(http: Http) -> Response:
-    return await FILES.get_response("index.html", http.scope)
+    """index.html. What shows links with a picture (og:image) may need the picture's whole address,
+    which begins as the client's does if the proxies are those of the settings.
+    """
+    response = await FILES.get_response("index.html", http.scope)
+    host = http.headers.get("host")
+    if response.status_code == 304 or host is None:
+        return response
+    root = http.app.state.service.settings.root_path
+    here = escape(f"{http.scope['scheme']}://{host}{root}")
+    text = (STATIC / "index.html").read_text()
+    content = text.replace(PREVIEW, f'"{here}/{PREVIEW[1:]}').encode()
+    if "content-encoding" in response.headers:
+        content = gzip.compress(content, 6)
+    headers = {**response.headers, "content-length": str(len(content))}
+    return Response(content, headers=headers)
 
 
 async def docs(http: Http) -> Response:

@@ -11,7 +11,7 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 
 from linpix.server.web.routes.page import STATIC, compressed
-from tools.harness.commands import ROOT
+from tools.harness.servers import ROOT, here
 
 OURS = {
     "VENDORED.md",
@@ -35,6 +35,7 @@ OURS = {
     "likelihood.js",
     "tries.js",
     "word.js",
+    "preview.png",
 }
 # attributes that name another resource
 LOADS = {"src", "href", "srcset", "action", "formaction", "poster", "data"}
@@ -105,6 +106,16 @@ def test_a_page_names_resources_of_its_own_server_only_and_all_of_them_are_there
             assert client.get(absolute).status_code == 200, f"{page} names {url}"
         for text in references.inline:
             assert not re.search(r"https?:|[\"'(]//|@import", text), f"{page} has {text!r}"
+
+
+def test_the_picture_of_a_link_has_a_whole_address_under_the_path_of_a_proxy_too(tiny):
+    with here(tiny.parent, root_path="/pix") as server, server.client() as client:
+        for coding in ("identity", "gzip"):
+            html = client.get("https://a.localhost/", headers={"accept-encoding": coding}).text
+            [address] = re.findall(r'og:image" content="([^"]+)"', html)
+            assert address == "https://a.localhost/pix/static/preview.png"
+        picture = client.get(address)
+        assert picture.headers["content-type"] == "image/png" and len(picture.content) < 6000
 
 
 def test_no_stylesheet_or_script_names_a_file_elsewhere():
