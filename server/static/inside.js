@@ -123,9 +123,25 @@ class View {
     return this.card.state === "fp16" ? 2 : 4;
   }
 
+  /** The colours that values stand for, as #rrggbb; none if they are levels of grey, red, green or blue. */
+  get palette() {
+    return (this.card.palette ?? []).map((colour) => colour.slice(0, 7)); // without its opacity
+  }
+
+  /** How many values a sub-pixel can have. */
+  get choices() {
+    return this.palette.length || 256;
+  }
+
   /** Red, green and blue of a pixel. */
   colourOf(pixel) {
-    return COLOURS.map((_, at) => this.values[pixel * this.channels + (at % this.channels)]);
+    return this.shown(this.values.slice(pixel * this.channels, (pixel + 1) * this.channels));
+  }
+
+  /** Red, green and blue of a pixel with these values. */
+  shown(values) {
+    const colour = this.palette[values[0]]?.match(/\w\w/g).map((digits) => parseInt(digits, 16));
+    return colour ?? COLOURS.map((_, at) => values[at % values.length]);
   }
 
   /** The pixel whose channel was least expected, of those drawn so far. */
@@ -180,8 +196,9 @@ class View {
   changed(pixel, channel, value) {
     const image = new ImageData(this.width, this.height);
     for (let at = 0; at <= pixel; at++) image.data.set([...this.colourOf(at), 255], 4 * at);
-    if (this.channels === 1) image.data.fill(value, 4 * pixel, 4 * pixel + 3);
-    else image.data[4 * pixel + channel] = value;
+    const values = this.values.slice(pixel * this.channels, (pixel + 1) * this.channels);
+    values[channel] = value;
+    image.data.set(this.shown(values), 4 * pixel);
     return image;
   }
 }
@@ -236,15 +253,15 @@ class Inside {
     picture.onkeydown = (event) => this.key(event);
     value.oninput = () => this.showHistogram();
     $("inside-on").onclick = () => this.drawOn(value.valueAsNumber);
-    $("inside-histogram").onclick = ({ offsetX, target }) =>
-      this.drawOn(Math.min(255, Math.max(0, Math.floor((256 * offsetX) / target.clientWidth))));
+    $("inside-histogram").onclick = ({ offsetX, target }) => {
+      const chosen = Math.floor(((Number(value.max) + 1) * offsetX) / target.clientWidth);
+      this.drawOn(Math.min(value.max, Math.max(0, chosen)));
+    };
   }
 
   /** The models that can be looked into. The first to be shown has the simplest tokens and the smallest state. */
   list() {
-    const able = models.cards.filter(
-      ({ attention, palette }) => attention === "linear" && !palette?.length,
-    );
+    const able = models.cards.filter(({ attention }) => attention === "linear");
     const { model } = this.form.elements;
     const [simplest] = [...able].sort(
       (one, other) => one.conditional - other.conditional || one.state_bytes - other.state_bytes,
@@ -373,6 +390,9 @@ class Inside {
     const { view, picture } = this;
     this.hovered = this.pinned = null;
     this.slider.max = view.steps - 1;
+    this.value.max = view.choices - 1;
+    const what = view.palette.length ? "colour of its palette" : "value";
+    write($("inside-range"), `Another ${what}, from 0 to ${this.value.max}`);
     Object.assign(picture, { width: view.width, height: view.height });
     picture.style.width = `${view.width * Math.max(1, Math.floor(WIDE / view.width))}px`;
     this.task.say(words);
@@ -576,7 +596,9 @@ class Inside {
   showPixel() {
     const { view, pixel, channel } = this;
     const at = pixel * view.channels + channel;
-    if (this.offered !== `${view.id} ${at}`) this.value.value = view.values[at] < 128 ? 255 : 0;
+    const last = view.choices - 1;
+    if (this.offered !== `${view.id} ${at}`)
+      this.value.value = view.values[at] <= last / 2 ? last : 0;
     this.offered = `${view.id} ${at}`;
     const [row, column] = [Math.floor(pixel / view.width), pixel % view.width];
     const of = view.channels > 1 ? ` ${COLOURS[channel]}` : "";
@@ -588,14 +610,16 @@ class Inside {
   showHistogram() {
     const { view, value, pixel, channel } = this;
     const at = pixel * view.channels + channel;
-    const chances = view.distributions.row(at);
+    const chances = view.distributions.row(at).subarray(0, view.choices);
     const { canvas, context, colour } = drawing("inside-histogram");
-    const [wide, tall] = [canvas.width / 256, canvas.height];
+    const [wide, tall] = [canvas.width / view.choices, canvas.height];
+    context.strokeStyle = colour("--edge");
     const most = Math.max(...chances);
     const bar = (which, name) => {
       const height = Math.sqrt(chances[which] / most) * tall;
-      context.fillStyle = colour(name);
+      context.fillStyle = view.palette[which] ?? colour(name);
       context.fillRect(which * wide, tall - height, wide, height);
+      if (view.palette.length) context.strokeRect(which * wide, tall - height, wide, height);
     };
     const mark = (which, name) => {
       context.globalAlpha = 0.4;

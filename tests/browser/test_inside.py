@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import DESKTOP, PHONE, findings, says
+from tests.browser.conftest import DESKTOP, PHONE, findings, press, says
 from tools.harness.servers import HANG_S
 
 pytestmark = pytest.mark.slow
@@ -193,3 +193,20 @@ def test_everybody_can_use_it_with_any_model(shipped, visit, size, scheme):
         assert findings(page) == []
     says(page, "#inside-words", "It lies amid background")
     says(page, "#inside-state-work", "^0$")
+
+
+def test_a_model_with_a_palette_shows_its_colours_and_draws_on_with_one_of_them(varied, visit):
+    visitor = visit(varied.url, panel="inside")
+    page = visitor.ready()
+    page.locator("#inside [name=model]").select_option("avatars")
+    says(page, "#inside .status", "avatars draws")
+    press(page, "Pause")
+    page.locator("#inside-step").fill("100")
+    assert visitor.pixels("#inside-picture")[:4] == [254, 254, 254, 255], "its first colour"
+    page.locator("#inside-value").fill("7")
+    press(page, "Draw on with 7")
+    says(page, "#inside .status", "Pixel 101 is 7 now")
+    press(page, "Pause")
+    page.locator("#inside-step").fill("100")
+    says(page, "#inside-words", "The value drawn, 7,")
+    assert findings(page) == []
