@@ -22,7 +22,8 @@ from tests.browser.conftest import (
     says,
     take,
 )
-from tools.harness.servers import EAGER, ROOT, fetch, serving
+from tools.harness.commands import ROOT
+from tools.harness.servers import EAGER, fetch, serving
 
 # for each frame, the rows that have pixels
 ROWS = """canvases => canvases.map(canvas => {

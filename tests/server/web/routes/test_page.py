@@ -11,7 +11,8 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 
 from linpix.server.web.routes.page import STATIC, compressed
-from tools.harness.servers import ROOT, here
+from tools.harness.commands import ROOT
+from tools.harness.servers import here
 
 OURS = {
     "VENDORED.md",
