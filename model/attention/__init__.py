@@ -75,6 +75,11 @@ def side_by_side(slots: Tensor) -> slice | None:
     return slice(first, after) if listed == [*range(first, after)] else None
 
 
+def present(lengths: Tensor, longest: int) -> Tensor:
+    """Which tokens are not padding, (B, longest) bool. lengths: (B,) int64."""
+    return torch.arange(longest, device=lengths.device) < lengths[:, None]
+
+
 class Attention(ABC):
     """One kind of attention with one configuration."""
 
@@ -97,10 +102,15 @@ class Attention(ABC):
         k: Tensor,
         v: Tensor,
         *,
+        lengths: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
         """Attend causally over a whole sequence. q, k: (B, H, T, D) · v: (B, H, T, M) · returns (B,
         H, T, M).
+
+        lengths: (B,) int64, tokens of each sequence, at least 1; with them, tokens attend to later
+        ones too (equations 2 to 6). The tokens after them are padding: they must be finite, no
+        token attends to them, and their results mean nothing.
         """
 
     def packed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from .. import ops
 from ..config import ModelConfig
 from ..experimental.features import feature_map
 from ..ops import FeatureMap, phi
-from . import Attention, State, side_by_side
+from . import Attention, State, present, side_by_side
 
 
 def linear_attention(
@@ -60,6 +60,25 @@ def _has_kernel(q: Tensor, v: Tensor, mapped: FeatureMap) -> bool:
 def recurrent_state(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """S (B, H, D, M) and z (B, H, D) after all T tokens (equations 18 and 19)."""
     return k.transpose(-1, -2) @ v, k.sum(2)
+
+
+def whole_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    eps: float,
+    mapped: FeatureMap = phi,
+) -> Tensor:
+    """Linear attention over whole sequences, without a causal mask (equations 5 and 6): φ(Q) (φ(K)ᵀ
+    V), normalised.
+
+    q and k before the feature map. Shapes as in Attention.parallel. Time and memory are linear in
+    the length.
+    """
+    S, z = recurrent_state(mapped(k) * present(lengths, k.shape[2])[:, None, :, None], v)
+    q = mapped(q)
+    return q @ S / (q @ z[..., None] + eps)
 
 
 class RecurrentState:
@@ -180,9 +199,12 @@ class LinearAttention(Attention):
         k: Tensor,
         v: Tensor,
         *,
+        lengths: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
-        return of_one_length(q, k, v, self.config.eps, self.phi)
+        if lengths is None:
+            return of_one_length(q, k, v, self.config.eps, self.phi)
+        return whole_attention(q, k, v, lengths, self.config.eps, self.phi)
 
     def packed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
         return linear_attention(q, k, v, offsets, self.config.eps, self.phi)

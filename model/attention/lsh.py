@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import Attention
+from . import Attention, present
 
 # subtracted from a token's score with itself: it attends to itself only if nothing else is allowed
 SELF = 1e5
@@ -30,7 +30,9 @@ def rotations(
     return torch.randn(rounds, dim, buckets // 2, generator=generator, device=device)
 
 
-def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor:
+def lsh_attention(
+    qk: Tensor, v: Tensor, rotation: Tensor, chunk: int, lengths: Tensor | None = None
+) -> Tensor:
     """Causal attention among tokens that share a bucket and are at most a chunk apart in one of the
     rounds.
 
@@ -40,6 +42,8 @@ def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor
     tokens seen in any round (equations 12 to 16): a pair that is seen in N rounds has 1 / N of its
     weight in each. N counts rounds in which one token of the pair sees the other; the same hash
     alone is not enough.
+    lengths: as in Attention.parallel; with them it is not causal, and a token also attends to the
+             later ones of its chunk.
     """
     rounds, length = len(rotation), qk.shape[2]
     total = -(-length // chunk) * chunk
@@ -47,7 +51,12 @@ def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor
     qk, v = (F.pad(x.flatten(0, 1), (0, 0, 0, total - length)) for x in (qk, v))  # (n, T, ...)
     position = torch.arange(total, device=qk.device)
     bucket = _buckets(qk, rotation)  # (n, rounds, T)
-    bucket = torch.where(position < length, bucket, bucket.max() + 1)  # padding comes last
+    real = (
+        position < length
+        if lengths is None
+        else present(lengths, total).repeat_interleave(batch[1], 0)[:, None]
+    )
+    bucket = torch.where(real, bucket, bucket.max() + 1)  # padding comes last
     order = (bucket * total + position).argsort(-1)
     place = order.argsort(-1)  # a token's index after sorting
     keys = F.normalize(qk, dim=-1)
@@ -87,7 +96,9 @@ def lsh_attention(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor
         )
         scores = scores - N.clamp(min=1).to(qk.dtype).log()
     scores = scores - SELF * (distance == 0)
-    scores = scores.masked_fill(~(allowed & (distance >= 0)), -torch.inf)
+    if lengths is None:
+        allowed = allowed & (distance >= 0)
+    scores = scores.masked_fill(~allowed, -torch.inf)
     mass = scores.logsumexp(-1, keepdim=True)  # the round's z
     read = (scores - mass).exp() @ window(sort(v), 0)
     back = place[..., None]
@@ -120,12 +131,13 @@ class LSHAttention(Attention):
         k: Tensor,
         v: Tensor,
         *,
+        lengths: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
         generator = None if training else torch.Generator().manual_seed(layer)
         c = self.config
         rotation = rotations(c.lsh_rounds, c.key_dim, c.lsh_buckets, generator)
-        return lsh_attention(q, v, rotation, c.lsh_chunk)
+        return lsh_attention(q, v, rotation, c.lsh_chunk, lengths)
 
     @property
     def facts(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..config import ModelConfig
-from . import Attention, State, side_by_side
+from . import Attention, State, present, side_by_side
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -107,9 +107,13 @@ class SoftmaxAttention(Attention):
         k: Tensor,
         v: Tensor,
         *,
+        lengths: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
-        return softmax_attention(q, k, v)
+        if lengths is None:
+            return softmax_attention(q, k, v)
+        mask = present(lengths, k.shape[2])[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
         """As Attention.weights (equation 2)."""

@@ -23,7 +23,7 @@ import torch
 from linpix.__main__ import main
 from linpix.model.attention import attention_for
 from linpix.model.attention.lsh import SELF
-from linpix.training.experiments import ExperimentName, conduct, scaling, study
+from linpix.training.experiments import ExperimentName, conduct, scaling, speech, study
 from linpix.training.experiments import copy as copying
 from linpix.training.experiments import duplication as duplicating
 from linpix.training.experiments.learning import learn
@@ -71,6 +71,7 @@ SCALING = scaling.Settings(
     heads=2,
     key_dim=8,
 )
+SPEECH = speech.Settings(width=16)
 SMALL = replace(COPY, word=3, symbols=5, layers=2)
 TASK = Duplication(word=3, symbols=5)
 
@@ -358,6 +359,10 @@ def test_weights_of_other_settings_are_refused(tmp_path):
         (COPY, {"batch": 0}, "batch must be at least 1"),
         (COPY, {"seed": 2**31}, "seed must be at least 0 and below 2.31"),
         (COPY, {"learning_rate": math.nan}, "learning_rate must be above 0"),
+        (SPEECH, {"kinds": ("full",)}, "kinds must be a list from .*lstm; got 'full'"),
+        (SPEECH, {"width": 15}, "multiple of heads"),
+        (SPEECH, {"epochs": 0}, "epochs must be at least 1 .*got 0"),
+        (SPEECH, {"learning_rate": 0.0}, "above 0, got 0.0"),
         (DUPLICATION, {"kinds": ("linear",)}, "a list from full, lsh-ROUNDS; got 'linear'"),
         (SCALING, {"kinds": ("full",)}, "full"),
         (SCALING, {"longest": 64}, "at least twice shortest"),

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from ..plots import can_plot
 from .record import Record, Row, Sitting
 
-ExperimentName = Literal["scaling", "copy", "duplication"]
+ExperimentName = Literal["scaling", "copy", "duplication", "speech"]
 
 
 def check_kinds(kinds: tuple[str, ...], allowed: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,17 +34,26 @@ class Learner(ABC):
     seed and number.
     """
 
-    def __init__(self, net: nn.Module, settings: Any, updates: int) -> None:
+    # of each update: columns of the table `learning`
+    measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    largest_gradient = math.inf  # norm to which longer gradients of an update are scaled
+
+    def __init__(
+        self,
+        net: nn.Module,
+        settings: Any,
+        updates: int,
+        optimizer: Any = torch.optim.RAdam,
+    ) -> None:
         """settings: with learning_rate and seed · updates: how many there are in all."""
         self.net, self.settings, self.updates = net, settings, updates
-        self.optimizer = torch.optim.RAdam(net.parameters(), lr=settings.learning_rate)
+        self.optimizer = optimizer(net.parameters(), lr=settings.learning_rate)
         self.update, self.seconds = 0, 0.0
-        # loss and accuracy of the updates since the last row
-        self.pending: list[tuple[float, ...]] = []
+        self.pending: list[tuple[float, ...]] = []  # measures of the updates since the last row
 
     @abstractmethod
-    def measure(self) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy of this update."""
+    def measure(self) -> tuple[Tensor, ...]:
+        """The measures of this update; the first one is the loss, to be minimised."""
 
     @property
     @abstractmethod
@@ -56,11 +65,13 @@ class Learner(ABC):
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         torch.manual_seed(self.settings.seed * 2**32 + self.update)  # for the hashing
-        loss, accuracy = self.measure()
+        loss, *others = self.measure()
         self.optimizer.zero_grad()
         loss.backward()
+        if math.isfinite(self.largest_gradient):
+            nn.utils.clip_grad_norm_(self.net.parameters(), self.largest_gradient)
         self.optimizer.step()
-        self.pending.append((float(loss.detach()), float(accuracy)))
+        self.pending.append((float(loss.detach()), *map(float, others)))
         if not math.isfinite(self.pending[-1][0]):
             raise FloatingPointError(
                 f"the loss is not a number at update {self.update}; try a lower --learning-rate "
@@ -124,16 +135,15 @@ def learn(
             learner.step()
             bar.update()
             if len(learner.pending) == EVERY or learner.update == learner.updates:
-                loss, accuracy = np.mean(learner.pending, 0).tolist()
+                means = np.mean(learner.pending, 0).tolist()
                 record.add(
                     "learning",
                     kind=kind,
                     update=learner.update,
                     seconds=learner.seconds,
-                    loss=loss,
-                    accuracy=accuracy,
+                    **dict(zip(learner.measures, means, strict=True)),
                 )
-                bar.set_postfix(loss=f"{loss:.4f}")
+                bar.set_postfix(loss=f"{means[0]:.4f}")
                 learner.pending = []
             if time.monotonic() - saved > save_s:
                 keep()

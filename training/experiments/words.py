@@ -98,7 +98,7 @@ class WordLearner(Learner):
         if settings.compile and can_compile():
             self.score = compiled(net.score)
 
-    def measure(self) -> tuple[Tensor, Tensor]:
+    def measure(self) -> tuple[Tensor, ...]:
         s = self.settings
         return self.score(s.task.batch(s.batch, s.seed, 0, self.update))
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from linpix.model import ops
-from linpix.model.attention.linear import of_one_length
+from linpix.model.attention.linear import of_one_length, whole_attention
 from linpix.model.ops import CHUNK, phi
 
 EPS = 1e-6
@@ -312,3 +312,44 @@ def test_heads_too_large_for_a_block_are_refused(emulated):
         RuntimeError, match="heads must be of size 64 at most on a GPU, got 65 and 8"
     ):
         emulated.operators.causal_attention(q, k, v, torch.tensor([0, 3]), EPS)
+
+
+# without a causal mask
+
+
+def whole_defined(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Equation 4, one query after another, over the tokens that are not padding."""
+    result = torch.zeros(*q.shape[:3], v.shape[-1], dtype=v.dtype)
+    for b, length in enumerate(lengths.tolist()):
+        for i in range(length):
+            similarity = (phi(q[b, :, i, None]) * phi(k[b, :, :length])).sum(-1)
+            result[b, :, i] = (similarity[..., None] * v[b, :, :length]).sum(1) / (
+                similarity.sum(-1)[:, None] + EPS
+            )
+    return result
+
+
+def whole(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """whole_attention with zeros for the results of padding, which mean nothing."""
+    real = torch.arange(q.shape[2]) < lengths[:, None]
+    return whole_attention(q, k, v, lengths, EPS) * real[:, None, :, None]
+
+
+@pytest.mark.parametrize("lengths", [(9, 9), (9, 4), (1, 9)])
+def test_over_whole_sequences_it_equals_the_definition_whatever_the_padding_is(lengths):
+    given, lengths = tokens(9), torch.tensor(lengths)
+    expected = whole_defined(*given, lengths)
+    torch.testing.assert_close(whole(*given, lengths), expected, rtol=1e-12, atol=1e-12)
+    for x in given:
+        x[1, :, lengths[1] :] = 1e3
+    torch.testing.assert_close(whole(*given, lengths), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lengths", [(9, 9), (9, 4), (1, 9)])
+def test_its_gradient_over_whole_sequences_equals_that_of_the_definition(lengths):
+    given, lengths = tokens(9), torch.tensor(lengths)
+    exact = gradient(lambda *given: whole_defined(*given, lengths), given)
+    found = gradient(lambda *given: whole(*given, lengths), given)
+    torch.testing.assert_close(found, exact, rtol=1e-9, atol=1e-9)
+    single = gradient(lambda *given: whole(*given, lengths), tuple(x.float() for x in given))
+    torch.testing.assert_close(single, tuple(x.float() for x in exact), rtol=1e-4, atol=1e-5)

@@ -21,7 +21,7 @@ def turns(rounds: int, buckets: int) -> Tensor:
     return rotations(rounds, 6, buckets, torch.Generator().manual_seed(rounds))
 
 
-def seen(q: Tensor, rotation: Tensor, chunk: int) -> set[tuple[int, int]]:
+def seen(q: Tensor, rotation: Tensor, chunk: int, causal: bool = True) -> set[tuple[int, int]]:
     """Pairs (i, j) of one head that some round allows: alike in bucket, one chunk apart at most,
     and causally j not later."""
     pairs = set()
@@ -35,19 +35,19 @@ def seen(q: Tensor, rotation: Tensor, chunk: int) -> set[tuple[int, int]]:
         pairs |= {
             (i, j)
             for i in range(len(q))
-            for j in range(i + 1)
+            for j in range(i + 1 if causal else len(q))
             if hashes[i] == hashes[j] and 0 <= chunk_of[i] - chunk_of[j] <= 1
         }
     return pairs
 
 
-def definition(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int) -> Tensor:
+def definition(qk: Tensor, v: Tensor, rotation: Tensor, chunk: int, causal: bool = True) -> Tensor:
     """Softmax over the union of what is seen; over itself only where there is nothing else."""
     result = torch.empty_like(v)
     for row in range(len(qk)):
         for head in range(qk.shape[1]):
             q, values = qk[row, head], v[row, head]
-            keys, pairs = q / q.norm(dim=-1, keepdim=True), seen(q, rotation, chunk)
+            keys, pairs = q / q.norm(dim=-1, keepdim=True), seen(q, rotation, chunk, causal)
             for i in range(len(q)):
                 others = [j for j in range(len(q)) if j != i and (i, j) in pairs] or [i]
                 weights = (keys[others] @ q[i] / q.shape[-1] ** 0.5).softmax(0)
@@ -66,6 +66,26 @@ def test_several_rounds_together_are_attention_over_the_union_of_what_they_see(
     torch.testing.assert_close(
         lsh_attention(qk, v, rotation, 8), definition(qk, v, rotation, 8), rtol=1e-9, atol=1e-9
     )
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+@pytest.mark.parametrize("buckets", [1, 2, 8])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_over_whole_sequences_it_is_attention_over_the_union_whatever_the_padding_is(
+    length, buckets, rounds
+):
+    qk, v = tokens(40)
+    rotation = turns(rounds, buckets)
+    qk[1, :, length:], v[1, :, length:] = 1e3, 1e3
+    found = lsh_attention(qk, v, rotation, 8, torch.tensor([40, length]))
+    for row, count in enumerate((40, length)):
+        alone = qk[row : row + 1, :, :count], v[row : row + 1, :, :count]
+        torch.testing.assert_close(
+            found[row : row + 1, :, :count],
+            definition(*alone, rotation, 8, causal=False),
+            rtol=1e-9,
+            atol=1e-9,
+        )
 
 
 @pytest.mark.parametrize("length", LENGTHS)
