@@ -80,12 +80,19 @@ async def page(http: Http) -> Response:
         return response
     root = http.app.state.service.settings.root_path
     here = escape(f"{http.scope['scheme']}://{host}{root}")
-    text = (STATIC / "index.html").read_text()
-    content = text.replace(PREVIEW, f'"{here}/{PREVIEW[1:]}').encode()
-    if "content-encoding" in response.headers:
-        content = gzip.compress(content, 6)
+    content = page_at(here, response.headers["etag"], "content-encoding" in response.headers)
     headers = {**response.headers, "content-length": str(len(content))}
     return Response(content, headers=headers)
+
+
+@lru_cache(maxsize=64)
+def page_at(here: str, etag: str, packed: bool) -> bytes:
+    """index.html for clients that reach it at this address. etag: of the file, so that it is read
+    again when it has changed.
+    """
+    text = (STATIC / "index.html").read_text()
+    content = text.replace(PREVIEW, f'"{here}/{PREVIEW[1:]}').encode()
+    return gzip.compress(content, 6) if packed else content
 
 
 async def docs(http: Http) -> Response:

@@ -10,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
-from linpix.server.web.routes.page import STATIC, compressed
+from linpix.server.web.routes.page import STATIC, compressed, page_at
 from tools.harness.commands import ROOT
 from tools.harness.servers import here
 
@@ -162,13 +162,15 @@ def test_the_page_is_compressed_for_those_who_ask_and_the_api_is_not(client, pat
     assert client.head(path, headers={"accept-encoding": "gzip"}).status_code == 200
 
 
-def test_a_file_is_compressed_once_however_often_it_is_asked_for(client):
-    path = "/static/swagger-ui-bundle.js"
+@pytest.mark.parametrize(
+    ("path", "made"), [("/static/swagger-ui-bundle.js", compressed), ("/", page_at)]
+)
+def test_a_file_is_compressed_once_however_often_it_is_asked_for(client, path, made):
     content = client.get(path, headers={"accept-encoding": "gzip"}).content
-    before = compressed.cache_info().misses
+    before = made.cache_info().misses
     for _ in range(3):
         assert client.get(path, headers={"accept-encoding": "gzip"}).content == content
-    assert compressed.cache_info().misses == before
+    assert made.cache_info().misses == before
 
 
 def test_a_file_that_was_changed_is_compressed_again(tmp_path):
