@@ -130,8 +130,8 @@ void decode(const Kernels& kernels, const Model& m, const Rows& rows, int thread
     from = done[0];
     threads = std::min(threads, rows.count);
   }
-  // The same number of blocks for each thread, of about equal size. 12 rows are two tiles (product.h).
-  const int most_rows = m.exceeds_cache ? 32 : 12, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
+  // The same number of blocks for each thread, of about equal size.
+  const int most_rows = m.exceeds_cache ? 32 : kernels.block_rows, rounds = (rows.count + most_rows * threads - 1) / (most_rows * threads);
   const int count = rounds * threads, most = (rows.count + count - 1) / count;
   Workplaces at(kernels, m, most, false, threads);
   Blocks blocks(rows.count, count, threads, from, rows.most_passes);

@@ -44,6 +44,7 @@ struct Matrix {
   const float* bias;    // groups * columns; int8: followed by as many scales and as many sums, see Factors
   int groups, columns, depth;  // columns and depth: multiples of TILE
   bool int8 = false;
+  bool narrow = false;         // bfloat16 weights, which are exact, for inputs in float
   bool exceeds_cache = false;  // the model's weights do not stay in the cache that the cores share
 
   static constexpr int PANEL = 4;  // blocks of a panel, at most
@@ -63,7 +64,9 @@ struct Model {
   int layers, heads, key_dim, value_dim, d_model, d_ff, mixtures, classes;
   bool categorical;  // the head gives 256 logits, as one group of parameters, instead of K logistics
   int subpixels, tokens, token_size;  // T = tokens * token_size; the first sub-pixel of token t is t * token_size
-  bool pre_norm, gelu, elu_scale, bf16, exceeds_cache;  // bf16: layers, where not int8; else float
+  bool pre_norm, gelu, elu_scale;
+  bool bf16;           // inputs of the layers' products, where not int8; else float
+  bool exceeds_cache;  // the weights do not stay in the cache that the cores share
   float eps;
   const Layer* layer;
   Norm norm;
@@ -154,6 +157,7 @@ using FoldIn = void (*)(const Model&, const Rows&, int row, Share, void* own, vo
 struct Kernels {
   const char* name;
   bool fast_bf16;
+  int block_rows;  // rows of a block, at most, where the weights stay in the cache
   Sizes (*sizes)(const Model&, int tokens);
   // Takes a piece's rows through its passes, each row while it has steps left. most: rows that the scratch is laid out
   // for. Pieces that reuse a scratch must pass the same number: padded columns in it must stay zero.

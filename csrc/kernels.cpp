@@ -125,7 +125,7 @@ const Kernels LINPIX_JOIN(kernels_, LINPIX_ISA) = {
 #else
     false,
 #endif
-    LINPIX_ISA::sizes, LINPIX_ISA::decode_any, LINPIX_ISA::prefill_any, LINPIX_ISA::read_any,
+    LINPIX_ISA::BLOCK_ROWS, LINPIX_ISA::sizes, LINPIX_ISA::decode_any, LINPIX_ISA::prefill_any, LINPIX_ISA::read_any,
     LINPIX_ISA::attend, {LINPIX_ISA::scratch_bytes<LINPIX_ISA::Forward>, LINPIX_ISA::run<LINPIX_ISA::Forward>},
     {LINPIX_ISA::scratch_bytes<LINPIX_ISA::Backward>, LINPIX_ISA::run<LINPIX_ISA::Backward>}};
 }

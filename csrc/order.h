@@ -17,7 +17,7 @@ struct RowOrder {
 struct SizeOrder {
   enum {
     heads, key_dim, value_dim, d_model, d_ff, mixtures, classes, pre_norm, gelu, elu_scale, following, class_rows,
-    background, token_size, categorical, count
+    background, token_size, categorical, bf16, count
   };
 };
 

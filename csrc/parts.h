@@ -18,9 +18,9 @@ constexpr bool ON_GPU = true;
 constexpr bool ON_GPU = false;
 #endif
 
-// Half of the 32 MiB of last-level cache that a few cores usually share. The system's own figure is not useful: it
-// may be that of a whole socket.
-constexpr size_t CACHE_BYTES = 16 << 20;
+// A quarter of the 32 MiB of last-level cache that a few cores usually share: states are in it, too. The system's own
+// figure is not useful: it may be that of a whole socket.
+constexpr size_t CACHE_BYTES = 8 << 20;
 
 // Takes apart what model/packing.py makes of a transformer; see `Packed` there for the order of weights and sizes.
 class Parts {
@@ -78,7 +78,7 @@ class Parts {
     STD_TORCH_CHECK(!sizes[Size::categorical] || (sizes[Size::mixtures] == 256 && sizes[Size::token_size] == 1 && !model.marginal), op, ": a categorical head must "
                     "have 256 logits, 1 sub-pixel in a token and a start token; got ", sizes[Size::mixtures], " and ", sizes[Size::token_size]);
     if (!ON_GPU) check_look_ups();  // on a GPU this would have to wait; pack made them from a valid configuration
-    for (size_t i : {0, 2, 6, 8}) model.bf16 |= weights[first + i].scalar_type() == ScalarType::BFloat16;
+    model.bf16 = sizes[Size::bf16];
     model.head = head(weights[7], weights[8], "head", model.d_model);
     if (model.background >= 0) {
       const Tensor& table = weights[10];
@@ -128,11 +128,12 @@ class Parts {
     depth = round_up(depth, TILE);
     const bool int8 = of_layer && !ON_GPU && w.scalar_type() == ScalarType::Char;
     STD_TORCH_CHECK(!int8 || depth <= 1 << 16, op_, ": ", name, " is int8, with a depth of at most 65536, got ", depth);
-    const ScalarType wide = of_layer && model.bf16 ? ScalarType::BFloat16 : ScalarType::Float;
+    const bool narrow = of_layer && !ON_GPU && !model.bf16 && w.scalar_type() == ScalarType::BFloat16;
+    const ScalarType wide = (of_layer && model.bf16) || narrow ? ScalarType::BFloat16 : ScalarType::Float;
     const ScalarType type = int8 ? ScalarType::Char : wide;
     const int64_t all = (int64_t)groups * columns;  // biases; int8: followed by as many scales and sums, see Factors
     return {checked<void>(w, op_, name, type, {all * depth}),
-            checked<float>(bias, op_, name, ScalarType::Float, {(int8 ? 3 : 1) * all}), groups, columns, depth, int8};
+            checked<float>(bias, op_, name, ScalarType::Float, {(int8 ? 3 : 1) * all}), groups, columns, depth, int8, narrow};
   }
   // Gives the parameters of Mixture in drawing.h, or logits. On a GPU k follows k, without padding: a lane takes a column.
   Matrix head(const Tensor& w, const Tensor& bias, const char* name, int depth) {

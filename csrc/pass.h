@@ -159,9 +159,10 @@ class Pass {
   template <class Epilogue>
   void multiply(const T* from, const Matrix& w, int first, int last, Epilogue epilogue) {
     if (w.int8)
-      product(bytes, w.depth, tokens, w, first, last, epilogue, affine);
-    else
-      product(from, w.depth, tokens, w, first, last, epilogue);
+      return product(bytes, w.depth, tokens, w, first, last, epilogue, affine);
+    if constexpr (sizeof(T) == sizeof(float))
+      if (w.narrow) return product<T, bfloat16>(from, w.depth, tokens, w, first, last, epilogue);
+    product(from, w.depth, tokens, w, first, last, epilogue);
   }
 
   // This thread's share of the panels of a matrix.

@@ -14,41 +14,51 @@
 namespace linpix::LINPIX_ISA {
 namespace {
 
-// As many accumulators as fit in the registers, beside the weights of one k and one value of a.
+// A tile has up to TILE_ROWS rows, and as many blocks as leave its accumulators in the registers, beside the weights of
+// one k and one value of a. Many rows serve a weight best, and blocks keep the multipliers busy where rows are few.
 #if defined(__AVX512F__)
-constexpr int TILE_ROWS = 6, TILE_BLOCKS = 4;
+constexpr int TILE_ROWS = 6, TILE_BLOCKS = 4, TILE_SUMS = 24;
 #elif defined(__AVX2__)
-constexpr int TILE_ROWS = 3, TILE_BLOCKS = 2;
+constexpr int TILE_ROWS = 5, TILE_BLOCKS = 4, TILE_SUMS = 5;
 #elif defined(__aarch64__)
-constexpr int TILE_ROWS = 6, TILE_BLOCKS = 1;
+constexpr int TILE_ROWS = 6, TILE_BLOCKS = 1, TILE_SUMS = 6;
 #else
-constexpr int TILE_ROWS = 3, TILE_BLOCKS = 1;
+constexpr int TILE_ROWS = 3, TILE_BLOCKS = 1, TILE_SUMS = 3;
 #endif
+constexpr int BLOCK_ROWS = TILE_ROWS == 5 ? 20 : 12;  // some full tiles
 constexpr int FEW_ROWS = 2, AHEAD = 2048;  // with so few rows, loading weights is the limit: bytes to prefetch ahead
+
+constexpr int least(int a, int b) { return a < b ? a : b; }
+inline int greatest(int a, int b) { return a < b ? b : a; }
+constexpr int blocks_of(int rows) { return least(TILE_BLOCKS, TILE_SUMS / rows); }
 
 using Tile = float[TILE_ROWS][TILE_BLOCKS * LANES];
 
 // ROWS rows of a times BLOCKS blocks of a panel that is `width` blocks wide. ASK: prefetch weights `ahead` bytes ahead.
-template <int ROWS, int BLOCKS, bool ASK, class T>
-void tile(const T* a, int stride, const T* w, int width, int depth, Tile& result, int ahead) {
-  using Op = Operand<T>;
+template <int ROWS, int BLOCKS, bool ASK, class T, class W>
+void tile(const T* a, int stride, const W* w, int width, int depth, Tile& result, int ahead) {
+  using Op = Operand<T, W>;
   typename Op::Sum sums[ROWS][BLOCKS];  // in registers, since all loops over it are unrolled
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
     for (int b = 0; b < BLOCKS; ++b) sums[r][b] = {};
   for (int k = 0; k < depth; k += Op::K, w += width * LANES * Op::K) {
-    Op weights[BLOCKS];
+#pragma GCC unroll 2
+    for (int turn = 0; turn < Op::TURNS; ++turn) {
+      Op weights[BLOCKS];
 #pragma GCC unroll 8
-    for (int b = 0; b < BLOCKS; ++b) {
-      weights[b] = Op::load(w + b * LANES * Op::K);
-      if (ASK) __builtin_prefetch((const char*)(w + b * LANES * Op::K) + ahead, 0, ROWS <= FEW_ROWS ? 3 : 2);
-    }
+      for (int b = 0; b < BLOCKS; ++b) {
+        weights[b] = Op::load(w + b * LANES * Op::K, turn);
+        if (ASK && !turn)
+          __builtin_prefetch((const char*)(w + b * LANES * Op::K) + ahead, 0, ROWS <= FEW_ROWS ? 3 : 2);
+      }
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) {
-      const Op value = Op::broadcast(a + r * stride + k);
+      for (int r = 0; r < ROWS; ++r) {
+        const Op value = Op::broadcast(a + r * stride + k + turn);
 #pragma GCC unroll 8
-      for (int b = 0; b < BLOCKS; ++b) sums[r][b] = value.times(weights[b], sums[r][b]);
+        for (int b = 0; b < BLOCKS; ++b) sums[r][b] = value.times(weights[b], sums[r][b]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -57,28 +67,19 @@ void tile(const T* a, int stride, const T* w, int width, int depth, Tile& result
     for (int b = 0; b < BLOCKS; ++b) store(&result[r][b * LANES], as_floats(sums[r][b]));
 }
 
-template <int ROWS, bool ASK, class T>
-void tile_of(int blocks, const T* a, int stride, const T* w, int width, int depth, Tile& result, int ahead) {
-  if (blocks == 1) return tile<ROWS, 1, ASK>(a, stride, w, width, depth, result, ahead);
-  if constexpr (TILE_BLOCKS >= 2)
-    if (blocks == 2) return tile<ROWS, 2, ASK>(a, stride, w, width, depth, result, ahead);
-  if constexpr (TILE_BLOCKS >= 3)
-    if (blocks == 3) return tile<ROWS, 3, ASK>(a, stride, w, width, depth, result, ahead);
-  if constexpr (TILE_BLOCKS >= 4) return tile<ROWS, 4, ASK>(a, stride, w, width, depth, result, ahead);
+// The tile of `rows` rows and `blocks` blocks, which are at most ROWS and BLOCKS.
+template <int ROWS, bool ASK, int BLOCKS = blocks_of(ROWS), class T, class W>
+void tile_of_blocks(int blocks, const T* a, int stride, const W* w, int width, int depth, Tile& result, int ahead) {
+  if constexpr (BLOCKS > 1)
+    if (blocks < BLOCKS)
+      return tile_of_blocks<ROWS, ASK, BLOCKS - 1>(blocks, a, stride, w, width, depth, result, ahead);
+  tile<ROWS, BLOCKS, ASK>(a, stride, w, width, depth, result, ahead);
 }
-
-template <bool ASK, class T>
-void tile_of(int rows, int blocks, const T* a, int stride, const T* w, int width, int depth, Tile& result, int ahead) {
-  switch (rows) {
-    case 1: return tile_of<1, ASK>(blocks, a, stride, w, width, depth, result, ahead);
-    case 2: return tile_of<2, ASK>(blocks, a, stride, w, width, depth, result, ahead);
-    case 3: return tile_of<3, ASK>(blocks, a, stride, w, width, depth, result, ahead);
-#if defined(__AVX512F__) || defined(__aarch64__)
-    case 4: return tile_of<4, ASK>(blocks, a, stride, w, width, depth, result, ahead);
-    case 5: return tile_of<5, ASK>(blocks, a, stride, w, width, depth, result, ahead);
-    case 6: return tile_of<6, ASK>(blocks, a, stride, w, width, depth, result, ahead);
-#endif
-  }
+template <bool ASK, int ROWS = TILE_ROWS, class T, class W>
+void tile_of(int rows, int blocks, const T* a, int stride, const W* w, int width, int depth, Tile& result, int ahead) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return tile_of<ASK, ROWS - 1>(rows, blocks, a, stride, w, width, depth, result, ahead);
+  tile_of_blocks<ROWS, ASK>(blocks, a, stride, w, width, depth, result, ahead);
 }
 
 // What follows the bias of an int8 matrix, for each column: its scale (a weight is scale * int8) and its sum of
@@ -88,9 +89,6 @@ struct Factors {
   explicit Factors(const Matrix& m) : scales(m.bias + m.groups * m.columns), sums(scales + m.groups * m.columns) {}
 };
 
-int least(int a, int b) { return a < b ? a : b; }
-inline int greatest(int a, int b) { return a < b ? b : a; }
-
 int panels_of(int columns) {
   const int blocks = columns / LANES;
   return (blocks + Matrix::PANEL - 1) / Matrix::PANEL;
@@ -98,8 +96,8 @@ int panels_of(int columns) {
 
 // Panels first .. last-1 of m (counted through all its groups) for `rows` rows of a. epilogue(row, column, sums) gets
 // sixteen columns at a time, while they are in the nearest cache. column counts through the padded groups. affine: the
-// range of each row, if a is bytes.
-template <class T, class Epilogue>
+// range of each row, if a is bytes. W: the type of the weights.
+template <class T, class W = T, class Epilogue>
 void product(const T* a, int stride, int rows, const Matrix& m, int first, int last, Epilogue epilogue,
              [[maybe_unused]] const Affine* affine = nullptr) {
   const int panels = panels_of(m.columns), blocks = m.columns / LANES;
@@ -110,14 +108,16 @@ void product(const T* a, int stride, int rows, const Matrix& m, int first, int l
     const int begin = at * (blocks / panels) + least(at, blocks % panels);
     const int width = blocks / panels + (at < blocks % panels);
     const int column = group * m.columns + begin * LANES;
-    const T* w = (const T*)m.weights + (size_t)column * m.depth;
+    const W* w = (const W*)m.weights + (size_t)column * m.depth;
     for (int i = 0; i < tiles; ++i) {
       const int row = i * rows / tiles, count = (i + 1) * rows / tiles - row;
-      for (int b = 0; b < width; b += TILE_BLOCKS) {
+      const int most = blocks_of(count);
+      for (int b = 0; b < width; b += most) {
         alignas(64) Tile sums;
-        const int wide = least(TILE_BLOCKS, width - b);
-        const T *from = a + row * stride, *block = w + b * LANES * Operand<T>::K;
-        const int panel_bytes = width * LANES * m.depth * (int)sizeof(T);
+        const int wide = least(most, width - b);
+        const T* from = a + row * stride;
+        const W* block = w + b * LANES * Operand<T, W>::K;
+        const int panel_bytes = width * LANES * m.depth * (int)sizeof(W);
         if (rows <= FEW_ROWS)
           tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, AHEAD);
         else if ((m.exceeds_cache || m.int8) && tiles > 1 && i == tiles - 1)

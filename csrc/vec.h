@@ -240,25 +240,46 @@ LINPIX_INLINE Affine quantise(const float* from, int n, uint8_t* to) {
 }
 
 // What a matrix product multiplies at once: in each lane one float, two bfloat16 or four bytes, of neighbouring k.
-template <class T>
+// T: of the inputs. W: of the weights.
+template <class T, class W = T>
 struct Operand;
 
 template <>
 struct Operand<float> {
-  static constexpr int K = 1;  // values of k in one multiplication
+  static constexpr int K = 1;      // values of k that are stored together
+  static constexpr int TURNS = 1;  // multiplications for them
   using Sum = Floats;
   Floats x;
-  static LINPIX_INLINE Operand load(const float* from) { return {linpix::LINPIX_ISA::load(from)}; }
+  static LINPIX_INLINE Operand load(const float* from, int) { return {linpix::LINPIX_ISA::load(from)}; }
+  static LINPIX_INLINE Operand broadcast(const float* from) { return {Floats(*from)}; }
+  LINPIX_INLINE Floats times(Operand other, Floats sum) const { return multiply_add(x, other.x, sum); }
+};
+
+// Weights that bfloat16 holds exactly, in half of the bytes: the same products and sums as with those weights in float.
+template <>
+struct Operand<float, bfloat16> {
+  static constexpr int K = 2, TURNS = 2;
+  using Sum = Floats;
+  Floats x;
+  static LINPIX_INLINE Operand load(const bfloat16* from, int turn) {
+    const NativeInts upper = (int32_t)0xffff0000 - NativeInts{};
+    Operand r;
+    for (int i = 0; i < PARTS; ++i) {
+      const NativeInts pair = ((const IntsAnywhere*)from)[i];
+      r.x.part[i] = (NativeFloats)(turn ? pair & upper : pair << 16);
+    }
+    return r;
+  }
   static LINPIX_INLINE Operand broadcast(const float* from) { return {Floats(*from)}; }
   LINPIX_INLINE Floats times(Operand other, Floats sum) const { return multiply_add(x, other.x, sum); }
 };
 
 template <>
 struct Operand<bfloat16> {
-  static constexpr int K = 2;
+  static constexpr int K = 2, TURNS = 1;
   using Sum = Floats;
   Ints x;
-  static LINPIX_INLINE Operand load(const bfloat16* from) { return {load_bits(from)}; }
+  static LINPIX_INLINE Operand load(const bfloat16* from, int) { return {load_bits(from)}; }
   static LINPIX_INLINE Operand broadcast(const bfloat16* from) {
     int32_t pair;
     memcpy(&pair, from, sizeof pair);
@@ -297,10 +318,10 @@ LINPIX_INLINE NativeInts add_products(NativeShorts a, NativeShorts b) {
 // Unsigned activations times signed weights. Sums of integers are exact, so their order does not matter.
 template <>
 struct Operand<uint8_t> {
-  static constexpr int K = 4;
+  static constexpr int K = 4, TURNS = 1;
   using Sum = Ints;
   Ints x;
-  static LINPIX_INLINE Operand load(const uint8_t* from) { return {load_bits(from)}; }
+  static LINPIX_INLINE Operand load(const uint8_t* from, int) { return {load_bits(from)}; }
   static LINPIX_INLINE Operand broadcast(const uint8_t* from) {
     int32_t four;
     memcpy(&four, from, sizeof four);

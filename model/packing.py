@@ -87,6 +87,15 @@ def pack_matrix(weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     return torch.cat(packed).to(dtype)
 
 
+def narrowest(weight: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """How a processor stores a matrix of this precision: bfloat16 weights in half of the bytes of
+    float32, in which the kernels multiply them all the same.
+    """
+    if dtype == torch.float32 and weight.equal(weight.bfloat16().float()):
+        return torch.bfloat16
+    return dtype
+
+
 def pack_bias(bias: Tensor, groups: int, unit: int = TILE) -> Tensor:
     """Pad each group of a bias (groups * columns) to a multiple of unit; returns float32."""
     columns = bias.shape[0] // groups
@@ -268,7 +277,7 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
             ]
         if gpu:
             return [pack_tiles(weight, groups, dtype), pack_bias(bias, groups, GPU_TILE)]
-        return [pack_matrix(weight, groups, dtype), pack_bias(bias, groups)]
+        return [pack_matrix(weight, groups, narrowest(weight, dtype)), pack_bias(bias, groups)]
 
     def copied(tensor: Tensor) -> Tensor:
         return tensor.detach().float().clone()
@@ -324,14 +333,15 @@ def pack(net: Transformer, dtype: torch.dtype, *, gpu: bool = False) -> Packed:
             *matrix(layer.down.weight, layer.down.bias, dtype=feed_forward),
             *norm(layer.norm2),
         ]
-    sizes = sizes_of(config, mixtures, inputs.class_rows).values()
+    sizes = sizes_of(config, mixtures, inputs.class_rows, bf16=wider == torch.bfloat16).values()
     return Packed(weights, [int(size) for size in sizes], config.eps)
 
 
-def sizes_of(config: ModelConfig, mixtures: int, class_rows: int) -> dict[str, int]:
+def sizes_of(config: ModelConfig, mixtures: int, class_rows: int, *, bf16: bool) -> dict[str, int]:
     """What the weights do not say, by name, in the order of csrc/order.h.
 
-    mixtures: K, or the logits of a categorical head · class_rows: first row of the classes' table
+    mixtures: K, or the logits of a categorical head · class_rows: first row of the classes' table ·
+    bf16: whether inputs of products are rounded to bfloat16, where they are not bytes
     """
     background = -1 if config.background is None else config.background
     return {
@@ -350,6 +360,7 @@ def sizes_of(config: ModelConfig, mixtures: int, class_rows: int) -> dict[str, i
         "background": background,
         "token_size": config.token_size,
         "categorical": config.head == "categorical",
+        "bf16": bf16,
     }
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linpix.model import heads, ops
+from linpix.model import heads, ops, packing
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.generate import generate
@@ -212,6 +212,24 @@ def test_forced_decoding_gives_the_transformers_log_probabilities(shape, rows, t
             assert torch.equal(pool.canvas[1:], images)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 40])
+def test_weights_that_bf16_holds_are_half_as_long_and_give_the_same_bytes(rows, monkeypatch):
+    net = perturbed_net(SHAPES["odd sizes"])
+    for weight in net.parameters():
+        weight.data = weight.data.bfloat16().float()
+    narrow = pack(net, torch.float32)
+    monkeypatch.setattr(packing, "narrowest", lambda _, dtype: dtype)
+    wide = pack(net, torch.float32)
+    assert wide.step_bytes == 2 * narrow.step_bytes
+    slots, pools = list(range(1, rows + 1)), []
+    for packed in (narrow, wide):
+        pool = Pool(net.config, packed, rows)
+        pool.decode(slots, 0, net.config.length, slots)
+        pools.append(pool)
+    assert len(pools[0].canvas.unique()) > 10
+    assert same([pools[0].canvas, pools[0].S], [pools[1].canvas, pools[1].S])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -414,6 +432,11 @@ def line(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Te
         return rows
 
     return changed
+
+
+def size(name: str, value: int) -> Callable[[list[int]], list[int]]:
+    at = list(sizes_of(TINY, 3, 0, bf16=False)).index(name)
+    return lambda sizes: [*sizes[:at], value, *sizes[at + 1 :]]
 
 
 def reading() -> dict[str, Any]:
@@ -662,10 +685,10 @@ def arguments(shape="tiny", **changes):
             lambda x: [*x[:7], x[7].char(), *x[8:]],
             "head must have dtype Float, got Char",
         ),
-        ("sizes", lambda x: x[:-1], "sizes must hold 15 integers, got 14"),
+        ("sizes", lambda x: x[:-1], "sizes must hold 16 integers, got 15"),
         (
             "sizes",
-            lambda x: [*x[:14], 1],
+            size("categorical", 1),
             "a categorical head must have 256 logits, .*; got 3 and 1",
         ),
         ("sizes", lambda x: [x[0] + 1, *x[1:]], "must have shape"),
@@ -677,17 +700,17 @@ def arguments(shape="tiny", **changes):
         ("sizes", lambda x: [-1, *x[1:]], r"sizes\[0\] is -1"),
         (
             "sizes",
-            lambda x: [*x[:10], 11, *x[11:]],
+            size("following", 11),
             "following, class_rows and background are 11, 0 and -1",
         ),
         (
             "sizes",
-            lambda x: [*x[:12], 0, 1, 0],
+            size("background", 0),
             "the background's table must have a multiple of 16 columns",
         ),
         (
             "sizes",
-            lambda x: [*x[:13], 2, 0],
+            size("token_size", 2),
             "a token must have 1 sub-pixel, or 3 with a start token and no .*; got 2",
         ),
         ("pools", pool("pairs", lambda x: torch.zeros(1)), "must be empty on the CPU"),
@@ -717,7 +740,7 @@ def test_python_and_csrc_hand_things_over_in_the_same_order():
     ours = {
         "PoolOrder": POOLS,
         "RowOrder": ROWS,
-        "SizeOrder": tuple(sizes_of(TINY, 3, 0)),
+        "SizeOrder": tuple(sizes_of(TINY, 3, 0, bf16=False)),
         "LimitOrder": LIMITS,
     }
     assert orders.keys() == ours.keys()

@@ -128,10 +128,13 @@ def sources(given: argparse.Namespace) -> list[Checkpoint]:
     if given.model:
         return [checkpoint.named(name) for name in given.model]
     torch.manual_seed(0)
-    return [
-        Checkpoint(name, net_for(PRESETS[name]).eval().requires_grad_(False), {}, "", ())
-        for name in given.preset
-    ]
+    found = []
+    for name in given.preset:
+        net = net_for(PRESETS[name]).eval().requires_grad_(False)
+        for weight in net.parameters():
+            weight.copy_(weight.bfloat16())  # as checkpoints are, which engines make use of
+        found.append(Checkpoint(name, net, {}, "", ()))
+    return found
 
 
 def matrix_product(dtype: torch.dtype, clock: Clock) -> float:
