@@ -16,7 +16,7 @@ from linpix.model.attention import State
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.conditional import Conditional
-from linpix.model.cuda import GpuPool
+from linpix.model.cuda import PREFILL_ROWS, GpuPool
 from linpix.model.packing import PRECISIONS, Packed, pack, pools_of
 from linpix.model.sharing import SharedWeights
 
@@ -141,7 +141,7 @@ class CudaDecoder(BitwiseDecoder):
     """
 
     kind, device, reads_together = "compiled", "cuda", READS_ON_GPU
-    prefill_stride = 128
+    prefill_stride, prefills_together = 128, PREFILL_ROWS
     pool: GpuPool
 
     def __init__(

@@ -45,6 +45,7 @@ class Decoder(ABC):
     precision, device, state_format, kernels = "fp32", "cpu", "fp32", ""
     stride = 1  # a quantum of so many steps costs no more than one step
     prefill_stride = PREFILL_TOKENS  # prefill of so many tokens costs little more than of one
+    prefills_together = 1  # requests in one call of prefill; restore may pass more images
     reads_together = 1  # requests whose images it reads, or images that it judges, in one call
     saturated = 0  # elements of state so far that float16 could not hold
     fill_freed_with_nan = False  # for debugging, so that reading a freed slot shows
@@ -171,8 +172,8 @@ class Decoder(ABC):
         """Fold the next inputs of each image into its slot, from its position on: start token, x_0,
         x_1 and so on.
 
-        Positions (a multiple of prefill_stride) and step counts are equal for all images, except in
-        restore.
+        Positions are multiples of prefill_stride, except in restore. Where prefills_together is 1
+        it gets one image.
         """
 
     def keep(self, slots: Sequence[int]) -> None:  # noqa: B027 - those that prefill again keep nothing

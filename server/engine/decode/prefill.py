@@ -79,15 +79,33 @@ class Prefills:
         return done
 
     def _next(self) -> list[list[Image]]:
-        """The first group; if the model reads it, with those in the same state behind it that the
-        decoder takes in one call. A group whose prefill raised before runs alone.
+        """The first group, with those behind it in the same state that the decoder takes in one
+        call: of prefills those with as many strides left, of others those before the next state.
+        A group whose prefill raised before runs alone.
         """
         first, *others = self.waiting
-        state = first[0].state
-        if state is State.PREFILL or first[0].retried:
+        state, decoder = first[0].state, self._decoder
+        if first[0].retried:
             return [first]
-        alike = takewhile(lambda other: other[0].state is state and not other[0].retried, others)
-        return [first, *islice(alike, self._decoder.reads_together - 1)]
+
+        def alike(group: list[Image]) -> bool:
+            return group[0].state is state and not group[0].retried
+
+        if state is State.PREFILL:
+            strides = self._strides_left(first)
+            same = (
+                group for group in others if alike(group) and self._strides_left(group) == strides
+            )
+            return [first, *islice(same, decoder.prefills_together - 1)]
+        return [first, *islice(takewhile(alike, others), decoder.reads_together - 1)]
+
+    def _length(self, group: list[Image]) -> int:
+        """Tokens that are prefilled in all."""
+        return group[0].job.prefix // self._decoder.config.token_size
+
+    def _strides_left(self, group: list[Image]) -> int:
+        left = self._length(group) - int(self._position[group[0].slot])
+        return -(-left // self._decoder.prefill_stride)
 
     def _begin_again(self, groups: list[list[Image]], error: Exception, report: Report) -> None:
         """Begin again after an exception; after a second one the request fails."""
@@ -111,7 +129,7 @@ class Prefills:
                 self._decoder.pool.clear(first.slot)
 
     def _advance(self, groups: list[list[Image]], left_s: float) -> list[list[Image]]:
-        """Run one piece: as many strides of a prefix as fit in left_s, at least one; or read groups
+        """Run one piece: as many strides of prefixes as fit in left_s, at least one; or read groups
         in another state.
 
         Returns the groups that are done.
@@ -126,19 +144,24 @@ class Prefills:
         if first.state is State.READING:
             decoder.read([slots_of(group) for group in groups])
             return groups
-        stride, length = decoder.prefill_stride, first.job.prefix // decoder.config.token_size
+        stride = decoder.prefill_stride
         most = int(left_s / self._token_s) // stride * stride if self._token_s else 0
-        position = int(self._position[first.slot])
-        steps = min(max(stride, most), length - position)
+        slots = np.array([group[0].slot for group in groups])
+        positions = self._position[slots]
+        lengths = np.array([self._length(group) for group in groups])
+        steps = np.minimum(max(stride, most), lengths - positions)
+        longest = int(steps.max())
         began = time.perf_counter()
-        decoder.prefill(np.array([first.slot]), np.array([position]), np.array([steps]))
-        if steps >= stride:  # a few tokens cost as much as a stride of them
-            self._token_s = (time.perf_counter() - began) / steps
-        self._position[first.slot] = position + steps
-        if position + steps < length:
-            return []
-        slots = slots_of(groups[0])
-        if slots[1:]:
-            decoder.copy(slots)
-        self._position[slots] = length
-        return groups
+        decoder.prefill(slots, positions, steps)
+        if longest >= stride:  # a few tokens cost as much as a stride of them
+            self._token_s = (time.perf_counter() - began) / longest
+        self._position[slots] = positions + steps
+        ended = []
+        for group, length in zip(groups, lengths, strict=True):
+            images = slots_of(group)
+            if self._position[images[0]] == length:
+                if images[1:]:
+                    decoder.copy(images)
+                self._position[images] = length
+                ended.append(group)
+        return ended

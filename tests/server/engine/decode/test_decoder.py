@@ -243,11 +243,28 @@ def test_completions_of_one_picture_prefill_once_by_pieces_while_others_decode(t
     assert len(np.unique(together, axis=0)) == 3
     assert (together[:, :200] == 200).all()
     for request, spec in (("draw", Job(seed=9)), ("complete", completions([1])[0])):
-        alone = Engine(tiny(1, tiny.larger))
-        submit(alone, request, [spec])
-        equal = finish(alone).images[request, 0] == images[request, 0]
-        # another size of batch rounds otherwise
-        assert equal.mean() > 0.9 if tiny.engine == "eager" else equal.all()
+        assert_as_alone(tiny, images[request, 0], spec)
+
+
+def assert_as_alone(tiny, image, spec):
+    alone = Engine(tiny(1, tiny.larger))
+    submit(alone, "a", [spec])
+    equal = finish(alone).images["a", 0] == image
+    # another size of batch rounds otherwise
+    assert equal.mean() > 0.9 if tiny.engine == "eager" else equal.all()
+
+
+def test_pictures_whose_prefill_shares_its_calls_are_continued_as_each_is_alone(tiny, monkeypatch):
+    model = Engine(tiny(4, tiny.larger))
+    calls = prefilled_slowly(model, monkeypatch, 0)
+    asked = {str(prefix): completions([prefix], prefix)[0] for prefix in (140, 200, 250)}
+    for name, spec in asked.items():
+        submit(model, name, [spec])
+    images = finish(model).images
+    prefilled = [call[0] for call in calls if len(call) == 3]
+    assert prefilled[0] == ([1, 2, 3] if tiny.engine == "gpu" else [1])
+    for name, spec in asked.items():
+        assert_as_alone(tiny, images[name, 0], spec)
 
 
 def test_a_request_that_leaves_in_the_middle_of_its_prefill_frees_its_slots(tiny, monkeypatch):

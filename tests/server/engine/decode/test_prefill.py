@@ -37,6 +37,7 @@ def prefills(clock, token_s: float = 0.0, reading_s: float = 0.0) -> Prefills:
             read=read,
             copy=lambda slots: None,
             prefill_stride=STRIDE,
+            prefills_together=1,
             reads_together=1,
             config=SimpleNamespace(token_size=1),
             slots=Slots(9, 784),
@@ -134,6 +135,7 @@ def recorded(
                 read=lambda requests: called("read", [slots[0] for slots in requests]),
                 copy=lambda slots: None,
                 prefill_stride=STRIDE,
+                prefills_together=together,
                 reads_together=together,
                 pool=SimpleNamespace(clear=lambda slot: None),
                 checkpoint=SimpleNamespace(name="fake"),
@@ -145,9 +147,9 @@ def recorded(
     )
 
 
-def image(slot: int, state: State = State.READING) -> Image:
+def image(slot: int, state: State = State.READING, known: int = STRIDE) -> Image:
     return Image(
-        f"request {slot}", Job(known=np.arange(784) < STRIDE), 0, 0, None, state=state, slot=slot
+        f"request {slot}", Job(known=np.arange(784) < known), 0, 0, None, state=state, slot=slot
     )
 
 
@@ -189,7 +191,29 @@ def test_what_is_not_checked_yet_is_not_done(clock):
     assert [one.state for one in images] == [State.DONE] * 3 + [State.CHECKING]
 
 
-@pytest.mark.parametrize(("kind", "state"), [("read", State.READING), ("judge", State.CHECKING)])
+def test_prefills_of_as_many_strides_go_several_in_a_call_whatever_waits_between(clock):
+    queue, calls = recorded(clock)
+    known = {1: 40, 2: 300, 3: 64, 4: 33, 5: 50}  # 2 strides but for the second
+    images = [image(slot, State.PREFILL, tokens) for slot, tokens in known.items()]
+    for one in images:
+        queue.waiting.append([one])
+    queue.waiting.insert(1, [image(6)])
+    report = run(queue, 0.02)
+    assert calls == [
+        ("prefill", [1, 3, 4]),  # a stride each
+        ("prefill", [1, 3, 4]),  # what is left of them
+        ("read", [6]),
+        ("prefill", [2]),
+    ]
+    assert queue._position[list(known)].tolist() == [40, 32, 64, 33, 0]
+    assert report.prefill_s == pytest.approx([0.004] * 3 + [0.006])
+    assert [one.state is State.DRAWING for one in images] == [True, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [("read", State.READING), ("judge", State.CHECKING), ("prefill", State.PREFILL)],
+)
 def test_what_threw_together_goes_alone_and_what_throws_again_fails_alone(clock, kind, state):
     queue, calls, images = waiting_for(clock, 1, 2, 3, 4, 5, state=state, broken=frozenset({2}))
     report = run(queue, 1.0)
