@@ -35,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.command_line = shlex.join(["linpix", *words])
         if not serving:
             _warn_of_misspelt_variables(words[0])
+        wanted = ",".join(getattr(given, "plugin", None) or ()) or os.environ.get("LINPIX_PLUGIN")
+        if wanted and not serving:  # a server loads its own, once signals are handled
+            importlib.import_module("linpix.model.plugins").load(wanted)
         command = getattr(importlib.import_module(given.module), given.function)
         if "torch" in sys.modules:
             importlib.import_module("linpix.model.team").limit_threads()
@@ -260,7 +263,7 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
         action="append",
         help=(
             "comma-separated list of linear, softmax, "
-            "stateful-softmax, lsh-1 and lsh-4; default: all"
+            "stateful-softmax, lsh-1, lsh-4 and kinds of --plugin; default: all"
         ),
     )
     which.add_argument("--all", action="store_true", help="all backends")

@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from . import plugins
+
 AttentionKind = Literal["linear", "softmax", "lsh"]
 FeatureMap = Literal["elu+1", "relu", "polynomial", "random"]
 Norm = Literal["post", "pre"]
@@ -48,8 +50,8 @@ class ModelConfig:
     d_ff: int = 1024
     head: Head = "mixture"              # K logistics, or 256 logits for one channel: heads.py
     mixtures: int = 10                  # K, components per token
-    attention: AttentionKind = "linear"
-    feature_map: FeatureMap = "elu+1"   # of queries and keys; others are for experiments only
+    attention: str = "linear"           # an AttentionKind, or one that a plugin registers
+    feature_map: str = "elu+1"          # of queries and keys: a FeatureMap, or a plugin's
     random_features: int = 64           # of the feature map `random`
     lsh_rounds: int = 1                 # rounds of hashing in lsh attention
     lsh_buckets: int = 64               # buckets per round: 1, or an even number
@@ -160,6 +162,8 @@ class ModelConfig:
         """Size of one head's query or key after the feature map, which is the number of rows
         of S.
         """
+        if self.feature_map not in get_args(FeatureMap):
+            return plugins.features_of(self.feature_map, self.key_dim)
         return {
             "polynomial": self.key_dim * (self.key_dim + 1) // 2,
             "random": self.random_features,
@@ -233,6 +237,11 @@ def _check_types(config: ModelConfig) -> None:
         config.eps,
     )
     _require(type(config.twin_of) is str, "twin_of must be a name", config.twin_of)
+    attentions, maps = get_args(AttentionKind), get_args(FeatureMap)
+    if config.attention not in attentions:
+        plugins.look_up("attention", config.attention, attentions)
+    if config.feature_map not in maps:
+        plugins.look_up("feature_map", config.feature_map, maps)
 
 
 def _check_layers(config: ModelConfig) -> None:

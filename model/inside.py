@@ -171,7 +171,7 @@ class Inside:
     def view(self, layer: int, head: int) -> View:
         """All of this for one head."""
         states = None
-        if self.net.attention.fixed_state:
+        if self.net.attention.has_states:
             S, z = self.states(layer, head)
             states = np.concatenate([S, z[..., None]], -1)
         attention = self.attention(layer, head)

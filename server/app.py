@@ -12,7 +12,7 @@ from fastapi import FastAPI
 import linpix
 from linpix.model import ops
 
-from .compare.backends import BACKENDS
+from .compare.backends import backends
 from .compare.jobs import Comparisons
 from .engine.admission import Admission
 from .engine.catalogue import Catalogue
@@ -62,7 +62,7 @@ def service_of(settings: Settings, *, share: bool = False) -> Service:
             for name, engine in engines.items()
         ),
     )
-    metrics = Metrics(BACKENDS, kernel)
+    metrics = Metrics(backends(), kernel)
     thread = EngineThread(settings.watchdog_timeout)
     admission = Admission(
         engines, metrics, thread, max_queue=settings.max_queue, client_images=settings.client_images

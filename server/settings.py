@@ -190,6 +190,9 @@ class Settings(BaseSettings):
     gpt-image-1=mnist-small; for tools with a fixed model name"""
     checkpoints: Path | None = None
     """folder of checkpoints, read again on SIGHUP; default: checkpoints/ in the source tree"""
+    plugin: Listed = ""
+    """comma-separated modules, or .py files, that register kinds of attention or feature maps of
+    the models"""
     slots: int = Field(64, ge=1, le=10_000_000)
     """images decoded at once per linear model; each has a state in memory; on a GPU 1024"""
     softmax_slots: int = Field(8, ge=1, le=10_000)

@@ -29,7 +29,7 @@ os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
 import pytest
 import torch
 
-from linpix.model import checkpoint, ops
+from linpix.model import checkpoint, ops, plugins
 from linpix.model.config import PRESETS
 from tests.nets import perturbed_net, saved
 from tools.harness.commands import ROOT, words_of
@@ -226,3 +226,11 @@ def files_of_at_most(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def no_plugins(monkeypatch):
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(plugins, "_registered", {"attention": {}, "feature_map": {}})
+    monkeypatch.setattr(plugins, "_loaded", set())
+    monkeypatch.setenv(plugins.VARIABLE, "")

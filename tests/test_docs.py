@@ -55,6 +55,13 @@ NOT_RUN = [
             "http://127.0.0.1:8000; needs Python 3.11"
         ),
     ),
+    (
+        "plugins.md",
+        (
+            "linpix train mnist-small --data data --plugin examples/gated.py --attention gated"
+            " --minutes 5 --out runs/gated"
+        ),
+    ),
     ("run.md", "make run"),
     ("run.md", "docker compose up"),
     ("scale.md", "pip install '.[ray]'"),

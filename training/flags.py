@@ -57,6 +57,19 @@ def checkpoints_flag(parser: ArgumentParser) -> None:
             " tree"
         ),
     )
+    plugin_flag(parser)
+
+
+def plugin_flag(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        metavar="MODULE",
+        help=(
+            "module, or .py file, that registers kinds of attention or feature maps; may be given"
+            " several times (or LINPIX_PLUGIN, comma-separated)"
+        ),
+    )
 
 
 def _device(parser: ArgumentParser) -> None:
@@ -119,12 +132,15 @@ def train(parser: ArgumentParser) -> None:
         ),
     )
     _device(parser)
-    add("--attention", choices=get_args(AttentionKind), default="linear", help="kind of attention")
+    add(
+        "--attention",
+        default="linear",
+        help=f"kind of attention: {', '.join(get_args(AttentionKind))}, or one of --plugin",
+    )
     add(
         "--feature-map",
-        choices=get_args(FeatureMap),
         default="elu+1",
-        help="feature map of linear attention",
+        help=f"feature map of linear attention: {', '.join(get_args(FeatureMap))}, or of --plugin",
     )
     add("--lsh-rounds", type=number(int, 1), default=1, help="hashing rounds of lsh attention")
     add(
@@ -294,6 +310,7 @@ def export(parser: ArgumentParser) -> None:
     add("run_folder", help="folder written by `linpix train`")
     add("--data", required=True, help="folder of the data set used in training")
     add("--out", type=_new_folder, required=True, help="checkpoint folder to write")
+    plugin_flag(parser)
     add(
         "--twin-of", help="name of the model to compare it with; default: the one given in training"
     )

@@ -24,7 +24,7 @@ from linpix.model.nets import net_for
 from linpix.model.provenance import config_of
 from linpix.server import serve as service
 from linpix.server.compare import chart
-from linpix.server.compare.backends import BACKENDS
+from linpix.server.compare.backends import backends
 from linpix.server.compare.checkpoints import find_twins
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
 from linpix.server.compare.report import table
@@ -248,11 +248,11 @@ def _produce(
 
 
 def compare(given: argparse.Namespace) -> None:
-    backends = BACKENDS
+    wanted = backends()
     if given.backends:
-        backends = tuple(",".join(given.backends).split(","))
+        wanted = tuple(",".join(given.backends).split(","))
     plan = ComparisonPlan(
-        backends=backends, batches=tuple(given.batch or (1, 16, 64)), budget_s=given.budget
+        backends=wanted, batches=tuple(given.batch or (1, 16, 64)), budget_s=given.budget
     )
     folder = find(given.model, given.checkpoints)
     if given.out:

@@ -1,19 +1,22 @@
 """The interface of attention kinds: what a transformer, and a pool of per-image memory, need from
 each kind.
 
-Each kind is a module here, named as in the configuration, with a subclass of Attention:
-LinearAttention, SoftmaxAttention or LSHAttention.
+Each built-in kind is a module here, named as in the configuration, with a subclass of Attention:
+LinearAttention, SoftmaxAttention or LSHAttention. Plugins register others (../plugins.py).
 Slot 0 of a pool is reserved for padding rows, whose results are thrown away. A slot is cleared when
 it is taken, not when it is given back: a crashed request does not give back a clean slot.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from importlib import import_module
-from typing import Protocol
+from inspect import isabstract
+from typing import Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
+from .. import plugins
 from ..config import AttentionKind, ModelConfig
 
 PADDING_SLOT = 0
@@ -83,8 +86,9 @@ def present(lengths: Tensor, longest: int) -> Tensor:
 class Attention(ABC):
     """One kind of attention with one configuration."""
 
-    has_weights = True  # a token looks at all earlier ones: see `weights`
-    fixed_state = False  # the memory of an image has the same size after each token: see `states`
+    has_weights = False  # it can say how much a token looks at each earlier one: see `weights`
+    has_states = False  # the memory of an image is S and z: see `states`
+    fixed_state = False  # the memory of an image has the same size after each token
     shared_qk = False  # queries serve as keys too: the projection makes no keys
     options: tuple[str, ...] = ()  # configuration fields that only this kind reads
     exception = ""  # why parallel is not strictly causal, in words; empty if it is causal
@@ -129,22 +133,22 @@ class Attention(ABC):
         """How much each of n tokens looks at each of them, (..., n, n): 0 for later ones, and the
         sum of a row is 1. q, k: (..., n, D).
 
-        Raises ValueError if the kind does not look at all earlier tokens.
+        Raises ValueError unless `has_weights`.
         """
         raise ValueError(
-            f"attention {self.config.attention} looks at some tokens only, chosen by their hashes;"
-            " use a model with linear or softmax attention"
+            f"attention {self.config.attention} cannot say where a token looks; use a model with"
+            " linear or softmax attention"
         )
 
     def states(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """S (..., n, D, M) and z (..., n, D) after each of n tokens. k: (..., n, D) · v: (..., n,
         M).
 
-        Raises ValueError if the kind's memory is no state of a fixed size.
+        Raises ValueError unless `has_states`.
         """
         raise ValueError(
-            f"attention {self.config.attention} has no state of a fixed size: it keeps all keys and"
-            " values; use a model with linear attention"
+            f"attention {self.config.attention} has no state of S and z; use a model with linear"
+            " attention"
         )
 
     @property
@@ -176,19 +180,53 @@ class Attention(ABC):
         )
 
 
-_CLASSES: dict[AttentionKind, str] = {
+_CLASSES: dict[str, str] = {
     "linear": "LinearAttention",
     "softmax": "SoftmaxAttention",
     "lsh": "LSHAttention",
 }
 
 
-def kind_of(name: AttentionKind) -> type[Attention]:
-    """The class of a kind of attention."""
-    kind: type[Attention] = getattr(import_module(f"linpix.model.attention.{name}"), _CLASSES[name])
+def kinds() -> tuple[str, ...]:
+    """The names of all kinds, built in and registered."""
+    return (*_CLASSES, *plugins.names_of("attention"))
+
+
+def kind_of(name: str) -> type[Attention]:
+    """The class of a kind of attention. Raises ValueError, with the cure, if there is none."""
+    kind: type[Attention]
+    if name in get_args(AttentionKind):
+        module = import_module(f"linpix.model.attention.{name}")
+        kind = getattr(module, _CLASSES[name])
+    else:
+        kind = plugins.look_up("attention", name, get_args(AttentionKind))
     return kind
 
 
 def attention_for(config: ModelConfig) -> Attention:
     """The attention that the configuration names."""
     return kind_of(config.attention)(config)
+
+
+Kind = TypeVar("Kind", bound=type[Attention])
+
+
+def register_attention(name: str) -> Callable[[Kind], Kind]:
+    """Decorate a subclass of Attention, or of Recurrent, to register it as a kind of attention.
+
+    Raises ValueError if the class lacks a method, or the name is taken.
+    """
+
+    def registered(kind: Kind) -> Kind:
+        if not (isinstance(kind, type) and issubclass(kind, Attention)):
+            raise ValueError(
+                f"attention {name!r} must be a subclass of Attention or Recurrent, got {kind!r:.80}"
+            )
+        if isabstract(kind):
+            missing = ", ".join(sorted(kind.__abstractmethods__))
+            raise ValueError(f"attention {name!r}: {kind.__name__} must define {missing}")
+        if kind.fixed_state and not kind.steps_as:
+            kind.steps_as = name
+        return plugins.register("attention", name, kind, tuple(_CLASSES))
+
+    return registered

@@ -10,6 +10,7 @@ from ..config import ModelConfig
 from ..experimental.features import feature_map
 from ..ops import FeatureMap, phi
 from . import Attention, State, present, side_by_side
+from .pools import Pools
 
 
 def linear_attention(
@@ -81,7 +82,7 @@ def whole_attention(
     return q @ S / (q @ z[..., None] + eps)
 
 
-class RecurrentState:
+class RecurrentState(Pools):
     """S and z of linear attention: float32, changed in place, the same size at every position.
 
     bfloat16 is not offered: the sum S never decays, so small increments would be lost.
@@ -102,10 +103,8 @@ class RecurrentState:
         self.S = torch.zeros(*shape, config.value_dim, dtype=dtype)
         self.z = torch.zeros(shape, dtype=dtype)
         self.last = torch.zeros(slots + 1, config.skipped_dim, dtype=dtype)
-        self._pools = self.S, self.z, self.last
         self.eps, self.phi = config.eps, feature_map(config)
-        self._kept: list[Tensor] = []
-        self._place: dict[int, int] = {}  # slot -> its index in _kept
+        super().__init__(self.S, self.z, self.last)
         # the operator has one feature map, float32 only, and on a GPU certain sizes only
         D, M = config.key_dim, config.value_dim
         compiled = (
@@ -154,37 +153,11 @@ class RecurrentState:
         z += k
         return (S * q[..., None]).sum(-2) / ((q * z).sum(-1, keepdim=True) + self.eps)
 
-    def clear(self, slot: int) -> None:
-        for pool in self._pools:
-            # NumPy, not torch: see server/engine/decode/decoder.py
-            (pool.numpy() if pool.is_cpu else pool)[slot] = 0
-
-    def fill_with_nan(self, slot: int) -> None:
-        for pool in self._pools:
-            pool[slot] = torch.nan
-
-    def keep(self, slots: Tensor) -> None:
-        if not self._kept:  # pages that are never written take no memory
-            self._kept = [torch.empty_like(pool) for pool in self._pools]
-        self._place = {slot: index for index, slot in enumerate(slots.tolist())}
-        for pool, kept in zip(self._pools, self._kept, strict=True):
-            torch.index_select(pool, 0, slots, out=kept[: len(slots)])
-
-    def restore(self, slots: Tensor) -> None:
-        places = torch.tensor([self._place[slot] for slot in slots.tolist()])
-        for pool, kept in zip(self._pools, self._kept, strict=True):
-            pool[slots] = kept[places]
-
-    def copy(self, source: int, targets: list[int]) -> None:
-        for pool in self._pools:
-            # torch refuses to read from the tensor that it writes to
-            pool[targets] = pool[source].clone()
-
 
 class LinearAttention(Attention):
     """ "Transformers are RNNs", section 3.2."""
 
-    fixed_state = True
+    has_weights = has_states = fixed_state = True
     options = ("feature_map", "random_features")
     steps_as = "linear"
 

@@ -119,7 +119,6 @@ def _buckets(qk: Tensor, rotation: Tensor) -> Tensor:
 class LSHAttention(Attention):
     """LSH attention with new hashes at each pass in training, and fixed hashes otherwise."""
 
-    has_weights = False
     shared_qk = True
     options = ("lsh_rounds", "lsh_buckets", "lsh_chunk")
     exception = "Sorting by hash looks at later sub-pixels too"

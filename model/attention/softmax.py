@@ -98,6 +98,7 @@ class KeyValueState:
 class SoftmaxAttention(Attention):
     """ "Transformers are RNNs", section 3.1."""
 
+    has_weights = True
     steps_as = "stateful-softmax"
 
     def parallel(

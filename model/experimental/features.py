@@ -4,15 +4,20 @@ a query and a key.
 
 import math
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .. import plugins
+from ..config import FeatureMap as BuiltIn
 from ..config import ModelConfig
 from ..ops import FeatureMap, phi
 from ..philox import uniforms
+
+NAMES = get_args(BuiltIn)
 
 
 def feature_map(config: ModelConfig) -> FeatureMap:
@@ -23,8 +28,21 @@ def feature_map(config: ModelConfig) -> FeatureMap:
         return partial(
             random_features, directions=directions(config.random_features, config.key_dim)
         )
-    others = {"relu": relu_features, "polynomial": polynomial_features}
-    return others.get(config.feature_map, phi)
+    built_in = {"elu+1": phi, "relu": relu_features, "polynomial": polynomial_features}
+    if config.feature_map in built_in:
+        return built_in[config.feature_map]
+    found: FeatureMap = plugins.look_up("feature_map", config.feature_map, NAMES)
+    return found
+
+
+def register_feature_map(name: str, feature_map: FeatureMap) -> None:
+    """Register a feature map of linear attention: (..., D) -> (..., F), of any float dtype.
+
+    phi(q) . phi(k) must not be negative, and not all 0. Raises ValueError if the name is taken.
+    """
+    if not callable(feature_map):
+        raise ValueError(f"feature_map {name!r} must be a function, got {feature_map!r:.80}")
+    plugins.register("feature_map", name, feature_map, NAMES)
 
 
 def relu_features(x: Tensor) -> Tensor:

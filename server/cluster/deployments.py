@@ -18,6 +18,8 @@ from ray.serve import Application
 from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
 
+from linpix.model import plugins
+
 from .. import logs
 from ..settings import Settings
 from .front import front_server
@@ -123,13 +125,12 @@ class Front:
 
 def _anywhere(settings: Settings) -> Settings:
     """With absolute paths, since Ray's processes have folders of their own."""
-    return settings.model_copy(
-        update={
-            name: path.resolve()
-            for name in ("checkpoints", "api_keys", "metrics_targets")
-            if (path := getattr(settings, name)) is not None
-        }
-    )
+    paths = {
+        name: path.resolve()
+        for name in ("checkpoints", "api_keys", "metrics_targets")
+        if (path := getattr(settings, name)) is not None
+    }
+    return settings.model_copy(update=paths | {"plugin": plugins.absolute(settings.plugin)})
 
 
 def replicas(settings: Settings) -> Application:

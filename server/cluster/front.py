@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from linpix.model import checkpoint
+from linpix.model import checkpoint, plugins
 from linpix.model.provenance import CheckpointError
 
 from .. import app
-from ..compare.backends import BACKENDS
+from ..compare.backends import backends
 from ..engine.request import Requests, ServedModel
 from ..listening import listen, url_of
 from ..metrics import Metrics
@@ -69,6 +69,7 @@ def models_of(described: Described, settings: Settings) -> dict[str, ServedModel
     here.
     """
     models: dict[str, ServedModel] = {}
+    plugins.load(settings.plugin)
     for name, (facts, slots) in described.items():
         source = checkpoint.named(name, settings.checkpoints)
         if source.digest != facts["checkpoint"]:
@@ -92,7 +93,7 @@ class FrontServer(Server):
         described: Described,
         run: Callable[[Call], AsyncIterator[News]],
     ) -> None:
-        metrics = Metrics(BACKENDS, kernel)
+        metrics = Metrics(backends(), kernel)
         requests = Requests(Remote(models_of(described, settings), metrics, run), metrics)
         keys = Keys(settings.api_keys) if settings.api_keys else None
         service = Service(settings, requests, None, None, Bodies(settings, requests), keys)

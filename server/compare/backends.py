@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linpix.model.attention import State
+from linpix.model import plugins
+from linpix.model.attention import State, kind_of
 from linpix.model.attention.linear import RecurrentState
 from linpix.model.choice import choose
 from linpix.model.config import ModelConfig
@@ -37,8 +38,17 @@ ATTENTION: dict[str, dict[str, Any]] = {
     "lsh-1": {"attention": "lsh", "lsh_rounds": 1},
     "lsh-4": {"attention": "lsh", "lsh_rounds": 4},
 }
-BACKENDS = tuple(ATTENTION)
-STATEFUL = ("linear", "stateful-softmax")  # others compute the whole prefix again at each position
+STATEFUL = ("linear", "stateful-softmax")
+
+
+def backends() -> tuple[str, ...]:
+    """The names of all backends; a kind of attention that a plugin registers is one."""
+    return (*ATTENTION, *plugins.names_of("attention"))
+
+
+def is_stateful(backend: str) -> bool:
+    """Whether it steps on a memory; others compute the whole prefix again at each position."""
+    return backend in STATEFUL or (backend not in ATTENTION and bool(kind_of(backend).steps_as))
 
 
 class Backend:
@@ -54,7 +64,7 @@ class Backend:
         if name == "linear":  # without our operator: eager backends are compared in torch alone
             self.state: State | None = RecurrentState(net.config, rows, operator=False)
         else:
-            self.state = net.attention.new_state(rows) if name in STATEFUL else None
+            self.state = net.attention.new_state(rows) if is_stateful(name) else None
         self._slots = torch.arange(1, rows + 1)
         self._start = torch.full((rows,), START)
         self._temperatures = torch.ones(rows)
@@ -85,15 +95,15 @@ class Backend:
     @property
     def state_bytes(self) -> int:
         """Bytes per image, beside its sub-pixels; 0 for backends that compute prefixes again."""
-        return self.net.attention.state_bytes if self.name in STATEFUL else 0
+        return self.net.attention.state_bytes if self.state is not None else 0
 
     def together(self, batch: int, t: int) -> int:
         """Rows of a batch in one pass through the network: all, or as many whole prefixes as
         PASS_SIZE allows.
         """
-        if self.name in STATEFUL:
+        if self.state is not None:
             return batch
-        rounds, config = ATTENTION[self.name].get("lsh_rounds"), self.net.config
+        rounds, config = fields_of(self.name).get("lsh_rounds"), self.net.config
         # lsh pads to whole chunks
         tokens = rounds * max(t + 1, config.lsh_chunk) if rounds else t + 1
         return min(batch, max(1, PASS_SIZE // config.d_model // tokens))
@@ -214,9 +224,14 @@ class CompiledBackend(Backend):
             yield
 
 
+def fields_of(backend: str) -> dict[str, Any]:
+    """What selects a backend in a configuration."""
+    return ATTENTION.get(backend, {"attention": backend})
+
+
 def config_of(backend: str, config: ModelConfig) -> ModelConfig:
     """The configuration of a backend's weights: `config` with that backend's attention."""
-    return dataclasses.replace(config, **ATTENTION[backend])
+    return dataclasses.replace(config, **fields_of(backend))
 
 
 def random_net(config: ModelConfig) -> Transformer:

@@ -5,21 +5,18 @@ random ones.
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import get_args
 
 from linpix.model import checkpoint as checkpoints
 from linpix.model import folders
-from linpix.model.attention import kind_of
+from linpix.model.attention import kind_of, kinds
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.config import AttentionKind, ModelConfig
+from linpix.model.config import ModelConfig
 
 from ..errors import InvalidRequest
-from .backends import ATTENTION, BACKENDS, config_of
+from .backends import ATTENTION, backends, config_of
 
-# What may differ between twins
+# What may differ between twins, beside the options of their attention
 _FREE = {"attention", "twin_of", "eps", "first_marginal"}
-for _kind in get_args(AttentionKind):
-    _FREE.update(kind_of(_kind).options)
 
 
 def find_twins(checkpoint: Checkpoint) -> list[Checkpoint]:
@@ -35,7 +32,7 @@ def find_twins(checkpoint: Checkpoint) -> list[Checkpoint]:
                 candidate.name,
                 theirs.get("twin_of"),
             )
-            known = theirs["attention"] in get_args(AttentionKind)
+            known = theirs["attention"] in kinds()
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # not a checkpoint of ours, so not a twin either
         # see check_comparable
@@ -65,9 +62,10 @@ def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str,
     """
     ours = checkpoint.net.config
     check_comparable(checkpoint)
+    free = _FREE.union(*(kind_of(kind).options for kind in kinds()))
     for twin in twins:
         theirs = twin.net.config
-        names = [entry.name for entry in dataclasses.fields(ours) if entry.name not in _FREE]
+        names = [entry.name for entry in dataclasses.fields(ours) if entry.name not in free]
         if differing := [name for name in names if getattr(ours, name) != getattr(theirs, name)]:
             raise ValueError(
                 f"{twin.name} cannot be compared with {checkpoint.name}: "
@@ -81,7 +79,7 @@ def sources_of(checkpoint: Checkpoint, twins: Sequence[Checkpoint]) -> dict[str,
             " compared; choose a linear or softmax model, or one with lsh attention of"
             f" {' or '.join(map(str, known))}"
         )
-    sources: dict[str, Checkpoint | None] = dict.fromkeys(BACKENDS)
+    sources: dict[str, Checkpoint | None] = dict.fromkeys(backends())
     for twin in twins:
         sources |= dict.fromkeys(_stands_for(twin.net.config, ours), twin)
     return sources | {
@@ -97,7 +95,7 @@ def _stands_for(theirs: ModelConfig, ours: ModelConfig) -> list[str]:
     options = {name: getattr(ours, name) for name in kind_of(theirs.attention).options}
     return [
         name
-        for name in BACKENDS
+        for name in backends()
         if config_of(name, theirs)
         == theirs
         == config_of(name, dataclasses.replace(theirs, **options))

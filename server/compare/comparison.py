@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import product
 from typing import Any
@@ -26,7 +26,7 @@ from linpix.model.transformer import Transformer
 
 from ..errors import InvalidRequest
 from ..memory import free_bytes
-from .backends import BACKENDS, STATEFUL, Backend, CompiledBackend, config_of, random_net
+from .backends import Backend, CompiledBackend, backends, config_of, is_stateful, random_net
 from .checkpoints import sources_of
 from .measure import Cell, Stopwatch
 from .report import PAPER, Report, Result, listed
@@ -45,16 +45,17 @@ MEMORY_SHARE = 0.25  # of the free memory, at most, for one backend's states
 class ComparisonPlan:
     """What to compare, and for how long."""
 
-    backends: tuple[str, ...] = BACKENDS
+    backends: tuple[str, ...] = field(default_factory=backends)
     # images decoded together; 1 is always measured beside them
     batches: tuple[int, ...] = (1, 16, 64)
     budget_s: float = 60.0  # time for measuring, without set-up
 
     def __post_init__(self) -> None:
+        known = backends()
         for backend in self.backends:
-            if backend not in BACKENDS:
+            if backend not in known:
                 raise InvalidRequest(
-                    f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}",
+                    f"backend must be one of {', '.join(known)}, got {backend!r}",
                     param="backends",
                 )
         if not (math.isfinite(self.budget_s) and self.budget_s > 0):
@@ -91,7 +92,7 @@ class Comparison:
         nets: dict[ModelConfig, Transformer] = {}  # several backends may share one
         # notes: by name and batch
         self._backends, notes = list[Backend](), dict[tuple[str, int], str]()
-        for name in BACKENDS:
+        for name in backends():
             if name not in plan.backends:
                 continue
             config, source = config_of(name, own_config), sources[name]
@@ -101,7 +102,7 @@ class Comparison:
             free = free_bytes()
             rows = 1
             for batch in batches:
-                needed = batch * (net.attention.state_bytes if name in STATEFUL else 0)
+                needed = batch * (net.attention.state_bytes if is_stateful(name) else 0)
                 if needed > MEMORY_SHARE * free:
                     notes[name, batch] = (
                         f"its states would take {needed / 2**30:.1f} GiB, but only "

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from linpix.model import checkpoint, folders, provenance
+from linpix.model import checkpoint, folders, plugins, provenance
 from linpix.model.attention import attention_for
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.choice import choose
@@ -31,6 +31,7 @@ class Catalogue:
         """share: whether other processes on this machine serve the same models."""
         self._settings, self._share = settings, share
         self._faults = Faults(settings.faults) if settings.faults else None
+        plugins.load(settings.plugin)
 
     def read(self) -> dict[str, Engine]:
         """An engine per model, the default one first. Raises CheckpointError or ValueError with the
@@ -153,15 +154,15 @@ class Catalogue:
                 )
             return None
         loaded = checkpoint.read(folder)
-        linear = loaded.net.config.attention == "linear"
-        slots = settings.slots if linear else min(settings.slots, settings.softmax_slots)
-        # softmax has no compiled engine: these settings are meant for the linear models beside it
+        linear, fixed = loaded.net.config.attention == "linear", loaded.net.attention.fixed_state
+        slots = settings.slots if fixed else min(settings.slots, settings.softmax_slots)
+        # others have no compiled engine: these settings are meant for the linear models beside it
         wanted = (settings.engine, settings.precision) if linear else ("auto", "auto")
         device, state = (settings.device, settings.state) if linear else ("cpu", "fp32")
         try:
             chosen = choose(loaded.net.config, *wanted, device)
             if chosen.device == "cpu":
-                shadowed = linear and chosen.engine == "eager"  # see Decoder.keep
+                shadowed = fixed and chosen.engine == "eager"  # see Decoder.keep
                 _check_memory(loaded, slots, shadowed=shadowed)
             decoder = new_decoder(
                 loaded, slots, *wanted, device=device, state=state, share=self._share
@@ -214,7 +215,7 @@ def _check_memory(source: Checkpoint, slots: int, *, shadowed: bool) -> None:
     attention = source.net.attention
     needed, free = (1 + shadowed) * attention.state_bytes * (slots + 1), free_bytes()
     if needed > free:
-        flag = "--slots" if source.net.config.attention == "linear" else "--softmax-slots"
+        flag = "--slots" if attention.fixed_state else "--softmax-slots"
         raise ValueError(
             f"{slots} slots take {needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are"
             f" free; lower {flag}"

@@ -12,7 +12,7 @@ from pydantic.json_schema import WithJsonSchema
 from linpix.model.attempts import MAX_ATTEMPTS
 from linpix.model.philox import MAX_SEED
 
-from ..compare.backends import BACKENDS
+from ..compare.backends import ATTENTION
 from ..errors import InvalidRequest, shown
 from ..pictures import encode
 from ..pictures.uploads import Preparation
@@ -263,7 +263,7 @@ class CompareBody(Described):
         min_length=1,
         max_length=8,
         examples=[["linear", "stateful-softmax"]],
-        description=f"some of {', '.join(BACKENDS)}; absent: all of them",
+        description=f"some of {', '.join(ATTENTION)}, and kinds of --plugin; absent: all of them",
     )
     batch: list[Annotated[int, Field(ge=1, le=256)]] = Field(
         [1, 16], min_length=1, max_length=8, examples=[[1, 16]]

@@ -93,7 +93,7 @@ def test_known_squares_and_the_query_are_tokens_and_background_is_none():
 def test_what_is_not_there_is_refused_with_the_cure():
     with pytest.raises(ValueError, match="head must be"):
         inside_of("linear").attention(0, 9)
-    with pytest.raises(ValueError, match="keeps all keys and values"):
+    with pytest.raises(ValueError, match="no state of S and z"):
         inside_of("softmax").states(0, 0)
     net = perturbed_net(dataclasses.replace(TINY, attention="lsh"))
     with pytest.raises(ValueError, match="linear or softmax attention"):

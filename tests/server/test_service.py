@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 
 from linpix.model.config import PRESETS
 from linpix.server.app import create_app
-from linpix.server.compare.backends import BACKENDS
+from linpix.server.compare.backends import ATTENTION
 from linpix.server.pictures import encode
 from linpix.server.settings import Settings
 from linpix.server.web.routes import images
@@ -371,11 +371,11 @@ def test_a_comparison_runs_beside_requests_and_can_be_watched_and_stopped(tiny):
         assert eventually(lambda: client.get(at).json()["status"] != "running")
         over = client.get(at).json()
         assert over["status"] == "completed", over["error"]
-        assert {result["backend"] for result in over["report"]["results"]} == set(BACKENDS)
+        assert {result["backend"] for result in over["report"]["results"]} == set(ATTENTION)
         assert over["progress"] == 1
         rates = {
             backend: server.metric(f'linpix_comparison_images_per_second{{backend="{backend}"}}')
-            for backend in BACKENDS
+            for backend in ATTENTION
         }
         measured = {
             result["backend"] for result in over["report"]["results"] if result["images_per_second"]

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Body, Header
 from fastapi.sse import EventSourceResponse, format_sse_event
 
 from ... import errors
-from ...compare.backends import BACKENDS
+from ...compare.backends import backends
 from ...compare.checkpoints import check_comparable
 from ...compare.comparison import ComparisonPlan
 from ...compare.jobs import Comparisons, Run
@@ -60,7 +60,7 @@ async def begin_comparison(
             param="budget",
         )
     plan = ComparisonPlan(
-        backends=tuple(body.backends or BACKENDS), batches=tuple(body.batch), budget_s=body.budget
+        backends=tuple(body.backends or backends()), batches=tuple(body.batch), budget_s=body.budget
     )
     return _comparisons(service).begin(served, plan)
 

@@ -100,9 +100,8 @@ _OK = ok_response(
     },
 )
 _NO_STATE = InvalidRequest(
-    "mnist-small-softmax has no state of a fixed size, since its softmax attention keeps all keys"
-    " and values: ask for array=attention or array=distributions, or for a model with linear"
-    " attention",
+    "mnist-small-softmax has no state of S and z, since its attention is softmax: ask for"
+    " array=attention or array=distributions, or for a model with linear attention",
     param="array",
 )
 _RESPONSES = _OK | error_responses(
@@ -165,16 +164,15 @@ def _check_attention(order: Order, array: str) -> None:
     kind = model.config.attention
     if not model.checkpoint.net.attention.has_weights:
         raise InvalidRequest(
-            f"{model.name} has {kind} attention, which looks at some tokens only: ask for a model"
-            " with linear or softmax attention",
+            f"{model.name} has {kind} attention, which cannot say where a token looks: ask for a"
+            " model with linear or softmax attention",
             param="model",
         )
     wants_array = order.accepted == NPY and array == "states"
-    if wants_array and not model.checkpoint.net.attention.fixed_state:
+    if wants_array and not model.checkpoint.net.attention.has_states:
         raise InvalidRequest(
-            f"{model.name} has no state of a fixed size, since its {kind} attention keeps all keys"
-            " and values: ask for array=attention or array=distributions, or for a model with"
-            " linear attention",
+            f"{model.name} has no state of S and z, since its attention is {kind}: ask for"
+            " array=attention or array=distributions, or for a model with linear attention",
             param="array",
         )
 

@@ -4,24 +4,34 @@ import pytest
 import torch
 from torch import Tensor
 
+from linpix.model import plugins
 from linpix.model.attention import PADDING_SLOT, attention_for
 from linpix.model.attention.linear import RecurrentState
+from linpix.model.attention.recurrent import RecurrentPool
 from linpix.model.attention.softmax import KeyValueState
 from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.inputs import START
 from linpix.model.transformer import Transformer
 from tests.nets import net_of, noise
+from tools.harness.commands import ROOT
 
-ATTENTIONS = ["linear", "softmax"]
+ATTENTIONS = ["linear", "softmax", "gated"]
 SLOTS = 6
+
+
+@pytest.fixture(autouse=True)
+def gated(no_plugins):
+    plugins.load(str(ROOT / "examples/gated.py"))
 
 
 def config_of(attention: str) -> ModelConfig:
     return dataclasses.replace(PRESETS["tiny"], attention=attention, value_dim=5)
 
 
-def memory(state: RecurrentState | KeyValueState) -> list[Tensor]:
+def memory(state: RecurrentState | KeyValueState | RecurrentPool) -> list[Tensor]:
     """The tensors of a pool, slots first."""
+    if isinstance(state, RecurrentPool):
+        return [*state.memory.values()]
     return [state.S, state.z] if isinstance(state, RecurrentState) else [state.keys, state.values]
 
 
@@ -125,3 +135,24 @@ def test_copies_of_a_slot_go_on_like_the_original_and_apart(attention):
     torch.testing.assert_close(parameters[1], parameters[0])
     torch.testing.assert_close(parameters[2, :11], parameters[0, :11])
     assert float((parameters[2, 11:] - parameters[0, 11:]).abs().amax(1).min()) > 1e-4
+
+
+@pytest.mark.parametrize("attention", ["linear", "gated"])
+def test_a_kept_slot_is_restored_bitwise(attention):
+    net, slots = net_of(config_of(attention)), torch.tensor([3, 5])
+    state = attention_for(net.config).new_state(SLOTS)
+    decode(net, noise(2), state, slots, 0, 9)
+    state.keep(slots)
+    before = decode(net, noise(2), state, slots, 9, 12)
+    state.fill_with_nan(5)
+    state.restore(slots)
+    assert torch.equal(decode(net, noise(2), state, slots, 9, 12), before)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_prefill_and_steps_agree_with_the_parallel_form(attention):
+    net, canvas = net_of(config_of(attention), spread=0.1), noise(2)
+    state, slots = attention_for(net.config).new_state(SLOTS), torch.tensor([4, 1])
+    net.prefill(canvas, 40, torch.full((2,), START), state, slots)
+    stepped = decode(net, canvas, state, slots, 40, 64)
+    torch.testing.assert_close(stepped, net(canvas)[:, 40:], atol=1e-5, rtol=1e-5)

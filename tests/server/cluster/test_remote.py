@@ -18,7 +18,7 @@ from linpix.server.app import application, create_app
 from linpix.server.cluster.front import front_server, models_of
 from linpix.server.cluster.remote import RUNS, Call, News, Remote, ReplicaLost
 from linpix.server.cluster.replica import Replica
-from linpix.server.compare.backends import BACKENDS
+from linpix.server.compare.backends import ATTENTION
 from linpix.server.engine.request import Requests
 from linpix.server.errors import draining
 from linpix.server.metrics import Metrics
@@ -71,7 +71,7 @@ class Front:
     def __init__(self, settings: Settings) -> None:
         self.near = Near(Replica(settings))
         _, kernel, described = self.near.replica.description
-        metrics = Metrics(BACKENDS, kernel)
+        metrics = Metrics(ATTENTION, kernel)
         self.remote = Remote(models_of(described, settings), metrics, self.near.run)
         self.requests = Requests(self.remote, metrics)
         app = application(

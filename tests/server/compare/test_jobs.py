@@ -14,7 +14,7 @@ import pytest
 
 from linpix.model import checkpoint as checkpoints
 from linpix.server.compare import jobs
-from linpix.server.compare.backends import BACKENDS
+from linpix.server.compare.backends import ATTENTION
 from linpix.server.compare.comparison import Comparison, ComparisonPlan
 from linpix.server.compare.jobs import Comparisons, Run
 from linpix.server.engine.admission import Admission
@@ -44,7 +44,7 @@ async def beginning(
     """Comparisons of an engine thread that serves the model, and how one is begun."""
     checkpoint = checkpoints.read(family / "small")
     engine, thread = Engine(new_decoder(checkpoint, 1)), EngineThread()
-    metrics = Metrics(BACKENDS, "eager")
+    metrics = Metrics(ATTENTION, "eager")
     admission = Admission({"small": engine}, metrics, thread, max_queue=8)
     admission.start()
     under_way = Comparisons(admission, thread)

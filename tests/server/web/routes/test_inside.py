@@ -95,7 +95,7 @@ def test_a_conditional_model_reads_known_squares_first(several):
 def test_softmax_has_weights_and_no_state(several):
     answer = ask(several, model="softmax").json()
     assert answer["state"] is None and sum(answer["attention"]) == pytest.approx(1, abs=1e-5)
-    assert_refused(ask(several, model="softmax", headers=NPY), "array", "no state of a fixed")
+    assert_refused(ask(several, model="softmax", headers=NPY), "array", "no state of S and z")
     assert array_of(ask(several, model="softmax", headers=NPY, array="attention")).shape == (64, 64)
 
 
