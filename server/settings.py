@@ -4,9 +4,7 @@ unit and reason each.
 
 import argparse
 import difflib
-import json
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
@@ -62,17 +60,10 @@ def from_file(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     """The settings of a TOML file, without those that a variable sets. Raises OSError, or
     ValueError with the cure.
     """
-    try:
-        values = tomllib.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
+    from linpix.model import toml  # it comes with torch, which --help does not need
+
     found = {}
-    for given, value in values.items():
-        name = given.replace("-", "_")
-        if name not in Settings.model_fields:
-            near = difflib.get_close_matches(name, Settings.model_fields, 1)
-            cure = f"did you mean {near[0]}?" if near else "linpix serve --help lists them"
-            raise ValueError(f"{path}: {given} is not a setting; {cure}")
+    for name, value in toml.read(path, Settings.model_fields, "linpix serve").items():
         variable = environment.get(f"LINPIX_{name.upper()}")
         if not variable or _of_kubernetes(variable):
             found[name] = value
@@ -332,17 +323,15 @@ class Settings(BaseSettings):
 
     def toml(self) -> str:
         """The settings as a file of --config; those without a value are comments."""
+        from linpix.model import toml
+
         lines = []
         for name, value in self:
             field = type(self).model_fields[name]
             if field.json_schema_extra == HIDDEN and value == field.default:
                 continue
-            if value is None:
-                lines.append(f"# {name} =")
-            else:
-                shown = str(value) if isinstance(value, Path) else value
-                lines.append(f"{name} = {json.dumps(shown, ensure_ascii=False)}")
-        return "\n".join(lines) + "\n"
+            lines.append(toml.line(name, value))
+        return "".join(lines)
 
     def idle(self) -> list[str]:
         """A sentence about each setting that has no effect without another one."""

@@ -36,7 +36,7 @@ from .files import locked, put, undamaged, writing
 from .loop import held_out
 from .loop import train as train_run
 from .palette import COLOURS, of_pictures
-from .plan import check_options, filled_in, is_plain, preset_and_data, refuse, settings_of
+from .plan import check_options, file_of, filled_in, is_plain, preset_and_data, refuse, settings_of
 from .readers import Split
 from .run import Run, TrainConfig
 from .workers import Workers, count_for, launched, shared
@@ -136,6 +136,8 @@ def _train(given: Namespace, workers: Workers, out: Path, side: Path) -> None:
         _fall(run, given)
     else:
         run = _new(given, preset, data)
+    if not workers.rank and not given.resume:
+        put(side / "run.toml", file_of(given).encode())
     batch, accumulate, processes = run.config.batch, run.config.accumulate, 1
     if workers.launched:
         shared(batch, accumulate, workers, given.processes)

@@ -6,8 +6,8 @@ Only `train` and `experiment` need torch, as some of their flags are fields of s
 import math
 import os
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction
-from collections.abc import Callable
+from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -32,6 +32,53 @@ def number(
         return value
 
     return parse
+
+
+def words_of(command: str, values: Mapping[str, Any]) -> list[str]:
+    """Values by the names of a command's flags, as words of its command line. None: not given.
+
+    Raises ValueError, with the cure, for a name or a kind of value that there is not.
+    """
+    from linpix.model.toml import nearest
+
+    actions = actions_of(command)
+    words = []
+    for name, value in values.items():
+        if name not in actions:
+            cure = nearest(name, actions, f"linpix {command}")
+            raise ValueError(f"{name} is not an option of linpix {command}; {cure}")
+        if value is not None:
+            words += _words(actions[name], value)
+    return words
+
+
+def actions_of(command: str) -> dict[str, Action]:
+    """The options of a command by name, with underscores."""
+    parser = ArgumentParser(add_help=False)
+    COMMANDS[command][0](parser)
+    actions = {}
+    for action in parser._actions:
+        if action.option_strings:
+            actions[action.option_strings[0].removeprefix("--").replace("-", "_")] = action
+    return actions
+
+
+def _words(action: Action, value: Any) -> list[str]:
+    flag = action.option_strings[0]
+    if action.nargs == 0:  # on or off
+        if not isinstance(value, bool):
+            raise ValueError(f"{flag} must be true or false, got {value!r}")
+        negative = flag.replace("--", "--no-")
+        off = [negative] if negative in action.option_strings else []
+        return [flag] if value else off
+    values = value if isinstance(value, (list, tuple)) else [value]
+    for part in values:
+        if isinstance(part, bool) or not isinstance(part, (str, int, float, os.PathLike)):
+            raise ValueError(f"{flag} must be a text, a number, or a list of them, got {value!r}")
+    parts = [str(part) for part in values]
+    if isinstance(action.nargs, int):
+        return [flag, *parts]
+    return [f"{flag}={','.join(parts)}"]
 
 
 def model_flags(parser: ArgumentParser, *, positional: bool = False, required: bool = True) -> None:
@@ -122,6 +169,15 @@ def train(parser: ArgumentParser) -> None:
         ),
     )
     add("--data", help="folder of the data set; if it is empty, the data are downloaded")
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "TOML file of flags, such as batch = 32; flags win; every run writes such a file,"
+            " FOLDER.training/run.toml"
+        ),
+    )
     add(
         "--out",
         type=_new_folder,

@@ -6,10 +6,12 @@ import dataclasses
 from argparse import Namespace
 from typing import Any
 
+from linpix.model import toml
 from linpix.model.attention import kind_of
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.config import PRESETS, ModelConfig
 
+from . import flags
 from .automatic import COLOUR, GREY, PALETTE
 from .datasets import Dataset
 from .init import negative
@@ -36,15 +38,19 @@ def refuse(*cases: tuple[object, str]) -> None:
 
 def preset_and_data(given: Namespace) -> tuple[str, str]:
     """PRESET and DIR, from PRESET --data DIR or --preset PRESET DIR."""
-    preset, data = given.preset, given.data
-    if given.chosen is not None:
+    preset, data, chosen = given.preset, given.data, given.chosen
+    if given.config and preset in (*PRESETS, "auto"):
+        chosen = None  # what the command line says wins over the file
+    elif given.config and preset is not None:
+        data = None
+    if chosen is not None:
         refuse(
             (
                 data is not None and preset is not None,
                 "with --preset, the other argument is the folder of pictures; leave out --data",
             )
         )
-        preset, data = given.chosen, data or preset
+        preset, data = chosen, data or preset
     refuse(
         (
             preset is None or data is None,
@@ -57,6 +63,18 @@ def preset_and_data(given: Namespace) -> tuple[str, str]:
         ),
     )
     return preset, data
+
+
+def file_of(given: Namespace) -> str:
+    """The flags as a file of --config, which begins the same run again in another --out."""
+    lines = []
+    for name in flags.actions_of("train"):
+        value = getattr(given, name)
+        if name == "colours":
+            value = value or None  # --preset auto says 0 where there is no palette
+        if name not in ("config", "out", "resume"):
+            lines.append(toml.line(name, value))
+    return "".join(lines)
 
 
 def is_plain(given: Namespace) -> bool:

@@ -1,10 +1,11 @@
-"""What flags, a preset and pictures amount to, without a file."""
+"""What flags, a preset and pictures amount to; and files of flags."""
 
 import argparse
 
 import numpy as np
 import pytest
 
+from linpix.__main__ import main
 from linpix.model.config import PRESETS
 from linpix.training import flags, plan
 from linpix.training.datasets import Dataset
@@ -57,3 +58,69 @@ def test_a_plan_for_pictures_fills_in_what_no_flag_says():
     assert (fewer.init, fewer.layers, fewer.minutes) == (None, 1, 3.0)
     resumed = plan.filled_in(given("--resume"), chosen, None)
     assert resumed.warmup_images is None
+
+
+# --- files of flags ---
+
+SETTINGS = """
+preset = "tiny"
+batch = 8
+max-images = 40
+compile = false
+betas = [0.8, 0.9]
+processes = 1
+"""
+
+
+def test_a_run_begins_again_from_the_file_that_it_writes(pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(f'{SETTINGS}data = "{pictures.name}"\nseed = 1\n')
+    # flags win
+    assert main(["train", "--config", "mine.toml", "--seed", "3", "--out", "one"]) == 0
+    assert main(["train", "--config", "one.training/run.toml", "--out", "two"]) == 0
+    assert main(["train", "--config", "one.training/run.toml", "--seed", "1", "--out", "b"]) == 0
+    weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in ("one", "two")]
+    other = (tmp_path / "b/model.safetensors").read_bytes()
+    assert weights[0] == weights[1] != other
+    plans = [(tmp_path / f"{run}.training/run.toml").read_text() for run in ("one", "two")]
+    assert plans[0] == plans[1] and "seed = 3\n" in plans[0] and "betas = [0.8, 0.9]" in plans[0]
+
+
+def test_architecture_and_folder_of_the_command_line_win_over_those_of_the_file():
+    def chosen(*words: str) -> tuple[str, str]:
+        file = ["--preset=tiny", "--data=theirs", "--config=x.toml"]
+        return plan.preset_and_data(given(*file, *words))
+
+    assert chosen() == ("tiny", "theirs")
+    assert chosen("mnist") == ("mnist", "theirs")
+    assert chosen("mine") == chosen("--data", "mine") == ("tiny", "mine")
+    assert chosen("--preset", "mnist", "mine") == ("mnist", "mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("bach = 8", "bach is not a setting; did you mean batch?"),
+        ("batch = true", "--batch must be a text, a number, or a list of them, got True"),
+        ("compile = 3", "--compile must be true or false, got 3"),
+        ("batch: 8", "x.toml is not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused(text, words, tmp_path, capsys):
+    (tmp_path / "x.toml").write_text(text)
+    assert main(["train", "--config", str(tmp_path / "x.toml"), "--out", str(tmp_path / "y")]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_values_become_the_words_of_a_command_line():
+    values = {"preset": "tiny", "compile": False, "resume": False, "betas": (1, 2), "init": None}
+    assert flags.words_of("train", values) == [
+        "--preset=tiny",
+        "--no-compile",
+        "--betas",
+        "1",
+        "2",
+    ]
+    assert flags.words_of("evaluate", {"temperature_range": [0.5, 1.2]}) == [
+        "--temperature-range=0.5,1.2"
+    ]
