@@ -12,15 +12,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 from linpix.training.flags import (
     COMMANDS,
-    actions_of,
     checkpoints_flag,
     model_flags,
     number,
-    words_of,
+    with_file,
 )
 
 from . import __version__
@@ -41,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_process(alone=alone, serving=serving)
     try:
         if words[:1] == ["train"]:
-            words = _with_file(words)
+            words = with_file(words)
         given = _parser(words[:1]).parse_args(words)
         given.command_line = command_line
         if not serving:
@@ -88,18 +86,6 @@ def _prepare_process(*, alone: bool, serving: bool) -> None:
         sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _with_file(words: list[str]) -> list[str]:
-    """The words of a command, with those of the file of --config before its own, which win."""
-    finder = argparse.ArgumentParser(add_help=False)
-    finder.add_argument("--config", type=Path)
-    config = finder.parse_known_args(words)[0].config
-    if config is None:
-        return words
-    names = actions_of(words[0])
-    found = importlib.import_module("linpix.model.toml").read(config, names, f"linpix {words[0]}")
-    return [words[0], *words_of(words[0], found), *words[1:]]
 
 
 def _warn_of_misspelt_variables(command: str) -> None:

@@ -90,6 +90,7 @@ NOT_RUN = [
 ]
 SHORTER = {
     "--minutes 45": "--minutes 45 --images 48 --batch 8 --warmup-images 8 --no-compile",
+    "minutes=45": "minutes=45, images=48, batch=8, warmup_images=8, compile=False",
     "--budget 20": "--budget 5",
     "--classes 200": "--classes 20",
     "--limit 200": "--limit 40",

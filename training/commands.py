@@ -240,6 +240,12 @@ def _data(folder: str, split: Split, config: ModelConfig) -> Dataset:
 
 
 def evaluate(given: Namespace) -> None:
+    facts, text = measured(given)
+    print(json.dumps(facts) if given.json else text)
+
+
+def measured(given: Namespace) -> tuple[dict[str, Any], str]:
+    """What evaluate measures, as facts and as text. Raises ValueError."""
     refuse(
         (
             not given.classes
@@ -280,10 +286,7 @@ def evaluate(given: Namespace) -> None:
     else:
         facts, text = _bits(given, found, data, packed)
         facts = {"engine": chosen.engine, "precision": chosen.precision, **facts}
-    if given.json:
-        digest = digest_of(found.folder)
-        text = json.dumps({"model": found.name, "checkpoint": digest, **facts})
-    print(text)
+    return {"model": found.name, "checkpoint": digest_of(found.folder), **facts}, text
 
 
 def _bits(

@@ -52,6 +52,19 @@ def words_of(command: str, values: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def with_file(words: list[str]) -> list[str]:
+    """The words of a command, with those of the file of --config before its own, which win."""
+    finder = ArgumentParser(add_help=False)
+    finder.add_argument("--config", type=Path)
+    config = finder.parse_known_args(words)[0].config
+    if config is None:
+        return words
+    from linpix.model import toml
+
+    found = toml.read(config, actions_of(words[0]), f"linpix {words[0]}")
+    return [words[0], *words_of(words[0], found), *words[1:]]
+
+
 def actions_of(command: str) -> dict[str, Action]:
     """The options of a command by name, with underscores."""
     parser = ArgumentParser(add_help=False)

@@ -57,6 +57,14 @@ class Log:
                 self._board.close()
 
 
+def history(folder: Path) -> list[dict[str, float]]:
+    """The lines of the log in a folder, as numbers: those of FIELDS that each line has."""
+    lines = []
+    for row in _rows_of(folder / "log.csv"):
+        lines.append({name: float(text) for name, text in row.items() if text})
+    return lines
+
+
 def _rows_of(path: Path) -> list[dict[str, Any]]:
     """The lines of a log that are whole, if there is one."""
     if not path.exists():

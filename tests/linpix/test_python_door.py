@@ -9,10 +9,12 @@ import multiprocessing
 import os
 import pydoc
 import re
+import signal
 import subprocess
 import sys
 import tomllib
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +25,10 @@ from PIL import Image
 import linpix
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
+from linpix.training.flags import actions_of, words_of
 from tests.nets import saved
 from tests.server.web.routes.test_images import encode, images_of, occluded
+from tests.training.conftest import lay, shapes
 from tools.harness.commands import ROOT, ran
 from tools.harness.servers import HANG_S, here
 
@@ -44,6 +48,8 @@ PICTURE, KNOWN = (
         linpix.complete,
         linpix.score,
         linpix.inside,
+        linpix.train,
+        linpix.evaluate,
     ],
 )
 def test_every_option_of_a_function_has_a_name_and_a_type_and_is_explained(function):
@@ -422,3 +428,75 @@ def test_every_kind_of_installation_finds_all_packages(links, tmp_path):
         for file, room in zip(found, ("model", "server", "training"), strict=True):
             assert Path(file).samefile(tmp_path / folder / room / "__init__.py")
         assert others == ("model server tests" if kind == "clone" else "")
+
+
+# --- training and evaluation ---
+
+
+def small(pictures: Path, out: Path) -> dict:
+    return {
+        "preset": "tiny",
+        "data": pictures,
+        "out": out,
+        "batch": 8,
+        "max_images": 48,
+        "compile": False,
+        "betas": (0.8, 0.9),
+        "seed": 3,
+    }
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    return lay(shapes(40, 8), tmp_path_factory.mktemp("pictures"), 30)
+
+
+def test_train_does_what_the_command_does_and_evaluate_too(pictures, tmp_path):
+    number, handler = torch.initial_seed(), signal.getsignal(signal.SIGINT)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        run = linpix.train(**small(pictures, tmp_path / "ours"))
+    words = words_of("train", small(pictures, tmp_path / "theirs") | {"processes": 1})
+    command = [sys.executable, "-m", "linpix", "train", *words]
+    subprocess.run(command, check=True, capture_output=True)
+    weights = [tmp_path / name / "model.safetensors" for name in ("ours", "theirs")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert torch.initial_seed() == number and signal.getsignal(signal.SIGINT) is handler
+    last = run.history[-1]
+    assert last["images"] == 48 and last["validation"] == pytest.approx(
+        run.bits_per_dim["validation"], rel=1e-4
+    )
+    assert linpix.sample(run.folder, seed=1).shape == (1, 8, 8)
+    told = linpix.evaluate(run.folder, pictures, limit=4, labels="all")
+    command = f"evaluate {run.folder} --data {pictures} --limit 4 --labels all --json"
+    printed = subprocess.run(
+        [sys.executable, "-m", "linpix", *command.split()], check=True, capture_output=True
+    )
+    theirs = json.loads(printed.stdout)
+    assert told.pop("seconds") > 0 and theirs.pop("seconds") > 0
+    assert told == theirs and told["images"] == 4
+
+
+def test_every_flag_of_a_command_is_an_option_of_its_function():
+    for function, apart in ((linpix.train, set()), (linpix.evaluate, {"model", "json"})):
+        options = set(inspect.signature(function).parameters)
+        assert options ^ set(actions_of(function.__name__)) == apart
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"out": None}, "the following arguments are required: --out"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"device": "gpu"}, "argument --device: invalid choice: 'gpu'"),
+        ({"attention": "gatd"}, "attention must be one of linear, .*, got 'gatd'"),
+        ({"preset": "huge"}, "argument --preset: invalid choice: 'huge'"),
+    ],
+)
+def test_a_training_that_cannot_be_is_a_value_error(options, words, pictures, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        linpix.train(**small(pictures, tmp_path / "out") | options)
+
+
+def test_training_in_another_thread_is_refused_with_the_cure(pictures, tmp_path):
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="in the main thread only"):
+        pool.submit(linpix.train, **small(pictures, tmp_path / "out")).result()
