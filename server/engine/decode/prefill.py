@@ -158,10 +158,10 @@ class Prefills:
         self._position[slots] = positions + steps
         ended = []
         for group, length in zip(groups, lengths, strict=True):
-            images = slots_of(group)
-            if self._position[images[0]] == length:
-                if images[1:]:
-                    decoder.copy(images)
-                self._position[images] = length
+            of_group = slots_of(group)
+            if self._position[of_group[0]] == length:
+                if of_group[1:]:
+                    decoder.copy(of_group)
+                self._position[of_group] = length
                 ended.append(group)
         return ended
