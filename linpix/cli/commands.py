@@ -32,10 +32,10 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.image import Image
 from linpix.server.engine.job import Job, checked_options, class_of
-from linpix.server.pictures import uploads
+from linpix.server.pictures import animation, uploads
 from linpix.server.settings import ON_GPU, Settings, from_file
 
-from . import animation, bulk, preview
+from . import bulk, preview
 from .draw import pixels_of, produce, unsure_of, warn
 from .output import Output, check_output, kind_of, scale_of
 

@@ -15,10 +15,8 @@ from PIL import Image
 from linpix.model.config import ModelConfig
 from linpix.model.palette import pictures_of
 from linpix.server.engine.image import Image as Drawn
-from linpix.server.pictures import encode
+from linpix.server.pictures import animation, encode
 from linpix.server.pictures.overlay import Overlay
-
-from . import animation
 
 Kind = Literal["PNG", "GIF", "WEBP"]
 _KINDS: dict[str, Kind] = {".png": "PNG", ".gif": "GIF", ".webp": "WEBP"}

@@ -17,10 +17,8 @@ from linpix.model.config import ModelConfig
 from linpix.model.orientation import orientation
 from linpix.model.palette import nearest
 from linpix.server.errors import InvalidRequest
-from linpix.server.pictures import uploads
+from linpix.server.pictures import animation, uploads
 from linpix.server.pictures.pictures import LARGEST_UPLOAD, eight_bits, upright
-
-from . import animation
 
 MAX_16_BIT = 2**16 - 1
 _PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}  # modes whose colours are multiplied by their alpha

@@ -20,8 +20,7 @@ from linpix.model.config import ModelConfig
 from linpix.server.engine.image import Image as Drawn
 from linpix.server.engine.image import Report
 from linpix.server.engine.job import Job
-
-from .animation import Film, Picture, grid
+from linpix.server.pictures.animation import Film, Picture, grid
 
 REDRAWN_S = 0.1  # least time between pictures on a terminal
 TRUE_COLOURS = 2**24
@@ -154,7 +153,9 @@ class Progress:
         )
 
     def advanced(self, report: Report) -> None:
-        self.film.advance((image.index, rows[-1]) for image, rows, _ in report.rows)
+        # one row of each image at a time: several rows of background are drawn at once
+        for step in range(max((len(rows) for _, rows, _ in report.rows), default=0)):
+            self.film.advance((image.index, rows[: step + 1][-1]) for image, rows, _ in report.rows)
         for image, _, canvas in report.rows:
             self._put(image, canvas)
         if self._live and time.perf_counter() - self._drawn_at >= REDRAWN_S:

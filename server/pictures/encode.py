@@ -23,10 +23,11 @@ Format = Literal["png", "webp", "jpeg"]  # webp: lossless
 
 LARGEST_SIDE = 2048  # of an answer, in pixels; enlarging by nearest neighbour only adds bytes
 NPY = "application/x-npy"
-MEDIA_TYPES: dict[str, Format | Literal["npy"]] = {
+MEDIA_TYPES: dict[str, Format | Literal["gif", "npy"]] = {
     "image/png": "png",
     "image/webp": "webp",
     "image/jpeg": "jpeg",
+    "image/gif": "gif",  # the drawing of a picture: of pictures/animation.py
     NPY: "npy",
 }
 JPEG_QUALITY = 95

@@ -252,6 +252,7 @@ export class Viewer {
     $("viewer-curl").onclick = () => this.copy();
     for (const name in leaving) $(`viewer-${name}`).onclick = () => this.leave(leaving[name]);
     $("viewer-photo").onclick = () => this.toggle();
+    $("viewer-film").onclick = () => this.film();
   }
 
   open(record, records) {
@@ -315,8 +316,8 @@ export class Viewer {
     ]
       .filter(Boolean)
       .join(" · ");
-    for (const id of ["viewer-save", "viewer-save-large", "viewer-complete", "viewer-judge"])
-      $(id).hidden = !record.done;
+    for (const id of ["save", "save-large", "film", "complete", "judge"])
+      $(`viewer-${id}`).hidden = !record.done;
     $("viewer-complete").textContent = about.picture ? "Pin it" : "Complete it";
     $("viewer-sent").hidden = !about.picture;
     $("viewer-photo").hidden = !record.around || !record.done;
@@ -329,6 +330,18 @@ export class Viewer {
   toggle() {
     this.laid = this.laid ? null : this.record.around;
     this.draw();
+  }
+
+  /** Save the drawing of the image; few ask for it. */
+  async film() {
+    this.status.textContent = "The image is drawn again.";
+    try {
+      const { film } = await import("./film.js");
+      await film(this.record);
+      this.status.textContent = "Saved.";
+    } catch (problem) {
+      this.status.textContent = problem.message;
+    }
   }
 
   link(link, blob, name) {

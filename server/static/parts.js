@@ -203,6 +203,13 @@ export const copied = (text) =>
     () => false,
   ) ?? false;
 
+/** Save a file with the visitor's downloads. */
+export function saveAs(name, blob) {
+  const url = URL.createObjectURL(blob);
+  el("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
+
 /** A box that says what went wrong. If the server says when to try again, it counts down to that. */
 export class Notice {
   constructor(box) {

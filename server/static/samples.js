@@ -10,6 +10,7 @@ import {
   models,
   refill,
   restore,
+  saveAs,
   Task,
   thingOf,
 } from "./parts.js";
@@ -284,9 +285,7 @@ export class Visit {
       n: finished.length,
       ...(picture && { label: fields.label }),
     };
-    const url = URL.createObjectURL(await withSettings(first, png, all));
-    el("a", { href: url, download: `linpix-${first.seed}-all.png` }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 60_000);
+    saveAs(`linpix-${first.seed}-all.png`, await withSettings(first, png, all));
   }
 
   async send() {

@@ -1,6 +1,6 @@
 // A word, letter after letter by the models that draw these, all from one seed: one picture, and a link that draws it.
 import { blobOf, canvasOf, decode, json, Problem } from "./service.js";
-import { $, copied, el, models, Task, thingOf } from "./parts.js";
+import { $, copied, el, models, saveAs, Task, thingOf } from "./parts.js";
 import { PATH } from "./samples.js";
 
 const LONGEST = 12; // characters
@@ -168,9 +168,7 @@ class Word {
     const context = large.getContext("2d");
     context.imageSmoothingEnabled = false;
     context.drawImage(canvas, 0, 0, large.width, large.height);
-    const url = URL.createObjectURL(await blobOf(large));
-    el("a", { href: url, download: `linpix-${fields.word}-${fields.seed}.png` }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 60_000);
+    saveAs(`linpix-${fields.word}-${fields.seed}.png`, await blobOf(large));
   }
 
   async copy() {

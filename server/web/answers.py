@@ -57,7 +57,8 @@ class Order:
     facts: Mapping[str, Any] = field(default_factory=dict)    # of all images of the answer
     held_bytes: int = 0                     # what the answer may have in memory, until it is sent
     # of images
-    format: encode.Format | Literal["npy"] = "png"  # npy: all pictures are the answer, as an array
+    # npy: all pictures are the answer, as an array; gif: one, as it is drawn
+    format: encode.Format | Literal["gif", "npy"] = "png"
     as_url: bool = False
     partial_images: int | None = None
     upload: Upload | None = None            # the answer keeps all that is known of it

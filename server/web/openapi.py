@@ -66,6 +66,7 @@ PICTURES: dict[str, Any] = {
         ("image/png", r"\x89PNG\r\n\x1a\n..."),
         ("image/webp", "RIFF....WEBPVP8L..."),
         ("image/jpeg", r"\xff\xd8\xff\xe0..."),
+        ("image/gif", "GIF89a..."),
     )
 }
 ARRAY = {

@@ -469,6 +469,12 @@ def test_the_same_hole_is_completed_by_the_prefix_and_by_all_that_is_known(shipp
     expect(page.locator("#viewer-save")).to_have_attribute("href", re.compile("^blob:"))
     download = downloaded(page, "Download PNG")
     np.testing.assert_array_equal(np.asarray(Image.open(download.path()).convert("RGB")), shown[0])
+    with page.expect_download() as saved:
+        press(page, "Save as animation")
+    with Image.open(saved.value.path()) as drawing:
+        drawing.seek(drawing.n_frames - 1)
+        last = np.asarray(drawing.convert("RGB"))
+    np.testing.assert_array_equal(last[18::18, 18::18][:28, :28], shown[0])
     press(page, "Pin it")
     says(page, "#completion .status", "Image 1 is your picture now")
     press(page, "Rectangle")

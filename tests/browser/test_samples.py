@@ -12,6 +12,7 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from linpix.model import checkpoint
+from linpix.server.pictures.animation import UNDRAWN
 from tests.browser.conftest import (
     PHONE,
     WAIT_MS,
@@ -202,6 +203,17 @@ def test_an_image_can_be_enlarged_downloaded_shown_as_curl_and_drawn_again(
     np.testing.assert_array_equal(
         rgb(large.path().read_bytes()), expected.repeat(10, 0).repeat(10, 1)
     )
+    with page.expect_download() as saved:
+        press(page, "Save as animation")
+    says(page, "#viewer .status", "Saved")
+    assert saved.value.suggested_filename == "linpix-42.gif"
+    with Image.open(saved.value.path()) as drawing:
+        assert (drawing.format, drawing.n_frames) == ("GIF", 29)
+        for rows in (0, 14, 28):
+            drawing.seek(rows)
+            shown = np.asarray(drawing.convert("RGB"))[18::18, 18::18][:28, :28]
+            np.testing.assert_array_equal(shown[:rows], expected[:rows])
+            assert (shown[rows:] == UNDRAWN).all()
 
     press(page, "Copy as curl")
     says(page, "#viewer .status", "Copied")

@@ -21,7 +21,7 @@ from ...engine.image import best_of
 from ...engine.job import Job, checked_options, label_of
 from ...engine.request import Event, Request
 from ...errors import InvalidRequest, ServiceError, model_not_found, not_json, shown
-from ...pictures import encode, uploads
+from ...pictures import animation, encode, uploads
 from ..answers import Answer, Order, as_json, order_of
 from ..error_handlers import envelope
 from ..middleware.bodies import BYTES
@@ -184,6 +184,14 @@ def _checked(http: Http, order: Order, fields: GenerateBody) -> Order:
         raise InvalidRequest(
             f"an array has at most {ARRAY_IMAGES} images; request fewer, got {n}", param="n"
         )
+    if order.format == "gif":
+        if order.frame.width != config.width:
+            raise InvalidRequest(
+                f"Accept: {order.accepted} returns an animation of its own size; leave out size,"
+                f" got {shown(fields.size)}",
+                param="size",
+            )
+        order = replace(order, inline=False)
     channels = 4 if config.palette else config.channels
     order = replace(order, held_bytes=_held_bytes(http, order, order.frame, channels))
     if fields.candidates and stream and fields.partial_images:
@@ -207,10 +215,10 @@ def _checked(http: Http, order: Order, fields: GenerateBody) -> Order:
             f"{shown(order.partial_images)}",
             param="partial_images",
         )
-    if fields.lay_back and array:
+    if fields.lay_back and order.format in ("gif", "npy"):
         raise InvalidRequest(
-            f"lay_back returns pictures of the upload's size, but Accept: {encode.NPY} "
-            "requests an array; send one of them",
+            f"lay_back returns pictures of the upload's size, but Accept: {order.accepted} "
+            "requests something else; send one of them",
             param="lay_back",
         )
     if fields.prepare == "mnist":
@@ -228,6 +236,8 @@ def _held_bytes(
     n = 1 if order.options["stream"] else order.options["answers"]
     if order.format == "npy":
         each_bytes = frame.width * frame.height * channels
+    elif order.format == "gif":
+        each_bytes = animation.max_bytes(order.model.config)
     else:
         each_bytes = encode.max_bytes(frame, channels, order.format) * 4 // 3 + FACTS_BYTES
     held_bytes = n * each_bytes + upload_bytes
@@ -396,8 +406,11 @@ class ImagesAnswer(Answer):
         if upload is not None:
             canvas = np.where(upload.known, upload.canvas, canvas)
         if upload is not None and upload.overlay is not None:
-            assert order.format != "npy"
+            assert order.format != "gif" and order.format != "npy"
             file = upload.overlay.encoded(pictures_of(canvas, model.config), order.format)
+        elif order.format == "gif":
+            begun = job.prefix * model.config.height // model.config.subpixels
+            file = animation.drawing(canvas, model.config, job.known, begun)
         else:
             rows = None if event.done else event.rows
             file = encode.drawn(canvas, model.config, order.frame, order.format, rows)

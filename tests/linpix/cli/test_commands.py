@@ -20,7 +20,6 @@ import pyte
 import pytest
 from PIL import Image
 
-from linpix.cli.animation import UNDRAWN
 from linpix.cli.draw import produce
 from linpix.cli.preview import Progress
 from linpix.model import checkpoint, folders
@@ -29,11 +28,12 @@ from linpix.model.likelihood import class_log_probs_of
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
 from linpix.server.engine.job import Job
+from linpix.server.pictures.animation import UNDRAWN
 from tests.fuzz.pictures import noise
-from tests.linpix.cli.test_animation import enlarged, frames_of
 from tests.linpix.cli.test_preview import Stream, read_half_blocks, screen_pixels
 from tests.linpix.test_main import inside, pixels, reported, succeeds
 from tests.nets import saved
+from tests.server.pictures.test_animation import enlarged, frames_of
 from tools.harness.commands import words_of
 from tools.harness.servers import HANG_S
 

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from linpix.__main__ import main
-from linpix.cli import animation
 from linpix.model.config import PRESETS
+from linpix.server.pictures import animation
 
 
 @pytest.fixture

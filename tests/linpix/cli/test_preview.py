@@ -7,11 +7,12 @@ import numpy as np
 import pyte
 import pytest
 
-from linpix.cli import animation, preview
+from linpix.cli import preview
 from linpix.cli.preview import TRUE_COLOURS, Progress
 from linpix.server.engine.image import Report, images_of
 from linpix.server.engine.job import Job
-from tests.linpix.cli.test_animation import COLOURS, DIGITS, RNG, TINY, noise
+from linpix.server.pictures import animation
+from tests.server.pictures.test_animation import COLOURS, DIGITS, RNG, TINY, noise
 
 
 def read_half_blocks(lines) -> np.ndarray:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from linpix.server.app import create_app
 from linpix.server.settings import Settings
+from tests.linpix.test_main import succeeds
 from tests.server.web.routes.test_images import (
     assert_refused,
     edit,
@@ -57,6 +58,45 @@ def test_a_picture_comes_in_the_format_asked_for(client, asked, kind):
         generate(client, **body, output_format=asked, stream=True, partial_images=1).text
     )
     assert [opened(base64.b64decode(event["b64_json"]))[0] for event in events] == [kind, kind]
+
+
+def test_a_gif_is_the_drawing_that_sample_writes(client, tiny, tmp_path):
+    drawing = generate(client, headers={"accept": "image/gif"}, seed=5)
+    assert drawing.headers["content-type"] == "image/gif", drawing.text
+    assert drawing.headers["x-linpix-seed"] == "5"
+    succeeds(f"sample --model {tiny} --seed 5 --out", f"{tmp_path}/drawn.gif")
+    assert drawing.content == (tmp_path / "drawn.gif").read_bytes()
+    (tmp_path / "picture.png").write_bytes(occluded(3))
+    files = {"image": ("picture.png", occluded(3))}
+    completing = client.post(
+        "/v1/images/edits", files=files, data={"seed": 5}, headers={"accept": "image/gif"}
+    )
+    succeeds(
+        f"complete {tmp_path}/picture.png --model {tiny} --seed 5 --out",
+        f"{tmp_path}/completed.gif",
+    )
+    assert completing.content == (tmp_path / "completed.gif").read_bytes()
+    assert Image.open(io.BytesIO(completing.content)).n_frames == 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "told"),
+    [
+        ({"n": 2}, "n", "needs n=1"),
+        ({"stream": True}, "n", "no stream"),
+        ({"size": "16x16"}, "size", "leave out size"),
+        ({"output_format": "png"}, "output_format", "send one of them"),
+        ({"lay_back": True}, "lay_back", "send one of them"),
+    ],
+)
+def test_what_does_not_go_with_a_gif_is_refused(client, fields, param, told):
+    answer = client.post(
+        "/v1/images/edits",
+        files={"image": ("picture.png", occluded())},
+        data=fields,
+        headers={"accept": "image/gif"},
+    )
+    assert_refused(answer, param, told)
 
 
 @pytest.mark.parametrize("size", ["native", "24x24", "256x256", "192x108"])

@@ -9,7 +9,9 @@ from PIL import Image
 
 import linpix
 from linpix.model.palette import nearest, pictures_of
+from tests.linpix.test_main import succeeds
 from tests.nets import COLOURS, PALETTE, net_of, saved
+from tests.server.pictures.test_animation import frames_of
 from tests.server.web.routes.test_images import assert_refused, edit, encode, generate
 from tools.harness.servers import here
 
@@ -56,6 +58,21 @@ def test_a_drawn_picture_is_a_png_of_the_palette_with_a_transparent_ground(clien
             assert np.array_equal(values.repeat(scale, 0).repeat(scale, 1), np.asarray(image))
             assert np.array_equal(rgba(image)[::scale, ::scale], np.array(COLOURS)[values])
     assert {0, 1, 2, 3} == {*np.unique([np.asarray(image) for image in images])}
+
+
+def test_a_gif_draws_on_transparent_ground_as_sample_does(client, folder, tmp_path):
+    [png] = opened(generate(client, seed=3))
+    answer = generate(client, headers={"accept": "image/gif"}, seed=3)
+    succeeds(f"sample --model {folder} --seed 3 --out", f"{tmp_path}/drawn.gif")
+    assert answer.content == (tmp_path / "drawn.gif").read_bytes()
+    # one pixel of each, without the border; a row of ground adds no frame
+    found = [shown[56::56, 56::56][:8, :8] for shown, _ in frames_of(answer.content, "RGBA")]
+    there = rgba(png)[..., 3] > 0
+    inked = [rows for rows in range(9) if not rows or there[rows - 1].any()]
+    assert len(found) == len(inked) > 2
+    for rows, picture in zip(inked, found, strict=True):
+        assert np.array_equal(picture[..., 3] > 0, there & (np.arange(8) < rows)[:, None])
+        assert np.array_equal(picture[:rows][there[:rows]], rgba(png)[:rows][there[:rows]])
 
 
 @pytest.mark.parametrize("form", ["webp", "jpeg", "npy"])

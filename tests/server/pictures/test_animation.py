@@ -1,14 +1,16 @@
 """Grids and animations of images as they are drawn, read back to pixels."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
-from linpix.cli import animation
-from linpix.cli.animation import MAX_FRAMES, UNDRAWN, Film
 from linpix.model.config import PRESETS
+from linpix.server.pictures import animation
+from linpix.server.pictures.animation import MAX_FRAMES, UNDRAWN, Film
+from tests.nets import PALETTE
 
 TINY, DIGITS, COLOURS = PRESETS["tiny"], PRESETS["mnist-small"], PRESETS["cifar10-conditional"]
 RNG = np.random.default_rng(0)
@@ -117,6 +119,19 @@ def test_colours_of_a_gif_are_near_and_stay_what_they_are_while_the_rest_is_draw
         top = 2 * (rows + 1)
         assert np.array_equal(shown[:top], read[-1][:top])
         assert np.abs(shown[top : 2 * 33, 2:-2] - UNDRAWN).max(initial=0) < 8
+
+
+@pytest.mark.parametrize(
+    "config",
+    [TINY, DIGITS, COLOURS, PALETTE, replace(PALETTE, height=48, width=24)],
+    ids=["tiny", "grey", "colour", "palette", "tall"],
+)
+def test_no_drawing_exceeds_the_bytes_that_are_counted_for_it(config):
+    largest = len(config.palette) - 1 if config.palette else 255
+    values = np.minimum(noise(1, config)[0], largest)
+    drawing = animation.drawing(values, config, None, 0)
+    assert len(drawing) < animation.max_bytes(config) < 2**26
+    assert len(frames_of(drawing, "RGBA")) == min(MAX_FRAMES, config.height + 1)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,29 @@ def durations(frames: int) -> list[int]:
     return [min(SLOWEST_MS, PLAYED_MS // moving // 10 * 10)] * (frames - 1) + [HELD_MS]
 
 
+def drawing(
+    image: NDArray[np.uint8], config: ModelConfig, known: NDArray[np.bool_] | None, begun: int
+) -> bytes:
+    """A GIF of one image (T,) while it is drawn, row after row, as `linpix sample` writes it. known
+    and begun: as of `grid` and Film.
+    """
+    film = Film(1, begun, config.height)
+    for rows in range(begun + 1, config.height + 1):
+        film.advance([(0, rows)])
+    frames = [grid(image[None], config, rows=rows, known=known) for rows in film.moments]
+    return animate(frames, "GIF", enlargement(1, config, None))
+
+
+def max_bytes(config: ModelConfig) -> int:
+    """Bytes that no `drawing` exceeds. GIF has at most 12 bits for a pixel. Frames have only the
+    rows that changed, unless they are transparent.
+    """
+    width, height = sheet_size(1, config)
+    frames = min(MAX_FRAMES, config.height + 1)
+    pixels = width * height * enlargement(1, config, None) ** 2
+    return 1024 * frames + 2 * pixels * (frames if config.palette else 2)
+
+
 def animate(frames: Sequence[Picture], kind: Literal["GIF", "WEBP"], factor: int) -> bytes:
     """An animation that repeats, and pauses on its last frame. Exact, except a GIF of more than 256
     colours.
