@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -127,6 +128,14 @@ def test_a_stream_that_the_shell_has_closed_costs_no_picture(closed, tiny, tmp_p
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, b"") and (tmp_path / "x.png").exists()
+
+
+def test_serve_prints_the_settings_of_a_file_and_its_flags_without_serving(tmp_path):
+    file = tmp_path / "linpix.toml"
+    file.write_text("max-queue = 7\nslots = 3\n")
+    printed = succeeds(f"serve --config {file} --slots 4 --print-config").stdout
+    settings = tomllib.loads(printed)
+    assert (settings["max_queue"], settings["slots"], settings["port"]) == (7, 4, 8000)
 
 
 def test_lists_of_a_flag_that_is_given_twice_add_up():

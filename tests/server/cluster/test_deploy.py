@@ -1,17 +1,20 @@
-"""deploy/ray.yaml, deploy/kubernetes.yaml and kustomizations of it, against their schemas and
-LinPix's settings.
+"""deploy/ray.yaml, deploy/kubernetes.yaml and kustomizations of it, with and without the operators
+that a cluster may have, against their schemas and LinPix's settings.
 """
 
 import importlib
+import os
 import re
 import shutil
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 from linpix.server.origins import Origins
 from linpix.server.settings import Settings
+from tests.server.test_dashboard import METRICS, SELECTOR
 from tools.harness.commands import ROOT, ran
 
 OBJECTS = {
@@ -93,9 +96,10 @@ def test_a_pod_answers_to_every_name_of_its_service_in_its_own_namespace():
 
 
 def kustomized(folder: str) -> dict[str, dict]:
+    """folder: of the tree, or an absolute path."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl, which has kustomize, is not installed")
-    made = ran(f"kubectl kustomize {ROOT}/{folder}")
+    made = ran(f"kubectl kustomize {ROOT / folder}")
     assert made.returncode == 0 and not made.stderr, made.stderr
     return {found["kind"]: found for found in yaml.safe_load_all(made.stdout)}
 
@@ -131,6 +135,137 @@ def test_the_example_of_a_kustomization_has_an_image_a_namespace_and_keys():
         "linpix-keys"
         in (ROOT / "examples/kubernetes/kustomization.yaml").read_text().split("apiVersion")[0]
     )
+
+
+def fields(required: str, **of_schemas: object) -> dict:
+    """The schema of an object that has these fields and no others."""
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": required.split(),
+        "properties": of_schemas,
+    }
+
+
+def some(schema: dict) -> dict:
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
+def resource(version: str, **spec: object) -> dict:
+    metadata = fields("name", name=TEXT, namespace=TEXT, labels=TEXTS)
+    return fields(
+        "apiVersion kind metadata spec",
+        apiVersion={"const": version},
+        kind=TEXT,
+        metadata=metadata,
+        spec=fields(" ".join(spec), **spec),
+    )
+
+
+TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
+TEXTS = {"type": "object", "additionalProperties": TEXT}
+TIME = {"type": "string", "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$"}
+RULE = fields("alert expr", alert=TEXT, expr=TEXT, labels=TEXTS, annotations=TEXTS, **{"for": TIME})
+# Those fields of the operators' own schemas that LinPix uses, as they are in prometheus-operator
+# 0.90 and KEDA 2.22: what is misspelt or misplaced there is refused, or ignored.
+SCHEMAS = {
+    "ServiceMonitor": resource(
+        "monitoring.coreos.com/v1",
+        selector=fields("matchLabels", matchLabels=TEXTS),
+        jobLabel=TEXT,
+        endpoints=some(
+            fields("port", port=TEXT, path=TEXT, interval=TIME, scrapeTimeout=TIME),
+        ),
+    ),
+    "PrometheusRule": resource(
+        "monitoring.coreos.com/v1", groups=some(fields("name rules", name=TEXT, rules=some(RULE)))
+    ),
+    "ScaledObject": resource(
+        "keda.sh/v1alpha1",
+        scaleTargetRef=fields("name", name=TEXT, kind=TEXT, apiVersion=TEXT),
+        minReplicaCount=COUNT,
+        maxReplicaCount=COUNT,
+        pollingInterval=COUNT,
+        advanced=fields(
+            "",
+            horizontalPodAutoscalerConfig=fields(
+                "", behavior=fields("", scaleDown=fields("", stabilizationWindowSeconds=COUNT))
+            ),
+        ),
+        triggers=some(
+            fields(
+                "type metadata",
+                type={"const": "prometheus"},
+                metadata=fields(
+                    "serverAddress query threshold",
+                    serverAddress=TEXT,
+                    query=TEXT,
+                    threshold=TEXT,
+                    ignoreNullValues=TEXT,
+                ),
+            )
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def operated(tmp_path_factory):
+    """What the example makes once its line of components counts."""
+    folder = tmp_path_factory.mktemp("operated")
+    text = (ROOT / "examples/kubernetes/kustomization.yaml").read_text()
+    text = text.replace("# components:", "components:")
+    deploy = os.path.relpath(ROOT / "deploy", folder.resolve())
+    (folder / "kustomization.yaml").write_text(text.replace("../../deploy", deploy))
+    return kustomized(str(folder))
+
+
+def test_operators_get_resources_of_their_own_and_one_autoscaler_is_left(operated):
+    assert operated.keys() == OBJECTS.keys() - {"HorizontalPodAutoscaler"} | SCHEMAS.keys()
+    for kind, schema in SCHEMAS.items():
+        jsonschema.validate(operated[kind], schema)
+        assert operated[kind]["metadata"]["namespace"] == "pictures"
+    for kind in operated.keys() - SCHEMAS.keys():
+        kubernetes_validate.validate(operated[kind], "1.33", strict=True)
+
+
+def test_the_operator_scrapes_as_prometheus_does_beside_one_server(operated):
+    spec, service = operated["ServiceMonitor"]["spec"], operated["Service"]
+    [endpoint] = spec["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    assert spec["selector"]["matchLabels"] == service["metadata"]["labels"]
+    beside = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
+    assert (endpoint["interval"], endpoint["scrapeTimeout"]) == (
+        beside["global"]["scrape_interval"],
+        beside["global"]["scrape_timeout"],
+    )
+    [job] = beside["scrape_configs"]
+    assert service["metadata"]["labels"][spec["jobLabel"]] == job["job_name"]
+
+
+def test_the_operator_has_the_same_alerts():
+    alerts = yaml.safe_load((ROOT / "deploy/alerts.yml").read_text())
+    rules = yaml.safe_load((ROOT / "deploy/prometheus-operator/rules.yaml").read_text())
+    assert rules["spec"] == alerts
+
+
+def test_keda_scales_the_deployment_as_the_autoscaler_that_it_replaces(operated):
+    spec, before = operated["ScaledObject"]["spec"], OBJECTS["HorizontalPodAutoscaler"]["spec"]
+    [trigger] = spec["triggers"]
+    [metric] = before["metrics"]
+    [(name, labels)] = SELECTOR.findall(trigger["metadata"]["query"])
+    assert name in METRICS and labels == 'job="linpix"'
+    assert (name, trigger["metadata"]["threshold"]) == (
+        metric["pods"]["metric"]["name"],
+        metric["pods"]["target"]["averageValue"],
+    )
+    assert spec["scaleTargetRef"]["name"] == operated["Deployment"]["metadata"]["name"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (
+        before["minReplicas"],
+        before["maxReplicas"],
+    )
+    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior == before["behavior"]
 
 
 def test_it_scales_by_a_metric_that_there_is():
