@@ -4,21 +4,23 @@ them to one size.
 
 import hashlib
 import io
+import math
 import os
 import shutil
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from linpix.model.config import PRESETS
+from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.pieces import VISIBLE
 
 from .files import writing
 from .folders import arrange, cure, reasons, walk
-from .palette import COLOURS, fitted, has_few_colours, is_coloured, size_of
+from .palette import COLOURS, STEP, fitted, has_few_colours, is_coloured, size_of
 from .readers import Unreadable, opened, upright, written
 
 GREY, COLOUR, PALETTE = "mnist-conditional", "cifar10-conditional", "palette"
@@ -28,6 +30,8 @@ _LOOKED_AT = 64  # so many pictures, chosen at random, decide whether all are in
 _WHITE = 250  # a picture of lighter pixels alone would look empty on white
 _LONGEST_NAME = 255  # bytes, on most file systems
 _EVEN = 0.9  # share of the pixels of two sides that are near their median where there is a ground
+# pixels of a side; pictures are square if one side is at most so much longer
+SIDES, _SQUARE = (8, 64), 1.25
 _SHORT, _LONG = 5.0, 45.0  # minutes: for up to 300 pictures, and for 10,000 and more
 
 
@@ -61,14 +65,18 @@ class Choice:
 
 
 def choose(
-    pictures: Path, target: Path, *, plain: bool = False, colours: int | None = None
+    pictures: Path,
+    target: Path,
+    *,
+    plain: bool = False,
+    colours: int | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Choice:
-    """Choose for a folder of pictures of any size, and write them into `target` at the preset's
-    size.
+    """Choose for a folder of pictures of any size, and write them into `target` at one size.
 
     plain: choose a preset that supports all options · colours: most of a palette, which is then
-    chosen in any case; None: it is where most pictures have few colours. Sub-folders, which are
-    classes, are kept.
+    chosen in any case; None: it is where most pictures have few colours · size: width and height;
+    None: see _size_for. Sub-folders, which are classes, are kept.
     Raises ValueError if there are fewer than ten readable pictures, or they cannot be sorted into
     classes: the copies are not the place to sort them.
     """
@@ -87,9 +95,9 @@ def choose(
     coloured = np.mean([is_coloured(np.asarray(picture)) for picture in on_white]) > 0.5
     preset = COLOUR if coloured else GREY
     preset = PLAIN[preset] if plain else preset
-    size = PRESETS[preset].width, PRESETS[preset].height
     if colours or (few and not plain):
-        preset, size = PALETTE, size_of(seen)
+        preset, size = PALETTE, size or size_of(seen)
+    size = size or _size_for(seen, PRESETS[preset])
     # perhaps white ink on nothing
     empty = np.mean([np.asarray(picture).min() >= _WHITE for picture in on_white])
     ground = "black" if empty > 0.5 else "white"
@@ -120,6 +128,26 @@ def choose(
     minutes = min(_LONG, max(_SHORT, _SHORT * (count / 300) ** 0.63))
     most = (colours or COLOURS) if preset == PALETTE else 0
     return Choice(preset, round(minutes), count, left_out, size, most, cut)
+
+
+def _size_for(seen: list[Image.Image], preset: ModelConfig) -> tuple[int, int]:
+    """The width and height for pictures: the preset's if they are nearly square. Else their own if
+    they have one and it is small, or some of their shape with about as many pixels as the preset.
+    """
+    sizes = np.array([picture.size for picture in seen])
+    shape = float(np.median(sizes[:, 0] / sizes[:, 1]))
+    if 1 / _SQUARE <= shape <= _SQUARE:
+        return preset.width, preset.height
+    area, (least, most) = preset.width * preset.height, SIDES
+    width, height = sizes[0].tolist()
+    small = least <= min(width, height) and max(width, height) <= most
+    if small and width * height <= 2 * area and (sizes == sizes[0]).all():
+        return width, height
+    sides = range(least, most + 1, STEP)
+    fitting: list[tuple[int, int]] = [
+        each for each in product(sides, sides) if 0.75 * area <= each[0] * each[1] <= area
+    ]
+    return min(fitting, key=lambda each: abs(math.log(each[0] / each[1] / shape)))
 
 
 def _looked_at(files: list[tuple[Path, str]], folder: Path) -> list[Image.Image]:

@@ -35,7 +35,7 @@ from .export import export as export_run
 from .files import locked, put, undamaged, writing
 from .loop import held_out
 from .loop import train as train_run
-from .palette import COLOURS, of_pictures
+from .palette import COLOURS, at_size, of_pictures
 from .plan import check_options, file_of, filled_in, is_plain, preset_and_data, refuse, settings_of
 from .readers import Split
 from .run import Run, TrainConfig
@@ -69,11 +69,15 @@ def _chosen(given: Namespace, side: Path, *, first: bool) -> Namespace:
     kept, pictures = side / "plan.json", side / "pictures"
     if first and not (given.resume and kept.exists()):
         choice = automatic.choose(
-            Path(data), pictures, plain=is_plain(given), colours=given.colours
+            Path(data),
+            pictures,
+            plain=is_plain(given),
+            colours=given.colours,
+            size=given.size,
         )
         if given.minutes is not None:
             choice = replace(choice, minutes=given.minutes)
-        facts = {name: getattr(choice, name) for name in ("preset", "minutes", "colours")}
+        facts = {name: getattr(choice, name) for name in ("preset", "minutes", "colours", "size")}
         put(kept, json.dumps(facts).encode())
         print(choice, file=sys.stderr, flush=True)
     with undamaged(kept, "delete it, and it is made again"):
@@ -125,6 +129,8 @@ def _train(given: Namespace, workers: Workers, out: Path, side: Path) -> None:
         given = _chosen(given, side, first=not workers.rank)
     preset = PRESETS[given.preset]
     check_options(given, preset)
+    if given.size:
+        preset = at_size(preset, *given.size)
     with workers.in_turn():
         if preset.palette:
             preset = of_pictures(Path(given.data), preset, given.colours or COLOURS)

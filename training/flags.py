@@ -146,6 +146,16 @@ def _new_folder(text: str) -> str:
     return text
 
 
+def _size(text: str) -> tuple[int, int]:
+    from .automatic import SIDES
+
+    # a file of --config has a list
+    sides = [number(int, *SIDES)(part) for part in text.lower().replace(",", "x").split("x")]
+    if len(sides) != 2:
+        raise ArgumentTypeError(f"must be width x height in pixels, such as 24x32; got {text!r}")
+    return sides[0], sides[1]
+
+
 def _temperatures(text: str) -> Any:
     bounds = [number(float, 0, 10)(part) for part in text.split(",")]
     if len(bounds) != 2 or bounds[0] > bounds[1]:
@@ -234,6 +244,15 @@ def train(parser: ArgumentParser) -> None:
         help=(
             "most colours of a palette, which the preset palette takes from the pictures (default:"
             " 64); with --preset auto, choose this preset"
+        ),
+    )
+    add(
+        "--size",
+        type=_size,
+        metavar="WxH",
+        help=(
+            "width and height of the pictures, each of 8 to 64 pixels; default: the preset's; with"
+            " --preset auto, they are converted to it (default: by their own shape)"
         ),
     )
     add(

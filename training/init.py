@@ -1,7 +1,8 @@
 """How --init fills the weights of a new model with those of a checkpoint.
 
-The checkpoint may have other classes, another head, fewer layers, or a fraction of the heads,
-d_model and d_ff; it may draw light on dark where the new model draws ink on paper.
+The checkpoint may have other classes, another head, another size of images, fewer layers, or a
+fraction of the heads, d_model and d_ff; it may draw light on dark where the new model draws ink on
+paper.
 
 New layers change nothing at first. The last matrices of a new layer's attention and feed-forward
 are zero, so it adds zero to its input; the gradients of these matrices are not zero. All other
@@ -35,7 +36,8 @@ Batch = tuple[Tensor, Tensor, Tensor | None]  # images (B, T), start indices (B,
 TOLERANCE = 0.1
 # Of Transformer.state_dict; the tables' blocks of rows are described in model/inputs.py and
 # model/background.py.
-_TABLE, _PATCHES, _SKIPPED = "inputs.table", "patches.linear.weight", "background.table"
+_TABLE, _SKIPPED = "inputs.table", "background.table"
+_PATCHES, _PLACES = "patches.linear.weight", "patches.place"
 
 
 def weights_for(
@@ -48,7 +50,7 @@ def weights_for(
     in what cannot be converted.
     """
     model = net.config
-    old = _as_wide_as(model, other.net)
+    old = _as_wide_as(model, stretched(other.net, model))
     if batch is not None and old.config.layers < model.layers:
         old = grown(old, model.layers, lambda old: _run_layers(old, batch))
     config = negative(old.config) if invert else old.config
@@ -68,6 +70,51 @@ def _as_wide_as(model: ModelConfig, net: Transformer) -> Transformer:
     times = {getattr(model, name) / getattr(net.config, name) for name in names}
     factor = times.pop()
     return widened(net, int(factor)) if not times and factor > 1 and factor.is_integer() else net
+
+
+def stretched(net: Transformer, model: ModelConfig) -> Transformer:
+    """net for pictures of the model's size: what it knows of places is stretched over them. Patches
+    of another side begin anew.
+    """
+    config = net.config
+    patch = model.patch if config.patch else 0
+    sized = replace(config, height=model.height, width=model.width, patch=patch)
+    if sized == config or bool(model.patch) != bool(config.patch):
+        return net
+    other = net_for(sized)
+    weights = net.state_dict()
+    table = rows_of_blocks(weights[_TABLE], config)
+    sizes = config.height, config.width, sized.height, sized.width
+    places = {
+        "row": (config.height, 1, sized.height, 1),
+        "column": (1, config.width, 1, sized.width),
+        "position": sizes,
+    }
+    for name, grids in places.items():
+        if name in table:
+            table[name] = _resized(table[name], *grids)
+    weights[_TABLE] = torch.cat([*table.values()])
+    if _SKIPPED in weights:
+        positions, rest = weights[_SKIPPED].tensor_split([config.subpixels])
+        positions = _resized(positions, *sizes)
+        weights[_SKIPPED] = torch.cat([positions, rest])
+    if config.patch:
+        sides = config.patch, config.patch, sized.patch, sized.patch
+        patches = [size // side for size, side in zip(sizes, sides, strict=True)]
+        weights[_PLACES] = _resized(weights[_PLACES], *patches)
+    if sized.patch != config.patch:
+        weights[_PATCHES] = other.state_dict()[_PATCHES]
+    other.load_state_dict(weights)
+    return other
+
+
+def _resized(rows: Tensor, height: int, width: int, taller: int, wider: int) -> Tensor:
+    """Rows for places of an image, (height * width * n, d) in raster order, for an image of another
+    size, by bilinear interpolation.
+    """
+    grid = rows.view(height, width, -1).movedim(2, 0)[None]
+    found = F.interpolate(grid, (taller, wider), mode="bilinear", align_corners=False)
+    return found[0].movedim(0, 2).reshape(-1, rows.shape[1])
 
 
 def _run_layers(net: Transformer, batch: Batch) -> None:

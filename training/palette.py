@@ -1,6 +1,7 @@
 """The palette and the size of a model, chosen from the pictures that it is trained on."""
 
 import dataclasses
+import math
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from linpix.model.config import ModelConfig
 from linpix.model.palette import OPAQUE, choose, counted
 
 from .folders import walk
-from .readers import DataError, Pixels, Unreadable, contents, opened, read_picture
+from .readers import Pixels, Unreadable, contents, opened, read_picture
 
 COLOURS = 64  # most colours of a palette for which no number is given
 # a picture has few colours if so many of them have so large a share of its pixels; it is coloured
@@ -19,7 +20,17 @@ COLOURS = 64  # most colours of a palette for which no number is given
 FEW, MOSTLY, COLOURED = 32, 0.9, 12
 LARGEST, REDUCED = 32, 24  # longest side of pictures that keep their size, and of all others
 LOOKED_AT = 4_000  # so many pictures, chosen at random, decide about the palette
-STEP = 4  # sides are multiples of it
+STEP = 4  # sides that are chosen are multiples of it, and patches are at most so large
+
+
+def at_size(preset: ModelConfig, width: int, height: int) -> ModelConfig:
+    """The preset for pictures of this size, with the largest patches that divide it."""
+    patch = 0
+    if preset.patch:
+        patch = math.gcd(width, height)
+        while patch > STEP or width % patch or height % patch:
+            patch -= 1
+    return dataclasses.replace(preset, width=width, height=height, patch=patch)
 
 
 def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
@@ -40,15 +51,9 @@ def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
     if not seen:
         return preset  # load says what is there instead
     height, width, _ = shape
-    if height % preset.patch or width % preset.patch:
-        raise DataError(
-            folder,
-            f"has pictures of {width} x {height}, expected sides that are multiples of"
-            f" {preset.patch} pixels",
-            "give the folder with --preset auto, which makes them so",
-        )
     palette = choose(np.stack(seen).reshape(-1, *shape), most)
-    return dataclasses.replace(preset, height=height, width=width, palette=palette, background=0)
+    sized = at_size(preset, width, height)
+    return dataclasses.replace(sized, palette=palette, background=0)
 
 
 def has_few_colours(picture: Image.Image) -> bool:

@@ -86,8 +86,8 @@ def is_plain(given: Namespace) -> bool:
 def filled_in(given: Namespace, chosen: dict[str, Any], shipped: ModelConfig | None) -> Namespace:
     """The flags of --preset auto, with what was chosen for the pictures where they say nothing.
 
-    chosen: preset, minutes and perhaps colours · shipped: the architecture of the checkpoint of
-    that preset, for a run that begins; None if there is none, or the run is resumed.
+    chosen: preset, minutes and perhaps colours and size · shipped: the architecture of the
+    checkpoint of that preset, for a run that begins; None if there is none, or the run is resumed.
     """
     preset = chosen["preset"]
     values: dict[str, Any] = {"minutes": float(chosen["minutes"])}
@@ -101,8 +101,9 @@ def filled_in(given: Namespace, chosen: dict[str, Any], shipped: ModelConfig | N
         if (given.init or values.get("init")) == preset:
             values["layers"] = shipped.layers
     missing = {name: value for name, value in values.items() if getattr(given, name) is None}
-    colours = chosen.get("colours", given.colours)
-    return Namespace(**vars(given) | missing | {"preset": preset, "colours": colours})
+    # plans of older runs have neither
+    pictures = {name: chosen.get(name, getattr(given, name)) for name in ("colours", "size")}
+    return Namespace(**vars(given) | missing | pictures | {"preset": preset})
 
 
 def check_options(given: Namespace, preset: ModelConfig) -> None:

@@ -77,6 +77,7 @@ export class Board {
       ground: Array.from({ length: 3 }, (_, at) => ground?.[at % channels] ?? 0),
     });
     this.scale = Math.max(1, Math.floor(352 / width));
+    this.canvas.parentElement.style.setProperty("--shape", Math.min(1, width / height));
     this.canvas.width = width * this.scale;
     this.canvas.height = height * this.scale;
     Object.assign(

@@ -285,7 +285,7 @@ export class Upload {
   settle(what, whole, crop, prepared = false) {
     const { board, task } = this;
     const how =
-      whole && Math.max(whole.width, whole.height) > board.width ? "cropped and shrunk to " : "";
+      whole?.width > board.width || whole?.height > board.height ? "cropped and shrunk to " : "";
     const said = [`${what}, ${how}${board.width} × ${board.height}.`];
     const negative = board.inverted;
     if (negative) {

@@ -3,6 +3,7 @@ drop.
 """
 
 import base64
+import dataclasses
 import re
 
 import numpy as np
@@ -13,9 +14,20 @@ from playwright.sync_api import Page, expect
 from linpix.model import checkpoint
 from linpix.model.nets import net_for
 from linpix.training.init import inverted, negative
-from tests.browser.conftest import PHONE, Visit, chosen, downloaded, press, says, take, written
+from tests.browser.conftest import (
+    DESKTOP,
+    PHONE,
+    Visit,
+    chosen,
+    downloaded,
+    press,
+    says,
+    take,
+    written,
+)
 from tests.browser.test_samples import asked, rgb
 from tests.fuzz.pictures import encode as png
+from tests.nets import CONDITIONAL, saved
 from tools.harness.commands import ROOT
 from tools.harness.servers import serving
 
@@ -536,3 +548,34 @@ def test_a_link_to_completions_has_their_settings_and_says_that_it_has_no_pictur
     stroke(other, TOP_OF_SEVEN)
     says(other, "#completion .status", "3 completions in")
     np.testing.assert_array_equal(results(other), results(page))
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_a_tall_model_of_odd_sides_draws_completes_and_takes_pictures(visit, tmp_path, size):
+    """Random weights of 9 x 23: the page is looked at, not the pictures."""
+    config = dataclasses.replace(CONDITIONAL, width=9, height=23, patch=1)
+    saved(tmp_path / "models/tall", config)
+    given = np.zeros((23, 9), np.uint8)  # the dark edge says that it is not to be inverted
+    given[2:-2, 2:-2] = np.random.default_rng(0).integers(0, 256, (19, 5))
+    photo = written(tmp_path, "photo.png", png(given.repeat(10, 0).repeat(10, 1)))
+    with serving(tmp_path / "models") as server:
+        visitor, page = begin(visit, server, size=size)
+        page.locator("#file").set_input_files(photo)
+        says(page, "#completion .status", "^photo.png is loaded, cropped and shrunk to 9 . 23")
+        complete(page, 6)
+        for shown in ("#editor", "#alternatives .picture canvas"):
+            box = page.locator(shown).first.bounding_box()
+            assert box and box["width"] / 9 == pytest.approx(box["height"] / 23, rel=0.05)
+            assert box["height"] < 0.7 * size[1]
+        visitor.keep(f"completion-tall-{size[0]}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        known = sent(page)
+        assert known.shape == (23, 9, 4)
+        assert np.array_equal(known[:11, :, 0], given[:11]) and not known[12:, :, 3].any()
+        page.locator("#alternatives .picture").first.click()
+        with page.expect_download() as drawing:
+            press(page, "Save as animation")
+        with Image.open(drawing.value.path()) as film:
+            film.seek(film.n_frames - 1)
+            last = np.asarray(film.convert("L"))
+        assert np.array_equal(last[50::50, 50::50][:11, :9], given[:11])

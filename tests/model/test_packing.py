@@ -49,6 +49,9 @@ SHAPES = {
     "odd sizes": dataclasses.replace(
         TINY, layers=3, heads=3, key_dim=5, value_dim=7, d_ff=37, mixtures=17
     ),
+    "odd sides, patches of one pixel": dataclasses.replace(
+        TINY, height=9, width=23, patch=1, background=0, norm="post"
+    ),
     "many mixtures": dataclasses.replace(TINY, mixtures=300),
     "one head, long keys": dataclasses.replace(TINY, heads=1, key_dim=40, value_dim=33),
     "position": dataclasses.replace(WIDER, look_ups=("previous", "position"), neighbours=()),

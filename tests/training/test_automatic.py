@@ -16,16 +16,17 @@ from linpix.training import automatic, palette
 from linpix.training.folders import read_pictures
 from tests.conftest import files_of_at_most
 from tests.linpix.test_main import succeeds
+from tools.harness.servers import here
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 
 
-def put(folder, count, colour):
+def put(folder, count, colour, size=(30, 40)):
     random = np.random.default_rng(0)
     for index in range(count):
         place = folder / ("round" if index % 2 else "square")
         place.mkdir(parents=True, exist_ok=True)
-        values = random.integers(0, 256, (40, 30, 3), dtype=np.uint8)
+        values = random.integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
         picture = Image.fromarray(values if colour else values[..., :1].repeat(3, 2))
         picture.save(place / f"{index}.{'png' if index % 3 else 'jpg'}")
 
@@ -40,7 +41,7 @@ def put(folder, count, colour):
     ],
 )
 def test_pictures_are_looked_at_and_made_one_size(tmp_path, colour, plain, preset, size, mode):
-    put(tmp_path / "mine", 12, colour)
+    put(tmp_path / "mine", 12, colour, (40, 40))
     (tmp_path / "mine" / "notes.txt").write_text("no picture")
     (tmp_path / "mine" / "round" / "cut.png").write_bytes(b"\x89PNG")
     Image.new("I;16", (30, 30)).save(tmp_path / "mine" / "round" / "deep.png")
@@ -64,6 +65,29 @@ def test_pictures_are_looked_at_and_made_one_size(tmp_path, colour, plain, prese
     assert len(made) == 12 and {path.parent.name for path in made} == {"round", "square"}
     with Image.open(made[0]) as picture:
         assert (picture.size, picture.mode) == (size, mode)
+
+
+@pytest.mark.parametrize(
+    ("given", "colour", "asked", "size"),
+    [
+        ((9, 23), False, None, (9, 23)),
+        ((30, 40), False, None, (30, 40)),
+        ((30, 24), False, None, (28, 28)),  # nearly square
+        ((150, 200), False, None, (24, 32)),
+        ((200, 150), True, None, (32, 24)),
+        ((60, 50), True, None, (32, 32)),
+        ((200, 60), False, None, (48, 16)),
+        ((60, 50), True, (17, 8), (17, 8)),
+    ],
+)
+def test_pictures_that_are_not_square_keep_their_shape(tmp_path, given, colour, asked, size):
+    put(tmp_path / "mine", 12, colour, given)
+    plan = automatic.choose(tmp_path / "mine", tmp_path / "made", size=asked)
+    assert plan.size == size and f"converted to {size[0]} x {size[1]} in" in str(plan)
+    assert bool(plan.cut) == bool(asked or size in ((28, 28), (32, 32), (48, 16)))
+    for path in (tmp_path / "made").rglob("*.png"):
+        with Image.open(path) as made:
+            assert made.size == size
 
 
 def test_a_name_may_be_as_long_as_a_file_system_allows(tmp_path):
@@ -160,6 +184,35 @@ def test_a_palette_model_is_trained_evaluated_and_drawn_from_by_auto(tmp_path):
     assert {colour for colour in shown if colour[3]} <= allowed | {(96, 96, 96, 255)}
 
 
+def test_tall_pictures_of_odd_sides_are_trained_on_drawn_completed_and_served(tmp_path):
+    put(tmp_path / "mine", 24, False, (9, 23))
+    out = tmp_path / "models/tall"
+    train = f"train --preset auto {tmp_path}/mine --out {out} --processes 1"
+    begun = succeeds(f"{train} --max-images 32 --batch 16").stderr
+    assert "converted to 9 x 23 in grey: preset mnist-conditional" in begun
+    found = checkpoint.read(out)
+    assert "the weights of mnist-conditional" in found.provenance["history"]
+    assert found.net.config.patch == 1
+    succeeds(f"{train} --resume --max-images 16")
+    assert checkpoint.read(out).provenance["images"] == found.provenance["images"] + 16
+    succeeds(f"sample --model {out} --count 2 --seed 3 --out {tmp_path}/drawn.gif")
+    given = tmp_path / "mine/square/0.jpg"
+    succeeds(f"complete {given} --model {out} --keep-rows 9 --seed 3 --out {tmp_path}/one.png")
+    with Image.open(tmp_path / "one.png") as completed, Image.open(given) as before:
+        assert completed.size == (9, 23)
+        assert np.array_equal(np.asarray(completed)[:9], np.asarray(before.convert("L"))[:9])
+        wide = before.resize((180, 230), Image.Resampling.NEAREST)  # its middle is used
+    wide.save(tmp_path / "wide.png")
+    with here(out.parent) as server, server.client() as client:
+        answer = client.post(
+            "/v1/images/edits",
+            files={"image": (tmp_path / "wide.png").read_bytes()},
+            data={"keep_rows": 9, "seed": 3, "lay_back": "true"},
+        ).json()
+        assert (answer["size"], answer["crop"]) == ("180x230", [45, 0, 135, 230])
+        assert answer["known"] == 9 * 9
+
+
 def test_a_palette_is_not_asked_of_a_preset_without_one(tmp_path, capsys):
     put(tmp_path / "mine", 12, False)
     assert main(f"train tiny --data {tmp_path}/mine --out {tmp_path}/x --colours 8".split())
@@ -168,7 +221,7 @@ def test_a_palette_is_not_asked_of_a_preset_without_one(tmp_path, capsys):
 
 def test_what_a_training_has_written_among_the_pictures_is_left_out_and_named(tmp_path):
     mine = tmp_path / "mine"
-    put(mine, 24, False)
+    put(mine, 24, False, (40, 40))
     for name in (
         "run.training/samples-00000032.png",
         "run.training/pictures/round/1.png.png",
@@ -275,12 +328,13 @@ def test_a_palette_is_chosen_though_a_picture_is_damaged(tmp_path):
 
 
 def test_pictures_that_are_cut_are_counted(tmp_path):
-    put(tmp_path / "mine", 12, True)  # noise of 30 x 40
+    put(tmp_path / "mine", 12, True)  # noise of 30 x 40, which is 24 x 32
     for index in range(3):
         Image.new("RGB", (30, 30), (index, 90, 0)).save(
             tmp_path / "mine" / "round" / f"a{index}.png"
         )
-    plan = automatic.choose(tmp_path / "mine", tmp_path / "made")
+    assert automatic.choose(tmp_path / "mine", tmp_path / "made").cut == 0
+    plan = automatic.choose(tmp_path / "mine", tmp_path / "made", size=(32, 32))
     assert plan.cut == 12 and "; 12 of them are cut at both ends of their longer side" in str(plan)
 
 

@@ -14,7 +14,17 @@ from linpix.model.heads import log_likelihood
 from linpix.model.inputs import START
 from linpix.model.nets import net_for
 from linpix.model.transformer import Transformer
-from linpix.training.init import differences, grown, inherited, inverted, negative, widened
+from linpix.training.init import (
+    differences,
+    grown,
+    inherited,
+    inverted,
+    negative,
+    rows_of_blocks,
+    stretched,
+    widened,
+)
+from linpix.training.palette import at_size
 from linpix.training.run import Run, TrainConfig
 from tests.nets import CLASS_FIRST
 from tests.training.conftest import lay, shapes
@@ -281,6 +291,40 @@ def test_a_wider_network_begins_with_the_same_predictions(config, times):
         with torch.no_grad():
             found.append(each(images, start))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_network_knows_of_places_is_stretched_over_images_of_another_size():
+    net, images, start = case(CONFIGS[3])
+    config = at_size(net.config, 12, 16)
+    other = stretched(net, config).eval()
+    assert (other.config.width, other.config.height, other.config.patch) == (12, 16, 4)
+    had, has = (rows_of_blocks(one.inputs.table, one.config) for one in (net, other))
+    for name, rows in had.items():
+        if name in ("row", "column"):
+            torch.testing.assert_close(has[name][[0, -1]], rows[[0, -1]])
+            assert len(has[name]) == getattr(config, {"row": "height", "column": "width"}[name])
+        else:
+            assert torch.equal(has[name], rows)
+    corners = []
+    for one in (net, other):
+        positions = one.background.table[: one.config.subpixels]
+        corners.append(positions.view(*one.config.image_shape, -1)[[0, -1], [0, -1]])
+    torch.testing.assert_close(*corners)
+    assert torch.equal(other.patches.linear.weight, net.patches.linear.weight)
+    again = stretched(other, net.config)
+    assert again.config == net.config and stretched(net, net.config) is net
+    with torch.no_grad():
+        there = again(images, start)
+    assert there.isfinite().all()
+
+
+def test_patches_of_another_side_begin_anew():
+    net, *_ = case(CONFIGS[3])
+    other = stretched(net, at_size(net.config, 9, 23))
+    assert other.config.patch == 1 and len(other.patches.place) == 9 * 23
+    images = torch.randint(0, 256, (2, 9 * 23)).to(torch.uint8)
+    with torch.no_grad():
+        assert other.eval()(images, START + 1 + torch.arange(2)).isfinite().all()
 
 
 @pytest.mark.parametrize("config", CONFIGS[2:], ids=["post", "conditional"])
