@@ -55,6 +55,7 @@ NOT_RUN = [
             "http://127.0.0.1:8000; needs Python 3.11"
         ),
     ),
+    ("experiments.md", "linpix experiment scaling --quick"),
     (
         "plugins.md",
         (

@@ -446,13 +446,16 @@ def import_(given: Namespace) -> None:
 
 def experiment(given: Namespace) -> None:
     _choose_device(given)
-    kind, folder = study(given.experiment).settings_type, Path(given.out)
-    asked = {field.name: getattr(given, field.name) for field in fields(kind)}
-    if asked["kinds"] is None:
-        del asked["kinds"]  # a flag that adds to a list has no default
-    else:
+    kind, name = study(given.experiment), f"experiment-{given.experiment}"
+    if given.quick:
+        name += "-quick"
+    folder = Path(given.out or f"runs/{name}")
+    asked = {field.name: getattr(given, field.name) for field in fields(kind.settings_type)}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if "kinds" in asked:
         asked["kinds"] = tuple(asked["kinds"])
-    settings = kind(**asked)
+    smaller = kind.quick_form if given.quick else {}
+    settings = kind.settings_type(**{**smaller, **asked})
     cure = "wait until it ends, or give another --out"
     with locked(folder.with_name(folder.name + ".training"), folder, cure):
         complete = conduct(

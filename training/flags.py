@@ -447,11 +447,17 @@ def experiment(parser: ArgumentParser) -> None:
         )
         sub.add_argument(
             "--out",
-            default=f"runs/experiment-{name}",
             help=(
                 "folder for tables, plot and summary; "
-                "FOLDER.training holds the state that the next run continues from"
+                "FOLDER.training holds the state that the next run continues from (default:"
+                f" runs/experiment-{name}, or runs/experiment-{name}-quick)"
             ),
+        )
+        smaller = ", ".join(f"{name} {value}" for name, value in kind.quick_form.items())
+        sub.add_argument(
+            "--quick",
+            action="store_true",
+            help=f"a form that takes minutes, and shows less; other defaults: {smaller}",
         )
         _device(sub)
         sub.add_argument(
@@ -461,14 +467,15 @@ def experiment(parser: ArgumentParser) -> None:
             help="stop after this many minutes; the same command continues",
         )
         for field in fields(kind.settings_type):
-            action: dict[str, Any] = {"type": type(field.default), "default": field.default}
-            text = field.metadata["help"]
-            if isinstance(field.default, bool):
-                action = {"action": BooleanOptionalAction, "default": field.default}
-            elif isinstance(field.default, tuple):
+            action: dict[str, Any] = {"type": type(field.default)}
+            default = field.default
+            if isinstance(default, bool):
+                action = {"action": BooleanOptionalAction}
+            elif isinstance(default, tuple):
                 action = {"type": lambda text: text.split(","), "action": "extend"}
-                text += f" (default: {','.join(field.default)})"
-            sub.add_argument(f"--{field.name.replace('_', '-')}", help=text, **action)
+                default = ",".join(default)
+            text = f"{field.metadata['help']} (default: {default})"
+            sub.add_argument(f"--{field.name.replace('_', '-')}", default=None, help=text, **action)
 
 
 COMMANDS = {  # the function that adds its flags, named as the one in commands.py; and what it does

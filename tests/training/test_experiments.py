@@ -416,7 +416,7 @@ def test_every_setting_is_a_flag(name, capsys):
     printed = capsys.readouterr().out
     for field in dataclasses.fields(study(name).settings_type):
         assert f"--{field.name.replace('_', '-')}" in printed
-    for flag in ("--out", "--max-minutes", "--device"):
+    for flag in ("--out", "--quick", "--max-minutes", "--device"):
         assert flag in printed
 
 
@@ -427,3 +427,15 @@ def test_flags_are_settings_and_lists_are_comma_separated(tmp_path):
     wanted = copying.Settings(kinds=("linear", "lsh-2"), batch=3, compile=False)
     assert kept["settings"] == dataclasses.asdict(wanted) | {"kinds": ["linear", "lsh-2"]}
     assert kept["sittings"][0]["command"].startswith("linpix experiment copy --out")
+
+
+@pytest.mark.parametrize("name", get_args(ExperimentName))
+def test_a_quick_form_has_settings_of_its_own_and_takes_flags(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kind = study(name)
+    asked = f"experiment {name} --quick --seed 7 --kinds lsh-4 --max-minutes 0 --device cpu"
+    assert main(asked.split()) == 0
+    kept = json.loads((tmp_path / f"runs/experiment-{name}-quick/experiment.json").read_text())
+    wanted = kind.settings_type(**{**kind.quick_form, "seed": 7, "kinds": ("lsh-4",)})
+    assert kept["settings"] == dataclasses.asdict(wanted) | {"kinds": ["lsh-4"]}
+    assert wanted != kind.settings_type(seed=7, kinds=("lsh-4",))

@@ -48,6 +48,7 @@ class Experiment(ABC):
     """
 
     settings_type: ClassVar[type[Any]]  # a frozen dataclass, each field with a text for --help
+    quick_form: ClassVar[Mapping[str, Any]]  # those settings that --quick changes: it takes minutes
     tables: ClassVar[Mapping[str, tuple[str, ...]]]  # names and columns
 
     def __init__(self, settings: Any, record: Record) -> None:

@@ -55,6 +55,19 @@ class Settings(WordSettings):
 
 class Study(WordStudy):
     settings_type = Settings
+    quick_form = MappingProxyType(
+        {
+            "updates": 700,
+            "drop": 600,
+            "batch": 32,
+            "word": 15,
+            "layers": 2,
+            "width": 64,
+            "feed_forward": 128,
+            "chunk": 8,
+            "compile": False,
+        }
+    )
     tables = MappingProxyType({"learning": FIELDS})
     settings: Settings
 

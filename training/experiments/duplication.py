@@ -67,6 +67,17 @@ class Study(WordStudy):
     """
 
     settings_type = Settings
+    quick_form = MappingProxyType(
+        {
+            "updates": 900,
+            "drop": 700,
+            "word": 15,
+            "symbols": 31,
+            "width": 128,
+            "sequences": 128,
+            "compile": False,
+        }
+    )
     tables = MappingProxyType(
         {"learning": FIELDS, "results": ("trained", "evaluated", "loss", "accuracy", "sequences")}
     )

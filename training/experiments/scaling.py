@@ -167,6 +167,7 @@ class Study(Experiment):
     """
 
     settings_type = Settings
+    quick_form = MappingProxyType({"longest": 2**12, "tokens": 2**12, "rounds": 1, "oftener": 1})
     tables = MappingProxyType({"results": FIELDS})
     settings: Settings
 

@@ -283,6 +283,19 @@ class Study(Experiment):
     """Every kind hears the same recordings in the same order."""
 
     settings_type = Settings
+    quick_form = MappingProxyType(
+        {
+            "kinds": ("softmax", "linear", "lstm"),
+            "recordings": 400,
+            "held_out": 40,
+            "epochs": 4,
+            "layers": 2,
+            "width": 64,
+            "hidden": 48,
+            "longest": 800,
+            "rounds": 1,
+        }
+    )
     tables = MappingProxyType(
         {
             "learning": ("kind", "update", "seconds", "loss"),
