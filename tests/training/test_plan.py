@@ -124,3 +124,12 @@ def test_values_become_the_words_of_a_command_line():
     assert flags.words_of("evaluate", {"temperature_range": [0.5, 1.2]}) == [
         "--temperature-range=0.5,1.2"
     ]
+
+
+def test_a_size_is_read_as_it_is_typed_and_as_a_file_has_it():
+    [word] = flags.words_of("train", {"size": (9, 23)})
+    for words in (("--size", "9x23"), (word,)):
+        assert given("mnist-small", *words).size == (9, 23)
+    for wrong in ("9", "9x23x3", "7x23", "9x65", "axb"):
+        with pytest.raises(SystemExit):
+            given("mnist-small", "--size", wrong)
