@@ -13,15 +13,15 @@ from tools.house import other_lines, rooms
 
 # `python -m tools.house` prints them
 TOKENS = {
-    "server + linpix": 96_366,
-    "model": 44_993,
+    "server + linpix": 96_343,
+    "model": 45_062,
     "training": 54_283,
     "tests + tools + examples": 322_065,
 }
-LINES = {"csrc": 6_699, "server/static": 6_715}
+LINES = {"csrc": 6_726, "server/static": 6_715}
 FOLDED = 1.2  # expressions in a hundred statements that a reader has to take apart
 # functions and files of server/ and linpix/ that run for one request
-WAYS = {"image": (98, 20), "edit": (124, 26)}
+WAYS = {"image": (98, 20), "edit": (125, 26)}
 
 
 def test_no_room_has_more_tokens_than_before():

@@ -17,7 +17,7 @@ from ... import logs
 from ..image import Image, Report, State
 from .decoder import Decoder
 from .failures import EngineLost
-from .slots import slots_of
+from .slots import Numbers, slots_of
 
 logger = logging.getLogger("linpix")
 
@@ -92,20 +92,17 @@ class Prefills:
             return group[0].state is state and not group[0].retried
 
         if state is State.PREFILL:
-            strides = self._strides_left(first)
-            same = (
-                group for group in others if alike(group) and self._strides_left(group) == strides
-            )
-            return [first, *islice(same, decoder.prefills_together - 1)]
+            groups = [first, *filter(alike, others)]
+            strides = -(-self._tokens_left(groups) // decoder.prefill_stride)
+            same = [groups[at] for at in np.flatnonzero(strides == strides[0])]
+            return same[: decoder.prefills_together]
         return [first, *islice(takewhile(alike, others), decoder.reads_together - 1)]
 
-    def _length(self, group: list[Image]) -> int:
-        """Tokens that are prefilled in all."""
-        return group[0].job.prefix // self._decoder.config.token_size
-
-    def _strides_left(self, group: list[Image]) -> int:
-        left = self._length(group) - int(self._position[group[0].slot])
-        return -(-left // self._decoder.prefill_stride)
+    def _tokens_left(self, groups: list[list[Image]]) -> Numbers:
+        """Of the prefix that each group shares."""
+        prefixes = np.array([group[0].job.prefix for group in groups])
+        positions = self._position[[group[0].slot for group in groups]]
+        return prefixes // self._decoder.config.token_size - positions
 
     def _begin_again(self, groups: list[list[Image]], error: Exception, report: Report) -> None:
         """Begin again after an exception; after a second one the request fails."""
@@ -147,21 +144,18 @@ class Prefills:
         stride = decoder.prefill_stride
         most = int(left_s / self._token_s) // stride * stride if self._token_s else 0
         slots = np.array([group[0].slot for group in groups])
-        positions = self._position[slots]
-        lengths = np.array([self._length(group) for group in groups])
-        steps = np.minimum(max(stride, most), lengths - positions)
+        left = self._tokens_left(groups)
+        steps = np.minimum(max(stride, most), left)
         longest = int(steps.max())
         began = time.perf_counter()
-        decoder.prefill(slots, positions, steps)
+        decoder.prefill(slots, self._position[slots], steps)
         if longest >= stride:  # a few tokens cost as much as a stride of them
             self._token_s = (time.perf_counter() - began) / longest
-        self._position[slots] = positions + steps
-        ended = []
-        for group, length in zip(groups, lengths, strict=True):
-            of_group = slots_of(group)
-            if self._position[of_group[0]] == length:
-                if of_group[1:]:
-                    decoder.copy(of_group)
-                self._position[of_group] = length
-                ended.append(group)
+        self._position[slots] += steps
+        ended = [groups[at] for at in np.flatnonzero(steps == left)]
+        for group in ended:
+            own = slots_of(group)
+            if own[1:]:
+                decoder.copy(own)
+            self._position[own] = self._position[own[0]]
         return ended
