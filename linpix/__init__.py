@@ -232,6 +232,7 @@ def train(
     layers: int | None = None,
     head: Literal["mixture", "categorical"] | None = None,
     colours: int | None = None,
+    size: tuple[int, int] | None = None,
     reversible: bool | None = None,
     twin_of: str | None = None,
     init: str | Path | None = None,
@@ -292,6 +293,8 @@ def train(
     layers:              number of layers; None: the preset's
     head:                what predicts a value; None: the preset's
     colours:             most colours of a palette, for the presets palette and auto; None: 64
+    size:                width and height of the pictures in pixels, each 8 to 64; None: the
+                         preset's, or with auto by their own shape
     reversible:          reversible residuals: memory use does not grow with the number of layers
     twin_of:             name of the model to compare this one with
     init:                model whose weights training starts from
