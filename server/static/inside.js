@@ -11,18 +11,15 @@ const FIRST = { label: "4", seed: 6, layer: 1, head: 1 }; // a clear 4, and a he
 const FILM_S = 16; // seconds of a whole picture
 const STILL = 0.6; // share of a picture that is shown where nothing may move
 const LOOKED = [255, 122, 24];
-const [BELOW, NONE, ABOVE] = [
-  [72, 160, 240],
-  [17, 20, 26],
-  [255, 150, 50],
-]; // numbers of the state: below 0, 0, above 0
-const [KEPT, INKED] = [
-  [122, 90, 46],
-  [255, 226, 178],
-]; // a key and value that softmax keeps, of a dark and of a light pixel
+const BELOW = [72, 160, 240]; // a number of the state below 0,
+const NONE = [17, 20, 26]; // one that is 0,
+const ABOVE = [255, 150, 50]; // and one above
+const KEPT = [122, 90, 46]; // a key and value that softmax keeps, of a dark
+const INKED = [255, 226, 178]; // and of a light pixel
 const TINT = 0.85; // of the pixel that was looked at most
 const WIDE = 336; // screen pixels of a picture, at most
-const AMID = " It lies amid background, so it was drawn without the layers, and looked nowhere.";
+const AMID = " It lies amid background: a small network drew it, and it looked nowhere.";
+const BEFORE = 8; // steps shown before the first one that goes through the layers
 const COLOURS = ["red", "green", "blue"];
 const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
@@ -30,6 +27,10 @@ function chanceOf(share) {
   if (share > 0.999) return "more than 99.9 %";
   return share < 0.001 ? "less than 0.1 %" : `${figure(100 * share)} %`;
 }
+
+/** How unsure a distribution is: its entropy, in bits. */
+const entropyOf = (chances) =>
+  chances.reduce((sum, chance) => sum - chance * Math.log2(chance || 1), 0);
 
 /** The number of these 16 bits of a float16. */
 function half(bits) {
@@ -71,11 +72,9 @@ class View {
     Object.assign(this, { id: ++views, card, facts, states, attention, distributions });
     this.steps = facts.token + 1; // it was asked for the last one
     const { picture } = facts;
-    [this.height, this.width, this.channels] = [
-      picture.length,
-      picture[0].length,
-      picture[0][0].length,
-    ];
+    this.height = picture.length;
+    this.width = picture[0].length;
+    this.channels = picture[0][0].length;
     this.values = picture.flat(2);
     this.bits = facts.bits.flat(2);
     this.stepsOfPixel = this.steps / (this.width * this.height);
@@ -91,6 +90,7 @@ class View {
     });
     let read = tokens.filter(({ kind }) => kind !== "drawn").length;
     this.read = this.places.map((place) => (place < 0 ? read : (read = place + 1)));
+    this.opening = Math.max(0, this.places.findIndex((place) => place >= 0) - BEFORE);
   }
 
   /** Pixels that are drawn once this step is done. */
@@ -144,11 +144,14 @@ class View {
     return colour ?? COLOURS.map((_, at) => values[at % values.length]);
   }
 
-  /** The pixel whose channel was least expected, of those drawn so far. */
-  mostSurprising(step, channel) {
-    const ofChannel = this.bits.filter((_, at) => at % this.channels === channel);
-    const bits = ofChannel.slice(0, this.pixelOf(step) + 1).map((one) => one ?? 0);
-    return bits.indexOf(Math.max(...bits));
+  /** The pixel of which the model was least sure, of those drawn so far that looked at any. chosen: sub-pixels to leave out. */
+  leastSure(step, channel, chosen) {
+    const unsure = this.bits.slice(0, (this.pixelOf(step) + 1) * this.channels).map((bits, at) => {
+      const own = bits != null && at % this.channels === channel && !chosen.includes(at);
+      const looked = this.places[this.stepOf(Math.floor(at / this.channels), channel)] >= 0;
+      return own && looked ? entropyOf(this.distributions.row(at)) : -1;
+    });
+    return Math.floor(unsure.indexOf(Math.max(...unsure)) / this.channels);
   }
 
   /** From 0, black, to 1, white. */
@@ -179,17 +182,18 @@ class View {
     return read ? this.states.row(read - 1) : new Float32Array(this.states.long);
   }
 
-  /** What the model had expected of a sub-pixel, in words. of: which of the pixel's colours, if it has several. */
-  toldOf(at, of) {
+  /** What the model had expected of a sub-pixel, in words. of: which of its colours, if several · taken: drawn or chosen. */
+  toldOf(at, of, taken) {
     const [value, bits] = [this.values[at], this.bits[at]];
     if (bits == null) return `Its${of} value, ${value}, was given.`;
     const chances = this.distributions.row(at);
     const likeliest = chances.indexOf(Math.max(...chances));
     const also =
       likeliest === value
-        ? "No value was more likely."
+        ? "It was the likeliest."
         : `The likeliest was ${likeliest}, with ${chanceOf(chances[likeliest])}.`;
-    return `The value drawn,${of} ${value}, had a chance of ${chanceOf(2 ** -bits)}: ${figure(bits)} bits of surprise. ${also}`;
+    const surprise = bits < 0.01 ? "less than 0.01" : figure(bits);
+    return `The value ${taken},${of} ${value}, had a chance of ${chanceOf(2 ** -bits)}: ${surprise} bits of surprise (each halves the chance). ${also}`;
   }
 
   /** The picture up to a pixel, with another value in it; what comes after is transparent. */
@@ -230,10 +234,13 @@ class Inside {
     label.onchange = () => this.draw(this.seed);
     layer.onchange = head.onchange = () => this.turn();
     channel.onchange = () => this.show();
-    this.again.onclick = () => this.draw(this.seed);
+    this.again.onclick = () => this.draw(this.drawn);
     $("inside-most").onclick = () =>
-      this.view && this.pin(this.view.mostSurprising(this.step, this.channel));
-    $("inside-play").onclick = () => (this.playing ? this.pause() : this.play());
+      this.view && this.pin(this.view.leastSure(this.step, this.channel, this.chosen));
+    $("inside-play").onclick = () => {
+      this.pinned = null;
+      this.playing ? this.pause() : this.play();
+    };
     this.slider.oninput = () => {
       this.pause();
       this.pinned = null;
@@ -247,16 +254,19 @@ class Inside {
   /** Listen to what points at a pixel, and to what chooses a value. */
   listen() {
     const { picture, value } = this;
+    const histogram = $("inside-histogram");
+    const expected = histogram.parentElement;
+    expected.onpointerenter = () => this.pause(); // its pixel stays under the hand
+    expected.addEventListener("focusin", () => this.pause());
     picture.onpointermove = (event) => this.point(this.pixelAt(event));
     picture.onpointerleave = () => this.point(null);
     picture.onclick = (event) => this.pin(this.pixelAt(event));
     picture.onkeydown = (event) => this.key(event);
     value.oninput = () => this.showHistogram();
     $("inside-on").onclick = () => this.drawOn(value.valueAsNumber);
-    $("inside-histogram").onclick = ({ offsetX, target }) => {
-      const chosen = Math.floor(((Number(value.max) + 1) * offsetX) / target.clientWidth);
-      this.drawOn(Math.min(value.max, Math.max(0, chosen)));
-    };
+    histogram.onpointermove = (event) => this.showHistogram(this.valueAt(event));
+    histogram.onpointerleave = () => this.showHistogram();
+    histogram.onclick = (event) => this.drawOn(this.valueAt(event));
   }
 
   /** The models that can be looked into. The first to be shown has the simplest tokens and the smallest state. */
@@ -300,23 +310,30 @@ class Inside {
   /** Draw the picture of a seed, and look into it from its first step. */
   draw(seed) {
     this.pause();
+    this.seed = seed;
+    this.making = () => this.draw(seed);
+    this.task.status.scrollIntoView({ block: "nearest" }); // with the picture below it
     return this.task.start(async (signal) => {
       const { id } = this.card;
       const label = this.form.elements.label.value || null;
-      this.seed = seed;
       this.task.say("Drawing a picture, and looking into the model.");
       await this.look({ model: id, label, seed }, signal);
-      this.again.hidden = true;
+      Object.assign(this, { drawn: seed, chosen: [], pinned: null });
+      if (document.activeElement === this.again) this.task.starter.focus();
+      this.again.disabled = true;
       const what = label ? `class ${label}` : `a ${thingOf(this.card)}`;
-      this.begin(0, `${id} draws ${what} from seed ${seed}, each pixel given those before it.`);
+      const words = `${id} draws ${what} from seed ${seed}, each pixel given those before it.`;
+      this.begin(this.view.opening, words);
     });
   }
 
   /** Look into the chosen head, at the same step. */
   turn() {
     const { fields, step, playing } = this;
+    if (this.task.running) return this.making(); // of the picture that is on its way
     if (!fields) return;
     this.pause();
+    this.making = () => this.turn();
     this.task.start(async (signal) => {
       this.task.say("Looking into another head.");
       await this.look(fields, signal);
@@ -329,21 +346,24 @@ class Inside {
   /** Keep the picture up to the pixel that is shown, with another value in it, and draw on with the same seed. */
   drawOn(value) {
     const { view, pixel, channel } = this;
-    if (!view || this.task.running) return;
+    if (!view || !this.fields) return;
     this.pause();
+    this.pin(pixel);
+    this.making = () => this.drawOn(value);
+    this.task.status.scrollIntoView({ block: "nearest" });
     this.task.start(async (signal) => {
       this.task.say("Drawing on from there.");
       const { model, label } = this.fields;
       const image = await pngOf(view.changed(pixel, channel, value));
-      const body = formOf({ image, model, label, seed: this.seed, n: 1 });
+      const body = formOf({ image, model, label, seed: this.drawn, n: 1 });
       const { data } = await json(EDITS, { body, signal });
       const drawn = new Blob([bytesOf(data[0].b64_json)], { type: "image/png" });
       await this.look({ model, label, image: drawn }, signal);
-      this.again.hidden = false;
-      this.begin(
-        view.stepOf(pixel, view.channels - 1),
-        `Pixel ${whole(pixel + 1)} is ${value} now. All before it is kept; all after it is drawn anew, with the same seed.`,
-      );
+      const at = pixel * view.channels + channel;
+      this.chosen = [...this.chosen.filter((before) => before < at), at];
+      this.again.disabled = false;
+      const words = `Pixel ${whole(pixel + 1)} is ${value} now. All before it is kept; all after it is drawn anew, with the same seed.`;
+      this.begin(view.stepOf(pixel, view.channels - 1), words);
     });
   }
 
@@ -369,10 +389,7 @@ class Inside {
 
   /** Let one of a model's layers and heads be chosen. */
   offer({ layers, heads }) {
-    for (const [name, count] of [
-      ["layer", layers],
-      ["head", heads],
-    ]) {
+    for (const [name, count] of Object.entries({ layer: layers, head: heads })) {
       const select = this.form.elements[name];
       const before = select.options.length ? select.selectedIndex : FIRST[name];
       const chosen = Math.min(before, count - 1);
@@ -388,15 +405,13 @@ class Inside {
   /** Show a picture that has just come from this step on; where nothing may move, at a step that says something. */
   begin(step, words) {
     const { view, picture } = this;
-    this.hovered = this.pinned = null;
+    this.hovered = null;
     this.slider.max = view.steps - 1;
     this.value.max = view.choices - 1;
-    const what = view.palette.length ? "colour of its palette" : "value";
-    write($("inside-range"), `Another ${what}, from 0 to ${this.value.max}`);
     Object.assign(picture, { width: view.width, height: view.height });
     picture.style.width = `${view.width * Math.max(1, Math.floor(WIDE / view.width))}px`;
     this.task.say(words);
-    const telling = step ? view.steps - 1 : Math.round(STILL * view.steps);
+    const telling = this.pinned != null ? view.steps - 1 : Math.round(STILL * view.steps);
     this.follow(this.still.matches ? telling : step);
     if (!this.still.matches) this.play();
   }
@@ -406,8 +421,7 @@ class Inside {
     if (!view) return;
     this.pause();
     this.playing = true;
-    this.pinned = null;
-    if (this.step === view.steps - 1) this.step = 0;
+    if (this.step === view.steps - 1) this.step = view.opening;
     const [from, began] = [this.step, performance.now()];
     const frame = (now) => {
       const seconds = Math.max(0, now - began) / 1000;
@@ -456,6 +470,11 @@ class Inside {
   /** The step that drew it. */
   get looked() {
     return Math.min(this.view.stepOf(this.pixel, this.channel), this.step);
+  }
+
+  valueAt({ offsetX, target }) {
+    const at = Math.floor((this.view?.choices * offsetX) / target.clientWidth);
+    return Math.min(this.value.max, Math.max(0, at));
   }
 
   pixelAt({ offsetX, offsetY }) {
@@ -559,37 +578,46 @@ class Inside {
     const { key_dim: keys, value_dim: values } = view.facts;
     const { state, line } = view.numbers;
     const read = view.read[this.step];
-    const through = view.places[this.step] >= 0;
-    const times = (count) => whole(through ? count : 0);
+    const of = `${whole(this.step + 1)} ${view.stepsOfPixel > 1 ? "steps" : "pixels"}`;
+    const skips = view.places.includes(-1) ? ": those amid background skip the layers" : "";
     const texts = {
       "inside-state-size": size(state * view.numberBytes),
       "inside-state-numbers": `${keys} × ${values + 1} numbers, at every step`,
-      "inside-state-work": times(view.linearWork),
+      "inside-state-work": whole(view.linearWork),
+      "inside-heads": `${view.facts.layers * view.facts.heads}`,
       "inside-kept-size": size(line * read * view.numberBytes),
-      "inside-kept-numbers": `${whole(read)} × ${line} numbers so far`,
-      "inside-kept-work": times(line * read),
+      "inside-kept-numbers": `${whole(read)} × ${line} numbers (k and v)`,
+      "inside-kept-work": whole(line * read),
+      "inside-kept-lines": `${whole(read)} lines for ${of}${skips}.`,
+      "inside-work-most": whole(line * view.facts.tokens.length),
+      "inside-work-same": whole(view.linearWork),
+      "inside-work-less": whole(Math.floor(view.linearWork / line)),
     };
     for (const [id, text] of Object.entries(texts)) write($(id), text);
-    this.showWork(line * read);
+    this.showWork();
   }
 
-  /** Multiplications of each step so far. now: of this one, by softmax. */
-  showWork(now) {
+  /** Multiplications at each step of the whole picture; those after this one are paler. */
+  showWork() {
     const { view } = this;
     const { canvas, context, colour } = drawing("inside-work");
     const most = view.numbers.line * view.facts.tokens.length;
-    const at = (share, work) => [share * canvas.width, canvas.height * (1 - work / most) - 1];
-    const share = (this.step + 1) / view.steps;
-    const line = (name, first, last) => {
+    const wide = canvas.width / view.steps;
+    const line = (name, workOf) => {
       context.strokeStyle = colour(name);
-      context.lineWidth = 3;
+      context.lineWidth = 5;
       context.beginPath();
-      context.moveTo(...at(0, first));
-      context.lineTo(...at(share, last));
+      view.read.forEach((read, step) => {
+        const height = (canvas.height - 6) * (workOf(read) / most);
+        context.lineTo(step * wide, canvas.height - 3 - height);
+      });
       context.stroke();
     };
-    line("--rival", 0, now);
-    line("--accent", view.linearWork, view.linearWork);
+    line("--rival", (read) => view.numbers.line * read);
+    line("--accent", () => view.linearWork);
+    context.globalAlpha = 0.7;
+    context.fillRect((this.step + 1) * wide, 0, canvas.width, canvas.height);
+    context.globalAlpha = 1;
   }
 
   /** What the model expected of the pixel that is looked at, and how surprised it was. */
@@ -603,20 +631,25 @@ class Inside {
     const [row, column] = [Math.floor(pixel / view.width), pixel % view.width];
     const of = view.channels > 1 ? ` ${COLOURS[channel]}` : "";
     write($("inside-pixel"), `Pixel ${whole(pixel + 1)}: row ${row + 1}, column ${column + 1}`);
-    write($("inside-words"), `${view.toldOf(at, of)}${view.places[this.looked] < 0 ? AMID : ""}`);
+    const taken = this.chosen.includes(at) ? "chosen" : "drawn";
+    write(
+      $("inside-words"),
+      `${view.toldOf(at, of, taken)}${view.places[this.looked] < 0 ? AMID : ""}`,
+    );
     this.showHistogram();
   }
 
-  showHistogram() {
+  /** other: the value that is pointed at, else that of the slider. */
+  showHistogram(other = this.value.valueAsNumber) {
     const { view, value, pixel, channel } = this;
+    if (!view) return;
     const at = pixel * view.channels + channel;
     const chances = view.distributions.row(at).subarray(0, view.choices);
     const { canvas, context, colour } = drawing("inside-histogram");
     const [wide, tall] = [canvas.width / view.choices, canvas.height];
     context.strokeStyle = colour("--edge");
-    const most = Math.max(...chances);
     const bar = (which, name) => {
-      const height = Math.sqrt(chances[which] / most) * tall;
+      const height = Math.cbrt(chances[which]) * tall;
       context.fillStyle = view.palette[which] ?? colour(name);
       context.fillRect(which * wide, tall - height, wide, height);
       if (view.palette.length) context.strokeRect(which * wide, tall - height, wide, height);
@@ -629,8 +662,9 @@ class Inside {
       bar(which, name);
     };
     chances.forEach((_, which) => bar(which, "--edge"));
-    mark(value.valueAsNumber, "--warn");
+    mark(other, "--warn");
     mark(view.values[at], "--accent");
+    write($("inside-range"), `Red: ${other}, a chance of ${chanceOf(chances[other])}`);
     write($("inside-on"), `Draw on with ${value.value}`);
   }
 }

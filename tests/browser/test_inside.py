@@ -29,6 +29,21 @@ def seen(server, image: bytes | None = None, **fields: str) -> dict[str, Any]:
     return answer.json()
 
 
+def least_sure(server, steps: int) -> int:
+    """The pixel, from 1, of the highest entropy among the first ones of that picture."""
+    form = {name: (None, value) for name, value in (FIELDS | {"seed": "6"}).items()}
+    form["array"] = (None, "distributions")
+    answer = httpx.post(
+        f"{server.url}/v1/images/inside",
+        files=form,
+        headers={"accept": "application/x-npy"},
+        timeout=HANG_S,
+    )
+    chances = np.load(io.BytesIO(answer.content)).reshape(784, 256)[:steps].astype(float)
+    entropies = -(chances * np.log2(chances, where=chances > 0, out=np.zeros_like(chances))).sum(1)
+    return int(entropies.argmax()) + 1
+
+
 def tinted(looked: dict[str, Any]) -> np.ndarray:
     """The picture up to the token that is looked at, as the page shows it: RGB."""
     picture = np.repeat(np.array(looked["picture"], float), 3, -1)
@@ -113,10 +128,14 @@ def test_another_value_keeps_the_pixels_before_it_and_draws_on_as_the_api_does(s
     visitor = visit(shipped.url, panel="inside")
     page = stopped(visitor, 400)
     box = page.locator("#inside-histogram").bounding_box()
-    page.locator("#inside-histogram").click(
-        position={"x": 200.5 / 256 * box["width"], "y": box["height"] / 2}
-    )
+    places = [{"x": x / 256 * box["width"], "y": box["height"] / 2} for x in (9.5, 200.5)]
+    page.locator("#inside-histogram").hover(position=places[0])
+    says(page, "#inside-range", "Red: 9, a chance of")
+    for place in places:  # the second replaces the first, which is on its way
+        page.locator("#inside-histogram").click(position=place)
     says(page, "#inside .status", "Pixel 401 is 200 now")
+    says(page, "#inside-pixel", "Pixel 401")  # it stays while the others are drawn
+    says(page, "#inside-words", "The value chosen, 200, had a chance of")
     page.get_by_role("button", name="Pause").click()
     page.locator("#inside-step").fill("783")
     first = np.array(seen(shipped)["picture"], np.uint8)[..., 0]
@@ -135,8 +154,12 @@ def test_another_value_keeps_the_pixels_before_it_and_draws_on_as_the_api_does(s
     assert (drawn[:400] == first.reshape(-1)[:400]).all() and drawn[400] == 200
     assert (drawn[401:] != first.reshape(-1)[401:]).any()
     assert_shows(visitor, tinted(seen(shipped, png)), 784)
-    page.get_by_role("button", name="As first drawn").click()
+    press(page, "Play", exact=True)
+    page.locator("#inside-value").focus()
+    expect(page.locator("#inside-play")).to_have_text("Play")  # it waits for the visitor
+    page.get_by_role("button", name="Undo changes").click()
     says(page, "#inside .status", DRAWN)
+    assert page.get_by_role("button", name="Undo changes").is_disabled()
 
 
 def test_it_is_used_by_keyboard_alone_and_does_not_move_for_those_who_want_that(shipped, visit):
@@ -163,13 +186,13 @@ def test_it_is_used_by_keyboard_alone_and_does_not_move_for_those_who_want_that(
     says(page, "#inside-pixel", "Pixel 784")
     reach("#inside-most")
     page.keyboard.press("Enter")
-    bits = np.array(seen(shipped)["bits"]).reshape(-1)
-    says(page, "#inside-pixel", f"Pixel {bits.argmax() + 1}")
+    unsure = least_sure(shipped, 784)
+    says(page, "#inside-pixel", f"Pixel {unsure}:")
     reach("#inside-value")
     page.keyboard.press("Home")
     reach("#inside-on")
     page.keyboard.press("Enter")
-    says(page, "#inside .status", f"Pixel {bits.argmax() + 1} is 0 now")
+    says(page, "#inside .status", f"Pixel {unsure} is 0 now")
     says(page, "#inside-step-words", "Step 784 of 784")
 
 
@@ -179,7 +202,7 @@ def test_it_is_used_by_keyboard_alone_and_does_not_move_for_those_who_want_that(
 def test_everybody_can_use_it_with_any_model(shipped, visit, size, scheme):
     visitor = visit(shipped.url, panel="inside", size=size, scheme=scheme)
     page = stopped(visitor, 600)
-    page.get_by_role("button", name="Where was it most surprised?").click()
+    page.get_by_role("button", name="Where was it least sure?").click()
     visitor.keep(f"inside-{size[0]}-{scheme}")
     assert findings(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
@@ -187,12 +210,24 @@ def test_everybody_can_use_it_with_any_model(shipped, visit, size, scheme):
         page.locator("#inside [name=model]").select_option(model)
         says(page, "#inside .status", f"{model} draws")
         page.get_by_role("button", name="Pause").click()
+        begun = int(says(page, "#inside-step-words", "Step").split()[1].replace(",", ""))
+        assert model == "cifar10-small" or begun > 100, "it begins where there is something to see"
         page.locator("#inside-step").press("End")
         says(page, "#inside-words", "bits of surprise")
         visitor.keep(f"inside-{model}-{size[0]}-{scheme}")
         assert findings(page) == []
     says(page, "#inside-words", "It lies amid background")
-    says(page, "#inside-state-work", "^0$")
+    says(page, "#inside-state-work", "^2,080$")  # of the last one that did not skip
+    lines = says(page, "#inside-kept-lines", "lines for 784 pixels: those amid background skip")
+    assert page.locator("#inside-kept-work").inner_text() == f"{int(lines.split()[0]) * 64:,}"
+    tops = set()
+    for step in (170, 400, 783):
+        page.locator("#inside-step").fill(str(step))
+        tops.add(page.locator("#inside-histogram").evaluate("one => one.offsetTop"))
+    assert len(tops) == 1, "the page does not jump while it plays"
+    page.locator("#inside-on").click()
+    says(page, "#inside .status", "Pixel 784 is 255 now")
+    expect(page.locator("#inside-picture")).to_be_in_viewport(ratio=0.99)
 
 
 def test_a_model_with_a_palette_shows_its_colours_and_draws_on_with_one_of_them(varied, visit):
@@ -208,5 +243,5 @@ def test_a_model_with_a_palette_shows_its_colours_and_draws_on_with_one_of_them(
     says(page, "#inside .status", "Pixel 101 is 7 now")
     press(page, "Pause")
     page.locator("#inside-step").fill("100")
-    says(page, "#inside-words", "The value drawn, 7,")
+    says(page, "#inside-words", "The value chosen, 7,")
     assert findings(page) == []
