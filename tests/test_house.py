@@ -16,9 +16,9 @@ TOKENS = {
     "server + linpix": 96_356,
     "model": 45_062,
     "training": 54_283,
-    "tests + tools + examples": 322_065,
+    "tests + tools + examples": 322_459,
 }
-LINES = {"csrc": 6_726, "server/static": 6_715}
+LINES = {"csrc": 6_726, "server/static": 6_775}
 FOLDED = 1.2  # expressions in a hundred statements that a reader has to take apart
 # functions and files of server/ and linpix/ that run for one request
 WAYS = {"image": (98, 20), "edit": (125, 26)}
