@@ -18,9 +18,9 @@ constexpr bool ON_GPU = true;
 constexpr bool ON_GPU = false;
 #endif
 
-// A quarter of the 32 MiB of last-level cache that a few cores usually share: states are in it, too. The system's own
-// figure is not useful: it may be that of a whole socket.
-constexpr size_t CACHE_BYTES = 8 << 20;
+// Half of the 32 MiB of last-level cache that a few cores usually share. The system's own figure is not useful: it
+// may be that of a whole socket.
+constexpr size_t CACHE_BYTES = 16 << 20;
 
 // Takes apart what model/packing.py makes of a transformer; see `Packed` there for the order of weights and sizes.
 class Parts {

@@ -16,16 +16,16 @@ namespace {
 
 // A tile has up to TILE_ROWS rows, and as many blocks as leave its accumulators in the registers, beside the weights of
 // one k and one value of a. Many rows serve a weight best, and blocks keep the multipliers busy where rows are few.
+// BLOCK_ROWS are the rows of some full tiles.
 #if defined(__AVX512F__)
-constexpr int TILE_ROWS = 6, TILE_BLOCKS = 4, TILE_SUMS = 24;
+constexpr int TILE_ROWS = 6, TILE_BLOCKS = 4, TILE_SUMS = 24, BLOCK_ROWS = 12;
 #elif defined(__AVX2__)
-constexpr int TILE_ROWS = 5, TILE_BLOCKS = 4, TILE_SUMS = 5;
+constexpr int TILE_ROWS = 5, TILE_BLOCKS = 4, TILE_SUMS = 5, BLOCK_ROWS = 20;
 #elif defined(__aarch64__)
-constexpr int TILE_ROWS = 6, TILE_BLOCKS = 1, TILE_SUMS = 6;
+constexpr int TILE_ROWS = 6, TILE_BLOCKS = 1, TILE_SUMS = 6, BLOCK_ROWS = 12;
 #else
-constexpr int TILE_ROWS = 3, TILE_BLOCKS = 1, TILE_SUMS = 3;
+constexpr int TILE_ROWS = 3, TILE_BLOCKS = 1, TILE_SUMS = 3, BLOCK_ROWS = 12;
 #endif
-constexpr int BLOCK_ROWS = TILE_ROWS == 5 ? 20 : 12;  // some full tiles
 constexpr int FEW_ROWS = 2, AHEAD = 2048;  // with so few rows, loading weights is the limit: bytes to prefetch ahead
 
 constexpr int least(int a, int b) { return a < b ? a : b; }
@@ -120,9 +120,9 @@ void product(const T* a, int stride, int rows, const Matrix& m, int first, int l
         const int panel_bytes = width * LANES * m.depth * (int)sizeof(W);
         if (rows <= FEW_ROWS)
           tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, AHEAD);
-        else if ((m.exceeds_cache || m.int8) && tiles > 1 && i == tiles - 1)
+        else if ((m.exceeds_cache || m.int8 || m.narrow) && tiles > 1 && i == tiles - 1)
           // this panel is in a near cache by now, so there is time to fetch the next one; bytes are done with a panel
-          // in half of the time, so they need this even if the weights stay in the cache
+          // in half of the time, so they need this even if the weights stay in the cache, and narrow weights gain by it
           tile_of<true>(count, wide, from, stride, block, width, m.depth, sums, panel_bytes);
         else
           tile_of<false>(count, wide, from, stride, block, width, m.depth, sums, 0);

@@ -405,7 +405,8 @@ def _check_packed(config: ModelConfig) -> None:
     if config.attention != "linear" or config.residual != "plain" or config.first_marginal:
         raise ValueError(
             "patch and background need linear attention, plain residuals and a start token;"
-            f" got {config.attention}, {config.residual} and {config.start} start token"
+            f" got {config.attention}, {config.residual} and {config.start} start token; another"
+            " kind of attention needs a preset without them, such as mnist-small"
         )
 
 

@@ -95,7 +95,7 @@ def _load(plugin: str) -> None:
             raise ValueError(
                 "it registers nothing; call register_attention or register_feature_map in it"
             )
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard may exit
         _registered.update(before)
         _loaded.remove(plugin)
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -124,7 +124,7 @@ def _is_file(plugin: str) -> bool:
     return plugin.endswith(".py") or os.sep in plugin
 
 
-def _line_of(error: Exception, plugin: str) -> str:
+def _line_of(error: BaseException, plugin: str) -> str:
     """Where in the plugin's file an error was raised, such as ", line 7"; empty if not in it."""
     found, at = "", error.__traceback__
     while at is not None:

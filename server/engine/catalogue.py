@@ -5,12 +5,13 @@ on SIGHUP.
 import asyncio
 import logging
 from pathlib import Path
+from typing import get_args
 
 from linpix.model import checkpoint, folders, plugins, provenance
 from linpix.model.attention import attention_for
 from linpix.model.checkpoint import Checkpoint
 from linpix.model.choice import choose
-from linpix.model.config import ModelConfig
+from linpix.model.config import AttentionKind, ModelConfig
 from linpix.model.provenance import CheckpointError
 
 from ..memory import free_bytes
@@ -172,7 +173,10 @@ class Catalogue:
             raise ValueError(
                 f"{loaded.name}: {error}; or leave the model out with --models"
             ) from error
-        return Engine(with_faults(decoder, self._faults) if self._faults else decoder)
+        engine = Engine(with_faults(decoder, self._faults) if self._faults else decoder)
+        if config.attention not in get_args(AttentionKind):
+            _check_plugin(engine)
+        return engine
 
     def _folders(self, *, missing: bool = False) -> list[Path]:
         """missing: whether named models may be missing, and there may be no model at all."""
@@ -194,6 +198,20 @@ class Catalogue:
                 "model with linpix train"
             )
         return found
+
+
+def _check_plugin(engine: Engine) -> None:
+    """Raises ValueError if a kind from outside the project cannot draw: at load, where it ends
+    nothing else.
+    """
+    try:
+        engine.draw_test_image(1)
+    except Exception as error:
+        kind = engine.decoder.config.attention
+        raise ValueError(
+            f"{engine.name}: {kind} attention raised {type(error).__name__} in its first step:"
+            f" {error}; correct its plugin, or leave the model out with --models"
+        ) from error
 
 
 def _config_of(folder: Path) -> ModelConfig:

@@ -71,3 +71,15 @@ def test_a_front_on_another_machine_loads_it(gated, no_plugins):
     facts = {"checkpoint": digest_of(gated)}
     [model] = models_of({gated.name: (facts, 64)}, settings).values()
     assert model.backend == "gated"
+
+
+def test_a_kind_that_cannot_draw_is_refused_when_its_model_is_loaded(gated, tmp_path):
+    plugin = tmp_path / "broken.py"
+    example = (ROOT / "examples/gated.py").read_text()
+    plugin.write_text(example.replace("gate = torch", "gate = self.gone"))
+    ended = linpix(
+        f"serve --port 0 --checkpoints {gated.parent} --models {gated.name} --plugin {plugin}"
+    )
+    assert ended.returncode not in (0, None)
+    assert "gated attention raised AttributeError in its first step" in ended.stderr
+    assert "leave the model out with --models" in ended.stderr

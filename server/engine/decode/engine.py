@@ -234,13 +234,16 @@ class Engine:
                 " not decode a test image either"
             )
 
+    def draw_test_image(self, slot: int) -> None:
+        """Begin an image in a free slot, which stays free. Raises what the decoder raises."""
+        self.decoder.take([Image("test image", Job(), 0, 0, None, slot=slot)])
+        self.beat()
+        self.slots.position[slot] = 0
+        self.decoder.quantum(np.array([[slot, self.decoder.stride]]))
+
     def _decodes_a_test_image(self, slot: int) -> bool:
-        test = Image("test image", Job(), 0, 0, None, slot=slot)
         try:
-            self.decoder.take([test])
-            self.beat()
-            self.slots.position[slot] = 0
-            self.decoder.quantum(np.array([[slot, self.decoder.stride]]))
+            self.draw_test_image(slot)
         except EngineLost:
             raise
         except Exception:

@@ -31,7 +31,8 @@ class Prefills:
         self._decoder, self._position = decoder, decoder.slots.position
         # images in PREFILL or READING, or one in CHECKING
         self.waiting: deque[list[Image]] = deque()
-        self._token_s = 0.0  # seconds per token in the last piece; 0: none was run yet
+        # seconds per token in the last piece, of so many groups; 0: none was run yet
+        self._token_s, self._groups = 0.0, 1
         # seconds that pieces took beyond their share while other images decode
         self.overdrawn_s = 0.0
 
@@ -142,7 +143,8 @@ class Prefills:
             decoder.read([slots_of(group) for group in groups])
             return groups
         stride = decoder.prefill_stride
-        most = int(left_s / self._token_s) // stride * stride if self._token_s else 0
+        token_s = self._token_s * max(1.0, len(groups) / self._groups)  # at most
+        most = int(left_s / token_s) // stride * stride if token_s else 0
         slots = np.array([group[0].slot for group in groups])
         left = self._tokens_left(groups)
         steps = np.minimum(max(stride, most), left)
@@ -151,6 +153,7 @@ class Prefills:
         decoder.prefill(slots, self._position[slots], steps)
         if longest >= stride:  # a few tokens cost as much as a stride of them
             self._token_s = (time.perf_counter() - began) / longest
+            self._groups = len(groups)
         self._position[slots] += steps
         ended = [groups[at] for at in np.flatnonzero(steps == left)]
         for group in ended:
