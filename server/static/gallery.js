@@ -335,12 +335,15 @@ export class Viewer {
   /** Save the drawing of the image; few ask for it. */
   async film() {
     this.status.textContent = "The image is drawn again.";
+    $("viewer-film").disabled = true;
     try {
       const { film } = await import("./film.js");
       await film(this.record);
       this.status.textContent = "Saved.";
     } catch (problem) {
       this.status.textContent = problem.message;
+    } finally {
+      $("viewer-film").disabled = false;
     }
   }
 
