@@ -16,7 +16,7 @@ TOKENS = {
     "server + linpix": 96_464,
     "model": 45_067,
     "training": 54_283,
-    "tests + tools + examples": 322_525,
+    "tests + tools + examples": 322_527,
 }
 LINES = {"csrc": 6_726, "server/static": 6_778}
 FOLDED = 1.2  # expressions in a hundred statements that a reader has to take apart

@@ -36,6 +36,7 @@ OURS = {
     "likelihood.js",
     "tries.js",
     "word.js",
+    "film.js",
     "preview.png",
 }
 # attributes that name another resource
