@@ -20,7 +20,8 @@ UNDRAWN = 48  # grey of what is not drawn yet; black would pass for the backgrou
 MAX_FRAMES = 60
 # all frames but the last; longest of these; the last
 PLAYED_MS, SLOWEST_MS, HELD_MS = 2400, 120, 2000
-WIDEST = 560  # an animation is enlarged up to this width, in pixels
+# pixels: an animation is enlarged up to this width, and one of a single image to this height
+WIDEST = 560
 # pixels; WebP's limit, and 60 such frames have some hundred MB
 LARGEST_SIDE, LARGEST_FRAME = 16_383, 2**22
 
@@ -97,12 +98,14 @@ def sheet_size(count: int, config: ModelConfig) -> tuple[int, int]:
 
 
 def enlargement(count: int, config: ModelConfig, factor: int | None) -> int:
-    """The factor by which a grid is enlarged: the given one, else the largest within WIDEST.
+    """The factor by which a grid is enlarged: the given one, else the largest within WIDEST, for a
+    single image in its height too.
 
     Raises ValueError if an animation of that size cannot be written.
     """
     width, height = sheet_size(count, config)
-    factor = factor or max(1, min(WIDEST // width, LARGEST_SIDE // height))
+    highest = WIDEST if count == 1 else LARGEST_SIDE
+    factor = factor or max(1, min(WIDEST // width, highest // height))
     if max(width, height) * factor > LARGEST_SIDE or width * height * factor**2 > LARGEST_FRAME:
         further = ", or give a smaller --scale" if factor > 1 else ""
         raise ValueError(

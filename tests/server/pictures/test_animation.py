@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image, ImageSequence
 from linpix.model.config import PRESETS
 from linpix.server.pictures import animation
 from linpix.server.pictures.animation import MAX_FRAMES, UNDRAWN, Film
+from linpix.server.web.routes.images import ANSWER_BYTES
 from tests.nets import PALETTE
 
 TINY, DIGITS, COLOURS = PRESETS["tiny"], PRESETS["mnist-small"], PRESETS["cifar10-conditional"]
@@ -132,6 +134,15 @@ def test_no_drawing_exceeds_the_bytes_that_are_counted_for_it(config):
     drawing = animation.drawing(values, config, None, 0)
     assert len(drawing) < animation.max_bytes(config) < 2**26
     assert len(frames_of(drawing, "RGBA")) == min(MAX_FRAMES, config.height + 1)
+
+
+def test_a_drawing_of_every_size_is_within_the_bytes_of_an_answer():
+    pixels = replace(PALETTE, patch=1)  # divides all sides
+    for height, width in product(range(8, 65), repeat=2):
+        config = replace(pixels, height=height, width=width)
+        assert animation.max_bytes(config) < ANSWER_BYTES
+        sides = animation.sheet_size(1, config)
+        assert 500 < max(sides) * animation.enlargement(1, config, None) <= animation.WIDEST
 
 
 @pytest.mark.parametrize(
