@@ -136,24 +136,25 @@ def drawing(
 
 
 def max_bytes(config: ModelConfig) -> int:
-    """Bytes that no `drawing` exceeds. GIF has at most 12 bits for a pixel. Frames have only the
-    rows that changed, unless they are transparent.
+    """Bytes that no `drawing` exceeds. GIF has at most 12 bits for a pixel. After the first, frames
+    have only the rows that changed, each of which is in one frame.
     """
     width, height = sheet_size(1, config)
     frames = min(MAX_FRAMES, config.height + 1)
     pixels = width * height * enlargement(1, config, None) ** 2
-    return 1024 * frames + 2 * pixels * (frames if config.palette else 2)
+    return 1024 * frames + 2 * pixels * 2
 
 
 def animate(frames: Sequence[Picture], kind: Literal["GIF", "WEBP"], factor: int) -> bytes:
     """An animation that repeats, and pauses on its last frame. Exact, except a GIF of more than 256
-    colours.
+    colours. What was drawn in a frame is not transparent in a later one.
     """
     pictures = [Image.fromarray(frame) for frame in frames]
     options: dict[str, Any] = {"lossless": True} if kind == "WEBP" else {"optimize": False}
     if kind == "GIF" and pictures[0].mode == "RGBA":
         pictures, transparent = indexed(frames)
-        options |= {"transparency": transparent, "disposal": 2}
+        if transparent is not None:
+            options["transparency"] = transparent
     if kind == "GIF" and pictures[0].mode == "RGB":
         # One palette for all frames, from the first and the last, which have all colours that are
         # shown: with one per frame, finished pixels would change colour. No dithering: its dots
@@ -180,9 +181,9 @@ def animate(frames: Sequence[Picture], kind: Literal["GIF", "WEBP"], factor: int
     return out.getvalue()
 
 
-def indexed(frames: Sequence[Picture]) -> tuple[list[Image.Image], int]:
+def indexed(frames: Sequence[Picture]) -> tuple[list[Image.Image], int | None]:
     """Pictures of four channels by numbers of their colours, exact if these are at most 256, and
-    the number of the transparent colour.
+    the number of the transparent colour; None if all are opaque.
     """
     numbers = [np.ascontiguousarray(frame).view(np.uint32)[..., 0] for frame in frames]
     seen = np.unique(np.stack([numbers[0], numbers[-1]]))[:256]
@@ -193,4 +194,5 @@ def indexed(frames: Sequence[Picture]) -> tuple[list[Image.Image], int]:
     ]
     for picture in pictures:
         picture.putpalette(colours[:, :3].tobytes())
-    return pictures, int(colours[:, 3].argmin())
+    transparent = int(colours[:, 3].argmin())
+    return pictures, None if colours[transparent, 3] else transparent
