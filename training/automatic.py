@@ -20,7 +20,7 @@ from linpix.model.pieces import VISIBLE
 
 from .files import writing
 from .folders import arrange, cure, reasons, walk
-from .palette import COLOURS, STEP, fitted, has_few_colours, is_coloured, size_of
+from .palette import COLOURS, SIDES, STEP, fitted, has_few_colours, is_coloured, size_of
 from .readers import Unreadable, opened, upright, written
 
 GREY, COLOUR, PALETTE = "mnist-conditional", "cifar10-conditional", "palette"
@@ -30,8 +30,7 @@ _LOOKED_AT = 64  # so many pictures, chosen at random, decide whether all are in
 _WHITE = 250  # a picture of lighter pixels alone would look empty on white
 _LONGEST_NAME = 255  # bytes, on most file systems
 _EVEN = 0.9  # share of the pixels of two sides that are near their median where there is a ground
-# pixels of a side; pictures are square if one side is at most so much longer
-SIDES, _SQUARE = (8, 64), 1.25
+_SQUARE = 1.25  # pictures are square if one side is at most so much longer
 _SHORT, _LONG = 5.0, 45.0  # minutes: for up to 300 pictures, and for 10,000 and more
 
 

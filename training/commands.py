@@ -133,7 +133,7 @@ def _train(given: Namespace, workers: Workers, out: Path, side: Path) -> None:
         preset = at_size(preset, *given.size)
     with workers.in_turn():
         if preset.palette:
-            preset = of_pictures(Path(given.data), preset, given.colours or COLOURS)
+            preset = of_pictures(Path(given.data), preset, given.colours or COLOURS, given.size)
         data = _data(given.data, "train", preset)
     if given.resume:
         run = _resumed(given, preset, data, state, out)

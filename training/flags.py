@@ -147,7 +147,7 @@ def _new_folder(text: str) -> str:
 
 
 def _size(text: str) -> tuple[int, int]:
-    from .automatic import SIDES
+    from .palette import SIDES
 
     # a file of --config has a list
     sides = [number(int, *SIDES)(part) for part in text.lower().replace(",", "x").split("x")]

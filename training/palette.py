@@ -12,8 +12,9 @@ from linpix.model.config import ModelConfig
 from linpix.model.palette import OPAQUE, choose, counted
 
 from .folders import walk
-from .readers import Pixels, Unreadable, contents, opened, read_picture
+from .readers import DataError, Pixels, Unreadable, contents, opened, read_picture
 
+SIDES = 8, 64  # least and most pixels of a side
 COLOURS = 64  # most colours of a palette for which no number is given
 # a picture has few colours if so many of them have so large a share of its pixels; it is coloured
 # if its channels differ by more on average, of 255
@@ -33,9 +34,11 @@ def at_size(preset: ModelConfig, width: int, height: int) -> ModelConfig:
     return dataclasses.replace(preset, width=width, height=height, patch=patch)
 
 
-def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
+def of_pictures(
+    folder: Path, preset: ModelConfig, most: int, size: tuple[int, int] | None = None
+) -> ModelConfig:
     """The preset with the size of the pictures in a folder, and with a palette of at most so many
-    colours. Raises DataError.
+    colours. Raises DataError, also if they do not have the width and height of size.
     """
     files = [path for path, reason in walk(folder) if not reason]
     seen, shape = list[Pixels](), (0, 0, 4)
@@ -46,6 +49,7 @@ def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
                 with opened(file, file) as picture:
                     shape = (picture.height, picture.width, 4)
             seen.append(read_picture(contents(file), file, shape))
+            _check_size(folder, (shape[1], shape[0]), size)
         if len(seen) == LOOKED_AT:
             break
     if not seen:
@@ -54,6 +58,21 @@ def of_pictures(folder: Path, preset: ModelConfig, most: int) -> ModelConfig:
     palette = choose(np.stack(seen).reshape(-1, *shape), most)
     sized = at_size(preset, width, height)
     return dataclasses.replace(sized, palette=palette, background=0)
+
+
+def _check_size(folder: Path, theirs: tuple[int, int], size: tuple[int, int] | None) -> None:
+    least, most = SIDES
+    expected = f"sides of {least} to {most} pixels"
+    if size:
+        expected = f"{size[0]} x {size[1]} as --size says"
+    in_range = least <= min(theirs) and max(theirs) <= most
+    # a list where --preset auto chose it
+    if not in_range or theirs != tuple(size or theirs):
+        raise DataError(
+            folder,
+            f"has pictures of {theirs[0]} x {theirs[1]} (width x height), expected {expected}",
+            "give the folder with --preset auto, which makes them so",
+        )
 
 
 def has_few_colours(picture: Image.Image) -> bool:
@@ -75,14 +94,15 @@ def is_coloured(pixels: Pixels) -> bool:
 
 
 def size_of(pictures: list[Image.Image]) -> tuple[int, int]:
-    """The width and height for pictures with a palette, multiples of STEP: those of the largest
-    one, unless it is too large.
+    """The width and height for pictures with a palette, multiples of STEP within SIDES: those of
+    the largest one, unless it is too large.
     """
     sizes = np.array([_unenlarged(picture).size for picture in pictures])
     width, height = sizes.max(0)
     if max(width, height) > LARGEST:
         width, height = np.rint(np.median(sizes / sizes.max(1, keepdims=True), 0) * REDUCED)
-    return int(-(-width // STEP) * STEP), int(-(-height // STEP) * STEP)
+    sides = [max(SIDES[0], int(-(-side // STEP) * STEP)) for side in (width, height)]
+    return sides[0], sides[1]
 
 
 def fitted(picture: Image.Image, size: tuple[int, int]) -> Image.Image:

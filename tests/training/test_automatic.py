@@ -327,6 +327,27 @@ def test_a_palette_is_chosen_though_a_picture_is_damaged(tmp_path):
     assert palette.of_pictures(tmp_path, PRESETS["palette"], 8) == PRESETS["palette"]
 
 
+@pytest.mark.parametrize(
+    ("theirs", "size", "expected"),
+    [
+        ((67, 71), None, "67 x 71 (width x height), expected sides of 8 to 64 pixels"),
+        ((6, 24), None, "6 x 24 (width x height), expected sides of 8 to 64 pixels"),
+        ((24, 24), (40, 16), "24 x 24 (width x height), expected 40 x 16 as --size says"),
+        ((16, 40), (40, 16), "16 x 40 (width x height), expected 40 x 16 as --size says"),
+    ],
+)
+def test_pictures_of_another_size_get_no_palette_model(tmp_path, capsys, theirs, size, expected):
+    put_sprites(tmp_path / "mine", size=theirs)
+    arguments = f"train palette --data {tmp_path}/mine --out {tmp_path}/model"
+    if size:
+        arguments += f" --size {size[0]}x{size[1]}"
+    assert main(arguments.split()) == 2
+    assert expected in capsys.readouterr().err
+    plan = automatic.choose(tmp_path / "mine", tmp_path / "made", colours=8, size=size)
+    fitted = palette.of_pictures(tmp_path / "made", PRESETS["palette"], 8, size)
+    assert (fitted.width, fitted.height) == plan.size == (size or plan.size)
+
+
 def test_pictures_that_are_cut_are_counted(tmp_path):
     put(tmp_path / "mine", 12, True)  # noise of 30 x 40, which is 24 x 32
     for index in range(3):
