@@ -152,8 +152,10 @@ def test_forced_colours_show_what_is_pressed_and_how_much_of_a_bar_is_full(shipp
         visitor.keep(f"{panel.lower()}-forced")
     press(page.locator("#race-form"), "Stop")  # measuring
     turn_to(page, "Now")
-    used, free = page.locator(".squares").first.evaluate(
-        "box => { box.append(Object.assign(document.createElement('i'), {className: 'used'}),"
+    expect(page.locator(".squares").first).to_be_visible()
+    used, free = page.evaluate(  # at once: the tab draws its squares anew
+        "() => { const box = document.querySelector('.squares');"
+        " box.append(Object.assign(document.createElement('i'), {className: 'used'}),"
         " document.createElement('i'));"
         " return [...box.children].slice(-2).map(one => getComputedStyle(one).backgroundColor); }"
     )
