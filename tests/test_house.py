@@ -16,7 +16,7 @@ TOKENS = {
     "server + linpix": 96_480,
     "model": 45_067,
     "training": 54_416,
-    "tests + tools + examples": 322_984,
+    "tests + tools + examples": 322_992,
 }
 LINES = {"csrc": 6_726, "server/static": 6_778}
 FOLDED = 1.2  # expressions in a hundred statements that a reader has to take apart
