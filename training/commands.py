@@ -142,8 +142,6 @@ def _train(given: Namespace, workers: Workers, out: Path, side: Path) -> None:
         _fall(run, given)
     else:
         run = _new(given, preset, data)
-    if not workers.rank and not given.resume:
-        put(side / "run.toml", file_of(given).encode())
     batch, accumulate, processes = run.config.batch, run.config.accumulate, 1
     if workers.launched:
         shared(batch, accumulate, workers, given.processes)
@@ -155,6 +153,8 @@ def _train(given: Namespace, workers: Workers, out: Path, side: Path) -> None:
         )
     else:
         processes = count_for(batch, given.processes, run.net.device.type, accumulate)
+    if not workers.rank and not given.resume:
+        put(side / "run.toml", file_of(given).encode())
     complete = train_run(
         run,
         data,
