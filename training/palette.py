@@ -26,11 +26,10 @@ STEP = 4  # sides that are chosen are multiples of it, and patches are at most s
 
 def at_size(preset: ModelConfig, width: int, height: int) -> ModelConfig:
     """The preset for pictures of this size, with the largest patches that divide it."""
-    patch = 0
-    if preset.patch:
-        patch = math.gcd(width, height)
-        while patch > STEP or width % patch or height % patch:
-            patch -= 1
+    common = math.gcd(width, height)
+    patch = max(side for side in range(1, STEP + 1) if common % side == 0)
+    if not preset.patch:
+        patch = 0
     return dataclasses.replace(preset, width=width, height=height, patch=patch)
 
 
