@@ -125,6 +125,34 @@ void products_of_bytes_are_exact(int rows, int columns, int depth, bool largest)
     }
 }
 
+// --- products of bfloat16 weights ----------------------------------------------------------------------------------
+
+// As those of the same weights in float, bit for bit.
+void products_of_narrow_weights_are_exact(int rows, int columns, int depth) {
+  const std::vector<float> a = numbers((size_t)rows * depth), bias = numbers(columns);
+  std::vector<float> wide((size_t)columns * depth), found[2];
+  std::vector<portable::bfloat16> narrow(wide.size());
+  for (int c = 0; c < columns; ++c)  // of one panel
+    for (int k = 0; k < depth; ++k) {
+      const uint32_t bits = (uint32_t)(generator() % 2 ? 0x3f00 : 0xbf00) + generator() % 256;  // +-0.5 to +-2
+      narrow[(size_t)(k / 2 * columns + c) * 2 + k % 2].bits = (uint16_t)bits;
+      const uint32_t widened = bits << 16;
+      std::memcpy(&wide[(size_t)k * columns + c], &widened, sizeof widened);
+    }
+  for (bool is_narrow : {false, true}) {
+    std::vector<float>& sums = found[is_narrow];
+    sums.resize((size_t)rows * columns);
+    const auto keep = [&](int r, int c, portable::Floats s) { portable::store(&sums[(size_t)r * columns + c], s); };
+    const void* weights = is_narrow ? (const void*)narrow.data() : wide.data();
+    const Matrix matrix{weights, bias.data(), 1, columns, depth, false, is_narrow};
+    if (is_narrow)
+      portable::product<float, portable::bfloat16>(a.data(), depth, rows, matrix, 0, 1, keep);
+    else
+      portable::product(a.data(), depth, rows, matrix, 0, 1, keep);
+  }
+  expect(found[0] == found[1], "products of narrow weights");
+}
+
 void a_row_of_bytes_is_near_the_row() {
   for (float scale : {1e-30f, 1.0f, 1e30f}) {
     std::vector<float> x = numbers(48, scale);
@@ -508,8 +536,10 @@ int main(int arguments, char**) {
       whole_sequences_are_steps(tokens, D, M);
     }
   for (int rows : {1, 3, 6, 13})
-    for (int columns : {16, 32, 48, 64})
+    for (int columns : {16, 32, 48, 64}) {
       for (bool largest : {false, true}) products_of_bytes_are_exact(rows, columns, 512, largest);
+      products_of_narrow_weights_are_exact(rows, columns, 128);
+    }
   a_row_of_bytes_is_near_the_row();
   for (const auto& [bf16, int8] : {std::pair{false, false}, {true, true}, {true, false}, {false, true}}) {
     if (few && bf16 != int8) continue;
