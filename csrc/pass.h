@@ -88,8 +88,10 @@ class Pass {
       product_share(input_of(y, layer.out), layer.out, [&](int r, int c, Floats s) { add_residual(r, c, s); });
       wait(share);
       residual_norm(sum, &layer.norm1, layer.norm2, &layer.up);
-      if (m.gelu)
-        product_share(a, layer.up, [&](int r, int c, Floats s) { store_input(hidden, layer.down, r, c, gelu(s)); });
+      if (m.gelu)  // inlined, since a call would pass the sums through memory
+        product_share(a, layer.up, [&](int r, int c, Floats s) __attribute__((always_inline)) {
+          store_input(hidden, layer.down, r, c, gelu(s));
+        });
       else
         product_share(a, layer.up,
                       [&](int r, int c, Floats s) { store_input(hidden, layer.down, r, c, at_least(s, 0.0f)); });
