@@ -296,7 +296,10 @@ def _parser(wanted: list[str]) -> argparse.ArgumentParser:
             add_flags(training)
     listing = command("models", "list the models, the default one first")
     checkpoints_flag(listing)
-    examining = command("doctor", "show which kernels run on this machine, and why")
+    examining = command(
+        "doctor", "show which kernels run on this machine, why, and how near they come to its limit"
+    )
+    checkpoints_flag(examining)
     for sub in (keying, listing, examining):
         sub.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

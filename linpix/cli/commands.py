@@ -21,7 +21,7 @@ from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool
 from linpix.model.folders import find, root, under
 from linpix.model.nets import net_for
-from linpix.model.provenance import config_of
+from linpix.model.provenance import CheckpointError, config_of
 from linpix.server import serve as service
 from linpix.server.compare import chart
 from linpix.server.compare.backends import backends
@@ -30,6 +30,7 @@ from linpix.server.compare.comparison import Comparison, ComparisonPlan
 from linpix.server.compare.report import table
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.engine import Engine
+from linpix.server.engine.decode.limits import measured_share
 from linpix.server.engine.image import Image
 from linpix.server.engine.job import Job, checked_options, class_of
 from linpix.server.pictures import animation, uploads
@@ -305,6 +306,9 @@ def _facts_of(folder: Path) -> dict[str, Any]:
     }
 
 
+_LIMITS = {"product": "limited by arithmetic", "memory": "limited by memory"}
+
+
 def doctor(given: argparse.Namespace) -> None:
     engine, precision, int8_products = "eager", "fp32", "none"
     if ops.compiled:
@@ -320,7 +324,7 @@ def doctor(given: argparse.Namespace) -> None:
         pool.record(ON_GPU["slots"])
         # the fastest ones for the preset mnist
         device, gpu_kernels = torch.cuda.get_device_name(), pool.kernels
-    facts = {
+    facts: dict[str, Any] = {
         "engine": engine,
         "kernel": ops.kernel(),
         "why": ops.why(),
@@ -341,6 +345,18 @@ def doctor(given: argparse.Namespace) -> None:
         "platform": platform.platform(),
     }
     known = {name.replace("_", " "): fact for name, fact in facts.items() if fact is not None}
+    try:
+        measured = measured_share(checkpoints.named(None, given.checkpoints))
+    except CheckpointError as error:  # the rest is worth knowing nevertheless
+        known["share of the limit"] = f"not measured: {error}"
+    else:
+        if measured:
+            facts["limit"] = dataclasses.asdict(measured)
+            known["share of the limit"] = (
+                f"{measured.share:.0%} with {measured.images} images of {measured.model} in"
+                f" {measured.precision}, {_LIMITS[measured.limited_by]}; less while other programs"
+                " run"
+            )
     _say(given, facts, "\n".join(f"{name:21} {fact}" for name, fact in known.items()))
 
 

@@ -26,12 +26,9 @@ the number of threads. They are too long where threads wait for each other, so b
 """
 
 import argparse
-import ctypes
 import json
 import statistics
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +37,24 @@ import torch
 
 from linpix.model import checkpoint, ops, provenance
 from linpix.model.checkpoint import Checkpoint
-from linpix.model.config import PRESETS, ModelConfig
-from linpix.model.mixture import groups
+from linpix.model.config import PRESETS
 from linpix.model.nets import net_for
 from linpix.model.packing import PRECISIONS
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.compiled import CompiledDecoder
 from linpix.server.engine.decode.decoder import Decoder, EagerDecoder
+from linpix.server.engine.decode.limits import (
+    Clock,
+    arithmetic,
+    limit_of,
+    matrix_product,
+    seconds_of,
+)
 from linpix.server.engine.image import images_of
 from linpix.server.engine.job import Job
 from tools.harness.arguments import new_parser, numbers, words
 from tools.harness.machine import machine
 
-Clock = Callable[[], float]
 EAGER_STEPS = 12  # of the eager engine, whose steps all cost the same and take long
 
 
@@ -62,7 +64,7 @@ def main() -> None:
     for precision in given.precision:
         needed.update(arithmetic(PRESETS["tiny"], precision))
     clock = processor_seconds if given.processor_time else time.perf_counter
-    rates = {name: matrix_product(PRECISIONS[name], clock) for name in sorted(needed)}
+    rates = {name: matrix_product(PRECISIONS[name], clock=clock) for name in sorted(needed)}
     for name, rate in rates.items():
         print(f"matrix product {name}: {rate / 1e9:.0f} GFLOP/s", flush=True)
     results: list[dict[str, Any]] = []
@@ -80,7 +82,7 @@ def main() -> None:
                 assert isinstance(engine, CompiledDecoder)
                 steps = decode(engine, batch, given.repeat, clock)
                 found = described(source, "compiled", precision, batch, steps, eager[batch])
-                found |= limits(source, precision, batch, engine.packed.step_bytes, rates, clock)
+                found |= limits(engine, batch, rates, clock)
                 found["share"] = rounded(found["images_per_second"] / found["limit"])
                 results.append(found)
                 print(json.dumps(found), flush=True)
@@ -137,103 +139,20 @@ def sources(given: argparse.Namespace) -> list[Checkpoint]:
     return found
 
 
-def matrix_product(dtype: torch.dtype, clock: Clock) -> float:
-    """Operations a second, median of five; of bytes, as integers."""
-    a, b = ((10 * torch.randn(4096, 4096)).to(dtype) for _ in range(2))
-    multiply = torch._int_mm if dtype == torch.int8 else torch.mm
-    multiply(a, b)
-    return (
-        2 * 4096**3 / statistics.median(seconds_of(lambda: multiply(a, b), clock) for _ in range(5))
-    )
-
-
-def read_rate(size: int, clock: Clock) -> float:
-    """Bytes a second, by all threads, over a buffer of that size read before: memchr looks for what
-    is not there.
-    """
-    libc = ctypes.CDLL(None)
-    libc.memchr.argtypes, libc.memchr.restype = (
-        [
-            ctypes.c_void_p,
-            ctypes.c_int,
-            ctypes.c_size_t,
-        ],
-        ctypes.c_void_p,
-    )
-    threads, rounds = torch.get_num_threads(), 40
-    buffer = np.ones(size, np.uint8)
-    part = size // threads
-
-    def read(index: int) -> None:
-        for _ in range(rounds):
-            libc.memchr(buffer.ctypes.data + index * part, 0, part)
-
-    def together() -> None:
-        workers = [threading.Thread(target=read, args=(index,)) for index in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-
-    return (
-        part * threads * rounds / statistics.median(seconds_of(together, clock) for _ in range(7))
-    )
-
-
-def arithmetic(config: ModelConfig, precision: str) -> dict[str, float]:
-    """Operations of an image by the precision they are done in: two a weight and token, four a
-    number of the state.
-
-    Head and state are fp32 whatever the precision is, and are counted with the layers' widest
-    products. int8 leaves out the feed-forwards of the first and last layer.
-    """
-    keys, values = config.heads * config.key_dim, config.heads * config.value_dim
-    feed_forward = 2 * config.d_model * config.d_ff
-    layers = config.layers * (config.d_model * (2 * keys + 2 * values) + feed_forward)
-    rest = groups(config.token_size) * config.mixtures * config.d_model
-    rest += 2 * config.layers * config.heads * config.key_dim * config.value_dim
-    if precision != "int8":
-        return {precision: 2.0 * config.length * (layers + rest)}
-    outer = min(config.layers, 2) * feed_forward
-    wider = "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32"
-    return {
-        "int8": 2.0 * config.length * (layers - outer),
-        wider: 2.0 * config.length * (outer + rest),
-    }
-
-
 def limits(
-    source: Checkpoint,
-    precision: str,
-    batch: int,
-    weights: int,
-    rates: dict[str, float],
-    clock: Clock,
+    engine: CompiledDecoder, batch: int, rates: dict[str, float], clock: Clock
 ) -> dict[str, Any]:
-    """What a step of `batch` images cannot be faster than. weights: bytes that a step reads of
-    them.
-    """
-    config, state = source.net.config, source.net.attention.state_bytes
-    work, moved = arithmetic(config, precision), weights + 2 * batch * state
-    product = batch / config.length * sum(amount / rates[name] for name, amount in work.items())
-    memory = moved / read_rate(weights + batch * state, clock)
-    limited_by = "product" if product > memory else "memory"
+    limit = limit_of(engine, batch, rates, clock)
     return {
-        "gflop": rounded(sum(work.values()) / 1e9),
-        "step_mb": rounded(moved / 1e6),
-        "limit": rounded(batch / config.length / max(product, memory)),
-        "limited_by": limited_by,
+        "gflop": rounded(limit.operations / 1e9),
+        "step_mb": rounded(limit.moved / 1e6),
+        "limit": rounded(batch / engine.config.length / limit.seconds),
+        "limited_by": limit.by,
     }
 
 
 def processor_seconds() -> float:
     return time.process_time() / torch.get_num_threads()
-
-
-def seconds_of(work: Callable[[], object], clock: Clock) -> float:
-    began = clock()
-    work()
-    return clock() - began
 
 
 def quantum(engine: Decoder, batch: int, position: int, steps: int) -> None:

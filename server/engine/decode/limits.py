@@ -1,0 +1,159 @@
+"""What a step on a processor cannot be faster than: its arithmetic at the rate of the machine's
+matrix products, and its bytes at the rate of its memory.
+"""
+
+import ctypes
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from linpix.model import ops
+from linpix.model.checkpoint import Checkpoint
+from linpix.model.config import ModelConfig
+from linpix.model.mixture import groups
+from linpix.model.packing import PRECISIONS
+
+from ..image import images_of
+from ..job import Job
+from .choice import new_decoder
+from .compiled import CompiledDecoder
+
+Clock = Callable[[], float]  # seconds
+IMAGES = 64  # whose share is measured
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Of a step of some images."""
+
+    operations: float  # of one whole image
+    moved: int  # bytes: the packed weights once, and the state of every image twice
+    seconds: float
+    by: str  # what takes these seconds: "product" or "memory"
+
+
+@dataclass(frozen=True)
+class Share:
+    """How near a checkpoint's passes come to their limit on this machine."""
+
+    model: str
+    images: int
+    precision: str
+    passes_per_second: float
+    share: float
+    limited_by: str
+
+
+def seconds_of(work: Callable[[], object], clock: Clock) -> float:
+    began = clock()
+    work()
+    return clock() - began
+
+
+def matrix_product(dtype: torch.dtype, size: int = 4096, clock: Clock = time.perf_counter) -> float:
+    """Operations a second of a product of two matrices of size x size, median of five; of bytes, as
+    integers.
+    """
+    a, b = ((10 * torch.randn(size, size)).to(dtype) for _ in range(2))
+    multiply = torch._int_mm if dtype == torch.int8 else torch.mm
+    multiply(a, b)
+    seconds = [seconds_of(lambda: multiply(a, b), clock) for _ in range(5)]
+    return 2 * size**3 / statistics.median(seconds)
+
+
+def read_rate(size: int, clock: Clock = time.perf_counter) -> float:
+    """Bytes a second, by all threads, over a buffer of that size read before: memchr looks for what
+    is not there.
+    """
+    memchr = ctypes.CDLL(None).memchr
+    memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    memchr.restype = ctypes.c_void_p
+    threads, rounds = torch.get_num_threads(), 40
+    buffer = np.ones(size, np.uint8)
+    part = size // threads
+
+    def read(index: int) -> None:
+        for _ in range(rounds):
+            memchr(buffer.ctypes.data + index * part, 0, part)
+
+    def together() -> None:
+        workers = [threading.Thread(target=read, args=(index,)) for index in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+    seconds = statistics.median(seconds_of(together, clock) for _ in range(7))
+    return part * threads * rounds / seconds
+
+
+def arithmetic(config: ModelConfig, precision: str) -> dict[str, float]:
+    """Operations of an image by the precision they are done in: two a weight and token, four a
+    number of the state.
+
+    Head and state are fp32 whatever the precision is, and are counted with the layers' widest
+    products. int8 leaves out the feed-forwards of the first and last layer.
+    """
+    keys, values = config.heads * config.key_dim, config.heads * config.value_dim
+    feed_forward = 2 * config.d_model * config.d_ff
+    layers = config.layers * (config.d_model * (2 * keys + 2 * values) + feed_forward)
+    rest = groups(config.token_size) * config.mixtures * config.d_model
+    rest += 2 * config.layers * config.heads * config.key_dim * config.value_dim
+    if precision != "int8":
+        return {precision: 2.0 * config.length * (layers + rest)}
+    outer = min(config.layers, 2) * feed_forward
+    wider = "bf16" if ops.compiled and torch.ops.linpix.cpu_has_fast_bf16() else "fp32"
+    return {
+        "int8": 2.0 * config.length * (layers - outer),
+        wider: 2.0 * config.length * (outer + rest),
+    }
+
+
+def limit_of(
+    decoder: CompiledDecoder,
+    images: int,
+    rates: dict[str, float],
+    clock: Clock = time.perf_counter,
+) -> Limit:
+    """Of a step of so many images. rates: of matrix_product, by precision."""
+    config, weights = decoder.config, decoder.packed.step_bytes
+    work = arithmetic(config, decoder.precision)
+    states = images * decoder.net.attention.state_bytes
+    moved = weights + 2 * states
+    seconds = sum(amount / rates[name] for name, amount in work.items())
+    product = images / config.length * seconds
+    memory = moved / read_rate(weights + states, clock)
+    by = "product" if product > memory else "memory"
+    return Limit(sum(work.values()), moved, max(product, memory), by)
+
+
+def measured_share(checkpoint: Checkpoint) -> Share | None:
+    """In some seconds, with the decoder that serves it on this processor; None if that is not
+    csrc's. Other programs that run make it smaller.
+    """
+    decoder = new_decoder(checkpoint, IMAGES, device="cpu")
+    if not isinstance(decoder, CompiledDecoder):
+        return None
+    images = images_of(Job(count=IMAGES), "all")
+    for slot, image in enumerate(images, 1):
+        image.slot = slot
+    decoder.take(images)
+    slots = np.arange(1, IMAGES + 1)
+    plan = np.stack([slots, np.full(IMAGES, decoder.config.row_length)], 1)
+    rates = []
+    for _ in range(8):
+        decoder.slots.position[slots] = decoder.config.length // 2
+        began = time.perf_counter()
+        passes = decoder.quantum(plan).passes.sum()
+        rates.append(passes / (time.perf_counter() - began))
+    needed = arithmetic(decoder.config, decoder.precision)
+    products = {name: matrix_product(PRECISIONS[name], 2048) for name in needed}
+    limit = limit_of(decoder, IMAGES, products)
+    rate = statistics.median(rates)
+    share = rate * limit.seconds / IMAGES
+    return Share(checkpoint.name, IMAGES, decoder.precision, rate, share, limit.by)
