@@ -19,10 +19,8 @@ namespace {
 // BLOCK_ROWS are the rows of some full tiles.
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 6, TILE_BLOCKS = 4, TILE_SUMS = 24, BLOCK_ROWS = 12;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int TILE_ROWS = 5, TILE_BLOCKS = 4, TILE_SUMS = 5, BLOCK_ROWS = 20;
-#elif defined(__aarch64__)
-constexpr int TILE_ROWS = 6, TILE_BLOCKS = 1, TILE_SUMS = 6, BLOCK_ROWS = 12;
 #else
 constexpr int TILE_ROWS = 3, TILE_BLOCKS = 1, TILE_SUMS = 3, BLOCK_ROWS = 12;
 #endif
