@@ -60,7 +60,7 @@ struct Forward {
         *place.token<R>(s.normaliser, i) = normaliser;
         R* row = y.at + i * y.row;
         for (int m = 0; m < y.row; m += SIZE) store(row + m, load(row + m) / W(normaliser));
-        write(place.token<E>(s.y, i), row, s.M);
+        copy(place.token<E>(s.y, i), row, s.M);
       }
       if (t + C < end) fold(k, s.D, v, S);
     }
@@ -133,7 +133,7 @@ struct Backward {
     const Block<R> dv = {result.at, n.row}, dk = {result.at, q.row};  // in the same memory, one after the other
     apply(UPPER, scores, n, dv);
     multiply(k, s.D, q_n, dv);
-    for (int i = 0; i < place.count; ++i) write(place.token<E>(s.dv, i), dv.at + i * dv.row, s.M);
+    for (int i = 0; i < place.count; ++i) copy(place.token<E>(s.dv, i), dv.at + i * dv.row, s.M);
     apply(UPPER, gradients, q, dk);
     multiply(v, s.M + 1, n_q, dk);
     if (!first) {
@@ -150,7 +150,7 @@ struct Backward {
       R* row = gradient.at + i * gradient.row;
       for (int d = 0; d < gradient.row; d += Vector<R>::SIZE)
         store(row + d, load(row + d) * at_most(load(mapped.at + i * mapped.row + d), 1));
-      write(place.token<E>(to, i), row, width);
+      copy(place.token<E>(to, i), row, width);
     }
   }
 };

@@ -1,7 +1,8 @@
 // The building blocks of causal.h: matrices of a chunk's tokens and their products, in float, or in double for tests of
 // gradients.
 //
-// Why it is fast: products compute 8 rows of up to two vectors at a time, and skip the masked half of the scores.
+// Why it is fast: products compute as many rows and vectors at a time as leave their sums in registers, and skip the
+// masked half of the scores.
 #pragma once
 
 #include "decode.h"
@@ -52,8 +53,16 @@ LINPIX_INLINE float number(bfloat16 x) {
 
 // --- matrices of a chunk: row after row in scratch, each row padded with zeros to a multiple of 16 -----------------
 
-constexpr int C = SEQUENCE_CHUNK, ROWS = 8;  // tokens of a chunk; rows of a product that are computed together
+constexpr int C = SEQUENCE_CHUNK, ROWS = 8;  // tokens of a chunk; rows of a product that end at the same column
 static_assert(C % 16 == 0 && C % ROWS == 0);
+// rows and vectors that are computed together
+#if defined(__AVX512F__)
+constexpr int TALL = 8, WIDE = 2;
+#elif defined(__AVX2__) || defined(__aarch64__)
+constexpr int TALL = 4, WIDE = 1;
+#else
+constexpr int TALL = 2, WIDE = 1;
+#endif
 
 struct Range {
   int from, to;
@@ -83,11 +92,13 @@ LINPIX_INLINE void tile(const R* a, int a_row, int a_column, const R* b, int b_r
 template <int COUNT, class R>
 LINPIX_INLINE void tiles(const R* a, int a_row, int a_column, const R* b, int b_row, R* c, int c_row, Range k,
                          Range columns, bool add) {
-  constexpr int SIZE = Vector<R>::SIZE;
-  int j = columns.from;
-  for (; j + 2 * SIZE <= columns.to; j += 2 * SIZE)
-    tile<COUNT, 2>(a, a_row, a_column, b + j, b_row, c + j, c_row, k, add);
-  for (; j < columns.to; j += SIZE) tile<COUNT, 1>(a, a_row, a_column, b + j, b_row, c + j, c_row, k, add);
+  constexpr int SIZE = Vector<R>::SIZE, TOGETHER = COUNT < TALL ? COUNT : TALL;
+  for (int r = 0; r < COUNT; r += TOGETHER, a += TOGETHER * a_row, c += TOGETHER * c_row) {
+    int j = columns.from;
+    for (; j + WIDE * SIZE <= columns.to; j += WIDE * SIZE)
+      tile<TOGETHER, WIDE>(a, a_row, a_column, b + j, b_row, c + j, c_row, k, add);
+    for (; j < columns.to; j += SIZE) tile<TOGETHER, 1>(a, a_row, a_column, b + j, b_row, c + j, c_row, k, add);
+  }
 }
 
 template <class R>
@@ -170,26 +181,26 @@ struct Place {
 // The chunk that begins at token t, in a sequence that ends before token `end`.
 inline Place place_of(int64_t head, int64_t t, int64_t end) { return {head, t, end - t < C ? (int)(end - t) : C}; }
 
-// Reads the vectors of a chunk's tokens. The rows of `to` after them become 0.
-template <class R, class E>
-void read(const Heads& from, const Place& place, int width, Block<R> to) {
-  for (int i = 0; i < place.count; ++i) {
-    const E* x = place.token<E>(from, i);
-    for (int d = 0; d < width; ++d) to.at[i * to.row + d] = number(x[d]);
-  }
-  memset(to.at + place.count * to.row, 0, (size_t)(C - place.count) * to.row * sizeof(R));
-}
-
 template <class R>
-void write(R* to, const R* from, int width) {
+void copy(R* to, const R* from, int width) {
   memcpy(to, from, width * sizeof(R));
 }
-void write(bfloat16* to, const float* from, int width) {
+void copy(float* to, const bfloat16* from, int width) {
+  for (int i = 0; i < width; ++i) to[i] = number(from[i]);
+}
+void copy(bfloat16* to, const float* from, int width) {
   int i = 0;
   for (; i + LANES <= width; i += LANES) store(to + i, load(from + i));
   bfloat16 rest[LANES];
   if (i < width) store(rest, load(from + i));  // from is padded
   memcpy(to + i, rest, (width - i) * sizeof(bfloat16));
+}
+
+// Reads the vectors of a chunk's tokens. The rows of `to` after them become 0.
+template <class R, class E>
+void read(const Heads& from, const Place& place, int width, Block<R> to) {
+  for (int i = 0; i < place.count; ++i) copy(to.at + i * to.row, (const E*)place.token<E>(from, i), width);
+  memset(to.at + place.count * to.row, 0, (size_t)(C - place.count) * to.row * sizeof(R));
 }
 
 // Divides one block of memory, which begins as zeros. If `at` is null, it only counts.
