@@ -78,7 +78,9 @@ class Process(Server):
         serve = ["serve", "--port=0", f"--checkpoints={checkpoints}", *words_of(flags)]
         command = [*before, sys.executable, *program, *serve]
         environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("LINPIX_")
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("LINPIX_") or name == "LINPIX_KERNEL"
         }
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         begun(self.process.pid)
