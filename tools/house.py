@@ -98,7 +98,7 @@ def folded(tree: ast.AST) -> Iterator[ast.AST]:
         for child in ast.iter_child_nodes(parent):
             parent_of[child] = parent
     for node in ast.walk(tree):
-        around = list(enclosing(node, parent_of))
+        around = enclosing(node, parent_of)
         if isinstance(node, COMPREHENSIONS):
             within = any(isinstance(outer, COMPREHENSIONS) for outer in around)
             if within or len(node.generators) > 1:
