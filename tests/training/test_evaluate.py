@@ -25,14 +25,14 @@ from tests.nets import CONDITIONAL, net_of
     ],
 )
 def test_the_compiled_engine_gives_the_shipped_model_its_bits_per_dim(data, precision, bound):
-    """Against float64 by the parallel form, on the first 48 test images: each image, and more so
+    """Against float64 by the parallel form, on the first 16 test images: each image, and more so
     their mean.
     """
     net = checkpoint.named("mnist-small").net
-    images = load(data / "mnist", "test", net.config).images[:48]
+    images = load(data / "mnist", "test", net.config).images[:16]
     stepped = bits_of(net, images, packed=pack(net, PRECISIONS[precision]))
     exact = bits_of(net.double(), images)
-    assert stepped.shape == exact.shape == (48,)
+    assert stepped.shape == exact.shape == (16,)
     assert float((stepped - exact).abs().max()) < 3 * bound
     assert float((stepped.mean() - exact.mean()).abs()) < bound
     assert stepped.dtype == torch.float64
