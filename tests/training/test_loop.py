@@ -144,15 +144,13 @@ def test_classes_are_learnt_from_readings_of_images_that_are_drawn_whole(
     stripes, tmp_path, processes
 ):
     settings = replace(SETTINGS, images=1600, conditional=0.0, weight_decay=0.0)
-    for readings in (0, 3):
-        run = Run(CONDITIONAL, replace(settings, readings=readings))
+    for readings, images in ((0, 80), (3, 1600)):
+        run = Run(CONDITIONAL, replace(settings, readings=readings, images=images))
         before = run.net.class_head.weight.clone()
         assert train(run, stripes, tmp_path / f"{readings}", processes=processes)
         assert torch.equal(before, run.net.class_head.weight) is (readings == 0)
-    found = [
-        class_log_probs_of(checkpoint.load(tmp_path / "3"), image).argmax()
-        for image in stripes.images
-    ]
+    net = checkpoint.load(tmp_path / "3")
+    found = [class_log_probs_of(net, image).argmax() for image in stripes.images]
     assert np.mean(found == stripes.labels) > 0.9
 
 
@@ -231,18 +229,18 @@ def test_a_feed_forward_in_chunks_trains_alike(stripes, tmp_path):
 
 @pytest.mark.parametrize(
     ("attention", "dropout"),
-    [("linear", 0.0), ("linear", 0.2), pytest.param("lsh", 0.0, marks=pytest.mark.slow)],
+    [("linear", 0.2), pytest.param("lsh", 0.0, marks=pytest.mark.slow)],
 )
 def test_a_run_that_is_interrupted_ends_as_one_that_is_not(stripes, tmp_path, attention, dropout):
     """With the same dropout and, with lsh, hashed by the same random rotations at every step."""
     model = replace(TINY, attention=attention, lsh_buckets=4, lsh_chunk=16)
-    settings = replace(SETTINGS, dropout=dropout)
+    settings = replace(SETTINGS, dropout=dropout, images=160)
     whole, first = Run(model, settings), Run(model, settings)
     assert {layer.dropout.p for layer in whole.net.layers} == {dropout}
     assert train(whole, stripes, tmp_path / "whole")
-    assert not train(first, stripes, tmp_path / "parts", max_images=240)
+    assert not train(first, stripes, tmp_path / "parts", max_images=56)
     second = resumed(tmp_path / "parts", model)
-    assert second.images == 240
+    assert second.images == 56
     assert train(second, stripes, tmp_path / "parts")
     assert torch.equal(weights(whole), weights(second))
 
@@ -257,18 +255,18 @@ def test_the_learning_rate_rises_linearly_and_falls_to_its_final_share():
 
 
 def test_the_log_and_the_sample_grids_are_written(stripes, tmp_path):
-    run = Run(TINY, replace(SETTINGS, images=1600, batch=8))
+    run = Run(TINY, replace(SETTINGS, images=800))
     train(run, stripes, tmp_path / "run")
     rows = list(csv.DictReader((tmp_path / "run.training" / "log.csv").open()))
     assert float(rows[0]["train"]) > 0
     assert float(rows[-1]["validation"]) > 0
-    with Image.open(tmp_path / "run.training" / "samples-00001600.png") as grid:
+    with Image.open(tmp_path / "run.training" / "samples-00000800.png") as grid:
         assert grid.size == (10 * 9 + 1, 2 * 9 + 1)
     drawn = ElementTree.parse(tmp_path / "run.training" / "curve.svg").getroot()
     told = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert {"images", "bits/dim", "in training", "pictures held out"} <= told
     source = checkpoint.read(tmp_path / "run").provenance
-    wanted = {"images": 1600, "steps": 200, "data": "stripes", "command": "test"}
+    wanted = {"images": 800, "steps": 100, "data": "stripes", "command": "test"}
     assert source | wanted == source
 
 

@@ -120,7 +120,8 @@ def test_two_processes_compute_what_one_does_and_a_resumed_run_goes_on(noise, tm
     ids=["dense", "lsh", "conditional"],
 )
 def test_a_gradient_computed_in_parts_is_that_of_the_batch(noise, tmp_path, model):
-    whole, parts = Run(model, SETTINGS), Run(model, replace(SETTINGS, accumulate=4))
+    settings = replace(SETTINGS, images=40)
+    whole, parts = Run(model, settings), Run(model, replace(settings, accumulate=4))
     began = weights(whole)
     for run in (whole, parts):
         assert train(run, noise, tmp_path / f"run{run.config.accumulate}")
