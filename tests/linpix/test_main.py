@@ -144,7 +144,7 @@ def test_lists_of_a_flag_that_is_given_twice_add_up():
         "--models nowhere, --models mnist-small",
         "--models mnist-small --models=nowhere",
     ):
-        ended = linpix("serve --port 0", flags)
+        ended = inside("serve --port 0", flags)
         assert ended.returncode == 2 and "no model 'nowhere'" in ended.stderr
     words = words_of(["experiment copy --kinds lsh-1,lsh-4 --kinds linear"])
     parsed = _parser(["experiment"]).parse_args(words)
@@ -379,7 +379,7 @@ def pictures(tmp_path) -> Path:
 def test_train_export_evaluate_and_compare_follow_each_other(pictures, tmp_path):
     run, shipped = tmp_path / "run", tmp_path / "shipped"
     succeeds(
-        f"train tiny --data {pictures} --out {run} --images 320 --batch 8 --no-compile",
+        f"train tiny --data {pictures} --out {run} --images 80 --batch 8 --no-compile",
     )
     succeeds(f"export {run} --data {pictures} --out {shipped}")
     figures = checkpoint.read(shipped).provenance["bits_per_dim"]
@@ -388,7 +388,7 @@ def test_train_export_evaluate_and_compare_follow_each_other(pictures, tmp_path)
     assert evaluated["interval"] > 0
     assert (tmp_path / "grid.png").exists()
     report = reported(
-        f"compare --model {shipped} --batch 1,2 --budget 2 --out {tmp_path}/report",
+        f"compare --model {shipped} --batch 1,2 --budget 1 --out {tmp_path}/report",
     )
     assert {result["backend"] for result in report["results"]} == {
         "linear",

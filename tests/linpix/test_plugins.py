@@ -7,7 +7,7 @@ import pytest
 from linpix.model.checkpoint import digest_of
 from linpix.server.cluster.front import models_of
 from linpix.server.settings import Settings
-from tests.linpix.test_main import linpix, pixels
+from tests.linpix.test_main import inside, linpix, pixels, reported, succeeds
 from tests.training.conftest import lay, shapes
 from tools.harness.commands import ROOT
 from tools.harness.servers import serving
@@ -29,25 +29,22 @@ def gated(tmp_path_factory):
     return folder / "run"
 
 
-def test_it_draws_as_the_same_seed_did_one_by_one(gated, tmp_path):
-    ended = linpix(
-        f"sample --model {gated} {PLUGIN} --count 2 --seed 7 --json --out {tmp_path}/two"
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["engine"] == "eager"
-    linpix(f"sample --model {gated} {PLUGIN} --seed 8 --out {tmp_path}/one")
+def test_it_draws_as_the_same_seed_did_one_by_one(gated, tmp_path, no_plugins):
+    told = reported(f"sample --model {gated} {PLUGIN} --count 2 --seed 7 --out {tmp_path}/two")
+    assert told["engine"] == "eager"
+    succeeds(f"sample --model {gated} {PLUGIN} --seed 8 --out {tmp_path}/one")
     assert (pixels(tmp_path / "two/00001-8.png") == pixels(tmp_path / "one/00000-8.png")).all()
 
 
-def test_without_the_plugin_it_is_refused_with_the_cure(gated, tmp_path):
-    ended = linpix(f"sample --model {gated} --out {tmp_path}/out")
+def test_without_the_plugin_it_is_refused_with_the_cure(gated, tmp_path, no_plugins):
+    ended = inside(f"sample --model {gated} --out {tmp_path}/out")
     assert ended.returncode == 2
     assert "got 'gated'" in ended.stderr and "by --plugin or LINPIX_PLUGIN" in ended.stderr
 
 
 def test_it_is_raced(gated):
     ended = linpix(
-        f"compare --model {gated} {PLUGIN} --backends linear,gated --batch 1 --budget 2 --json"
+        f"compare --model {gated} {PLUGIN} --backends linear,gated --batch 1 --budget 1 --json"
     )
     assert ended.returncode == 0, ended.stderr
     found = {one["backend"]: one for one in json.loads(ended.stdout)["results"]}

@@ -26,6 +26,7 @@ import linpix
 from linpix.model.config import PRESETS
 from linpix.model.transformer import Transformer
 from linpix.training.flags import actions_of, words_of
+from tests.linpix.test_main import reported, succeeds
 from tests.nets import saved
 from tests.server.web.routes.test_images import encode, images_of, occluded
 from tests.training.conftest import lay, shapes
@@ -455,23 +456,18 @@ def test_train_does_what_the_command_does_and_evaluate_too(pictures, tmp_path):
     number, handler = torch.initial_seed(), signal.getsignal(signal.SIGINT)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         run = linpix.train(**small(pictures, tmp_path / "ours"))
+    assert torch.initial_seed() == number and signal.getsignal(signal.SIGINT) is handler
     words = words_of("train", small(pictures, tmp_path / "theirs") | {"processes": 1})
-    command = [sys.executable, "-m", "linpix", "train", *words]
-    subprocess.run(command, check=True, capture_output=True)
+    succeeds("train", *words)
     weights = [tmp_path / name / "model.safetensors" for name in ("ours", "theirs")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert torch.initial_seed() == number and signal.getsignal(signal.SIGINT) is handler
     last = run.history[-1]
     assert last["images"] == 48 and last["validation"] == pytest.approx(
         run.bits_per_dim["validation"], rel=1e-4
     )
     assert linpix.sample(run.folder, seed=1).shape == (1, 8, 8)
     told = linpix.evaluate(run.folder, pictures, limit=4, labels="all")
-    command = f"evaluate {run.folder} --data {pictures} --limit 4 --labels all --json"
-    printed = subprocess.run(
-        [sys.executable, "-m", "linpix", *command.split()], check=True, capture_output=True
-    )
-    theirs = json.loads(printed.stdout)
+    theirs = reported(f"evaluate {run.folder} --data {pictures} --limit 4 --labels all")
     assert told.pop("seconds") > 0 and theirs.pop("seconds") > 0
     assert told == theirs and told["images"] == 4
 
