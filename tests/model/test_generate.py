@@ -141,7 +141,7 @@ def test_drawn_images_are_as_surprising_as_the_model_says(attention):
     """
     net = uneven_net(attention=attention)
     drawn = generate(net, list(range(200)))
-    parameters = net.parameters_of(drawn).double()
+    parameters = net.parameters_of(drawn)
     surprise = -log_likelihood(parameters, drawn)
     log_p = log_likelihood(
         parameters[..., None, :].expand(200, 64, 256, -1), torch.arange(256).expand(200, 64, 256)
