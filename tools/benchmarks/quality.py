@@ -98,10 +98,10 @@ def judged(judge: Judge, images: Images) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def trained_judge(data: Path, epochs: int = 2) -> Judge:
-    """From build/judge.pt, or trained in half a minute: images shifted by a pixel at most, one
+    """From build/, or trained, in half a minute an epoch: images shifted by a pixel at most, one
     cycle of the rate.
     """
-    kept, judge = ROOT / "build" / "judge.pt", Judge()
+    kept, judge = ROOT / "build" / f"judge-{epochs}.pt", Judge()
     if kept.is_file():
         judge.load_state_dict(torch.load(kept, weights_only=True))
         return judge.eval()
