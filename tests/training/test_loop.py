@@ -190,7 +190,9 @@ def test_lsh_attention_learns_and_is_exported_with_a_card_that_names_its_excepti
     ("name", "compile_"), [*((name, False) for name in get_args(FeatureMap)), ("random", True)]
 )
 def test_every_feature_map_learns(stripes, tmp_path, name, compile_):
-    run = Run(replace(TINY, feature_map=name), replace(SETTINGS, compile=compile_))
+    layers = 1 if compile_ else 2  # each takes its time to be compiled
+    config = replace(TINY, feature_map=name, layers=layers)
+    run = Run(config, replace(SETTINGS, compile=compile_))
     assert learns(run, stripes, tmp_path / "run").config.feature_map == name
 
 
@@ -203,9 +205,9 @@ def test_every_feature_map_learns(stripes, tmp_path, name, compile_):
 def test_reversible_layers_learn_with_a_feed_forward_in_chunks(stripes, tmp_path, model, compile_):
     run = Run(
         replace(model, residual="reversible"),
-        replace(SETTINGS, compile=compile_, feed_forward_chunks=4),
+        replace(SETTINGS, compile=compile_, feed_forward_chunks=2),
     )
-    assert {layer.chunks for layer in run.net.layers} == {4}
+    assert {layer.chunks for layer in run.net.layers} == {2}
     learns(run, stripes, tmp_path / "run")
     export(tmp_path / "run", tmp_path / "shipped", lambda config: stripes)
     assert checkpoint.load(tmp_path / "shipped").config.residual == "reversible"
