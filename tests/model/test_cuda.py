@@ -10,6 +10,7 @@ import gzip
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -1164,8 +1165,10 @@ def test_an_install_beside_a_torch_with_cuda_compiles_the_library_or_says_what_i
     for name in ("cc", "c++"):  # what is made here does not run, so it need not be fast
         (programs / name).write_text(f'#!/bin/sh\nexec {name} "$@" -O0\n')
         (programs / name).chmod(0o755)
-    if compiler == "broken":
-        (home / "bin/nvcc").write_text("#!/bin/sh\nexit 1\n")
+    # there: for the kind of GPU that no other test compiles for
+    knows = f'[ "$1" = --list-gpu-code ] && echo sm_120 || exec {shutil.which("nvcc")} "$@"'
+    if compiler != "missing":
+        (home / "bin/nvcc").write_text(f"#!/bin/sh\n{knows if compiler == 'there' else 'exit 1'}\n")
         (home / "bin/nvcc").chmod(0o755)
     variables = {
         "PYTHONPATH": str(tmp_path / "site"),
@@ -1173,7 +1176,9 @@ def test_an_install_beside_a_torch_with_cuda_compiles_the_library_or_says_what_i
         "CXX": str(programs / "c++"),
         "NVCC_APPEND_FLAGS": "-Xcicc=-O0 -Xptxas=-O0 -Xcompiler=-O0",
     }
-    if compiler != "there":
+    if compiler == "there":
+        variables["PATH"] = f"{home}/bin:{os.environ['PATH']}"
+    else:
         variables["CUDA_HOME"] = str(home)
     ended = subprocess.run(
         [
