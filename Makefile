@@ -8,6 +8,8 @@ TORCH_SPEC ?= torch==2.13.0
 TORCH_INDEX_URL ?=
 
 export OMP_WAIT_POLICY ?= PASSIVE
+# Python keeps what it has compiled: else each process of each run compiles our 40,000 lines of tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN   := $(VENV)/bin
 TORCH := $(VENV)/constraints.txt
