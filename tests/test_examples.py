@@ -84,7 +84,7 @@ def run(
 
 def test_every_example_is_run_here():
     # of the last two, tests/server/cluster/test_deploy.py and tests/linpix/test_plugins.py
-    others = {"README.md", "digits.gif", "kubernetes", "gated.py"}
+    others = {"README.md", "digits.gif", "kubernetes", "gated.py", "__pycache__"}
     assert {path.name for path in FOLDER.iterdir()} - others == {*TOURS, "quickstart.py"}
 
 
