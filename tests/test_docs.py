@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -318,9 +317,3 @@ def test_decisions_are_rules_of_one_line_each_with_the_file_that_holds_them():
         files = re.findall(r"`([^`]+)`", rule.strip("|").split("|")[-1])
         assert files, f"no file: {rule}"
         assert [path for path in files if not (ROOT / path).is_file()] == [], rule
-
-
-def test_curl_is_here():
-    assert shutil.which("curl"), (
-        "the pages' blocks use curl; on Debian and Ubuntu: apt-get install curl"
-    )
