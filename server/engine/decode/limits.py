@@ -4,9 +4,9 @@ matrix products, and its bytes at the rate of its memory.
 
 import ctypes
 import statistics
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,14 +81,10 @@ def read_rate(size: int, clock: Clock = time.perf_counter) -> float:
         for _ in range(rounds):
             memchr(buffer.ctypes.data + index * part, 0, part)
 
-    def together() -> None:
-        workers = [threading.Thread(target=read, args=(index,)) for index in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-
-    seconds = statistics.median(seconds_of(together, clock) for _ in range(7))
+    with ThreadPoolExecutor(threads) as pool:
+        seconds = statistics.median(
+            seconds_of(lambda: list(pool.map(read, range(threads))), clock) for _ in range(7)
+        )
     return part * threads * rounds / seconds
 
 

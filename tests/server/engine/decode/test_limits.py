@@ -1,0 +1,46 @@
+"""What a step cannot be faster than, and how near decode comes to it on this machine."""
+
+import itertools
+
+import pytest
+import torch
+
+from linpix.model import checkpoint, ops
+from linpix.model.config import PRESETS
+from linpix.server.engine.decode import limits
+from linpix.server.engine.decode.choice import new_decoder
+from linpix.server.engine.decode.limits import arithmetic, limit_of, measured_share
+
+
+def test_arithmetic_counts_two_operations_a_weight_and_four_a_number_of_the_state():
+    config = PRESETS["mnist-small"]
+    layers = config.layers * 12 * config.d_model**2  # qkv and out 4, feed-forward 8
+    head = 3 * config.mixtures * config.d_model
+    state = config.layers * config.heads * config.key_dim * config.value_dim
+    assert arithmetic(config, "fp32") == {"fp32": config.length * (2 * (layers + head) + 4 * state)}
+    assert sum(arithmetic(config, "int8").values()) == arithmetic(config, "fp32")["fp32"]
+
+
+@pytest.mark.skipif(not ops.compiled, reason="limits are those of csrc's kernels")
+@pytest.mark.parametrize(("flops", "by"), [(1e6, "product"), (1e15, "memory")])
+def test_a_step_is_limited_by_what_takes_longer(flops, by):
+    decoder = new_decoder(checkpoint.named("mnist-small"), 4, precision="fp32")
+    limit = limit_of(decoder, 4, {"fp32": flops})
+    assert limit.by == by
+    of_products = 4 * limit.operations / decoder.config.length / flops
+    assert limit.seconds == pytest.approx(of_products) if by == "product" else limit.seconds < 1
+    assert limit.moved == decoder.packed.step_bytes + 8 * decoder.net.attention.state_bytes
+
+
+def test_a_rate_is_the_work_over_the_median_of_seconds():
+    ticks = itertools.accumulate([0, 1, 0, 2, 0, 9, 0, 4, 0, 4])  # five products
+    assert limits.matrix_product(torch.float32, 8, lambda: next(ticks)) == 2 * 8**3 / 4
+    seconds = itertools.count(0, 0.5)
+    threads = torch.get_num_threads()
+    read = 1000 // threads * threads * 40
+    assert limits.read_rate(1000, lambda: next(seconds)) == read / 0.5
+
+
+def test_what_the_kernels_do_not_decode_has_no_share(monkeypatch):
+    monkeypatch.setattr(ops, "compiled", False)
+    assert measured_share(checkpoint.named("mnist-small")) is None
