@@ -254,7 +254,6 @@ struct CausalForward : Causal<R, E> {
     CausalForward x;
     const R* end = x.lay_out((R*)threads.shared, s.D, s.M);
     const int D = s.D, M = s.M;
-    threads.follow();
     x.clear(threads, (R*)threads.shared, end);
     const Walk walk = walk_of(s, threads.x);
     for (int64_t t = walk.first; t < walk.end; t += C) {
@@ -306,7 +305,6 @@ struct CausalBackward : Causal<R, E> {
   LINPIX_BODY run(Team& threads, const Sequences& s) {
     CausalBackward x;
     const R* end = x.lay_out((R*)threads.shared, s.D, s.M);
-    threads.follow();
     x.clear(threads, (R*)threads.shared, end);
     const Walk walk = walk_of(s, threads.x);
     for (int64_t t = walk.first; t < walk.end; t += C) x.queries(threads, s, walk.at(t));

@@ -9,6 +9,9 @@
 
 #include "../checks.h"
 #include "kernels.h"
+#if !defined(USE_CUDA)
+#include "threads.h"
+#endif
 
 namespace linpix {
 
@@ -31,6 +34,11 @@ struct Device {
 };
 #endif
 
-inline void check(const char* op, int error) { STD_TORCH_CHECK(error == 0, op, ": CUDA error: ", explain(error)); }
+inline void check(const char* op, int error) {
+#if !defined(USE_CUDA)
+  gpu::finish_launch();
+#endif
+  STD_TORCH_CHECK(error == 0, op, ": CUDA error: ", explain(error));
+}
 
 }  // namespace linpix

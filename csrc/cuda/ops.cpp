@@ -12,9 +12,6 @@
 #include "../checks.h"
 #include "../parts.h"
 #include "device.h"
-#if !defined(USE_CUDA)
-#include "threads.h"
-#endif
 
 namespace linpix {
 namespace {

@@ -7,10 +7,10 @@
 // `multiply` work across the 32 lanes of a warp and need no barrier.
 //
 // On a GPU (of compute capability 8.0 or later) all this is inlined to plain CUDA, so it costs nothing. On the host each
-// warp of a block is a fibre, which runs to the next barrier or its end while the others wait, and a phase is a loop over
-// its lanes. Tests reverse both orders (`backwards`): if that changes a result, a barrier is missing. An asynchronous copy
-// is done when it is waited for and not before. Registers and shared memory hold UNWRITTEN until something is written
-// there.
+// thread is a fibre, which runs until it must wait for the others of its warp or block. The first blocks of a kernel run
+// to `follow` before those of the kernel before it go on. Tests reverse the order of threads, warps and blocks
+// (`backwards`): if that changes a result, a barrier is missing. An asynchronous copy is done when it is waited for and
+// not before; backwards, at once. Registers and shared memory hold UNWRITTEN until something is written there.
 #pragma once
 
 #include <stdint.h>
@@ -23,10 +23,13 @@
 #if defined(__CUDACC__)
 #include <atomic>
 #else
+#include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 #endif
 
@@ -234,35 +237,90 @@ int launch(Grid grid, int shared_bytes, void* stream, bool overlapped, const Cal
 
 inline bool backwards = false;
 constexpr uint32_t UNWRITTEN = 0x7fffffff;  // in each word: a NaN as any float, out of range as a number or address
-inline std::vector<Chunk> unwritten(size_t bytes) {
-  return std::vector<Chunk>(bytes / sizeof(Chunk) + 1, Chunk{{UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN}});
-}
 
-struct Fibre {  // of one warp
-  static constexpr size_t STACK_BYTES = 256 << 10;
+enum class Stop { end, follow, block, warp, add, multiply, matrices, max };  // the last five wait for their warp only
+constexpr int SHARED_BYTES = 48;  // of what a lane shows the others of its warp
+
+struct Fibre {  // runs a thread of a block, then one of another; it never ends
+  static constexpr size_t STACK_BYTES = 128 << 10;
+  jmp_buf place, scheduler;
   ucontext_t context;
   std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
-  bool done;
+  std::function<void()> work;
+  bool begun = false;
+  Stop at;
+
+  void stop(Stop why) {
+    at = why;
+    if (!_setjmp(place)) _longjmp(scheduler, 1);
+  }
 };
-struct Block {  // that this thread of the host runs
-  ucontext_t scheduler;
-  std::vector<Fibre> warps;
-  std::function<void()> body;
-  int warp;  // the one that runs now
-};
-inline thread_local Block block;
-inline void run_warp() {
-  block.body();
-  block.warps[block.warp].done = true;
+inline thread_local Fibre* running;
+inline void run_fibre() {
+  for (Fibre& fibre = *running;;) {
+    fibre.work();
+    fibre.stop(Stop::end);
+  }
 }
-inline void prepare(Fibre& fibre) {
+inline void begin(Fibre& fibre) {
+  fibre.begun = true;
   getcontext(&fibre.context);
   fibre.context.uc_stack.ss_sp = fibre.stack.get();
   fibre.context.uc_stack.ss_size = Fibre::STACK_BYTES;
-  fibre.context.uc_link = &block.scheduler;  // where its end leads
-  makecontext(&fibre.context, run_warp, 0);
-  fibre.done = false;
+  makecontext(&fibre.context, run_fibre, 0);
+  setcontext(&fibre.context);
 }
+inline thread_local std::vector<std::unique_ptr<Fibre>> idle;
+
+// A block that runs; work: what a thread of it does.
+struct Block {
+  std::vector<std::unique_ptr<Fibre>> fibres;
+  std::vector<Chunk> memory;
+  std::vector<char> shown;  // by the lanes of each warp, twice: one is read while the other is written
+  bool ahead;               // begins before the launch before its own has ended
+
+  Block(int threads, int shared_bytes, bool ahead, std::function<void(Block&, int)> work)
+      : memory(shared_bytes / sizeof(Chunk) + 1, Chunk{{UNWRITTEN, UNWRITTEN, UNWRITTEN, UNWRITTEN}}),
+        shown(2 * threads * SHARED_BYTES),
+        ahead(ahead) {
+    for (int i = 0; i < threads; ++i) {
+      if (idle.empty()) idle.push_back(std::make_unique<Fibre>());
+      fibres.push_back(std::move(idle.back()));
+      idle.pop_back();
+      fibres[i]->work = [this, work, i] { work(*this, i); };
+    }
+  }
+  ~Block() {
+    for (auto& fibre : fibres) idle.push_back(std::move(fibre));
+  }
+
+  // Until all threads have come to this, or ended.
+  void run(Stop until) {
+    while (at_ != until && at_ != Stop::end) at_ = next((int)fibres.size() / WARP, [&](int warp) {
+      for (;;) {
+        const Stop at = next(WARP, [&](int lane) { return resume(*fibres[warp * WARP + lane]); });
+        if (at <= Stop::block) return at;
+      }
+    });
+  }
+
+ private:
+  Stop at_ = Stop::block;
+
+  // What each of some warps, or of the lanes of one, comes to, one after the other.
+  template <class Run>
+  static Stop next(int count, Run run) {
+    const Stop at = run(backwards ? count - 1 : 0);
+    for (int turn = 1; turn < count; ++turn)
+      if (run(backwards ? count - 1 - turn : turn) != at) abort();  // on a GPU they would have parted, and wait for ever
+    return at;
+  }
+  static Stop resume(Fibre& fibre) {
+    running = &fibre;
+    if (!_setjmp(fibre.scheduler)) fibre.begun ? _longjmp(fibre.place, 1) : begin(fibre);
+    return running->at;
+  }
+};
 
 template <int COUNT>
 class Threads {
@@ -272,99 +330,109 @@ class Threads {
     static_assert(std::is_trivially_copyable_v<T>, "what lies in registers");
 
    public:
-    T& operator[](int thread) { return ((T*)lanes_.data())[thread % WARP]; }
+    Own() {
+      for (size_t at = 0; at < sizeof mine_; at += sizeof UNWRITTEN) memcpy(mine_ + at, &UNWRITTEN, sizeof UNWRITTEN);
+    }
+    T& operator[](int) { return *(T*)mine_; }
 
    private:
-    std::vector<Chunk> lanes_ = unwritten(WARP * sizeof(T));
+    alignas(16) char mine_[(sizeof(T) + 3) / 4 * 4];
   };
 
   int64_t x;
   int y;
   char* shared;
 
-  Threads(int64_t x, int y, char* shared) : x(x), y(y), shared(shared), warp_(block.warp) {}
+  Threads(int64_t x, int y, Block& block, int thread)
+      : x(x), y(y), shared((char*)block.memory.data()), block_(block), fibre_(*block.fibres[thread]), thread_(thread) {}
 
   template <class F>
   void each(F f) {
-    for (int lane = 0; lane < WARP; ++lane) f(first() + (backwards ? WARP - 1 - lane : lane));
+    f(thread_);
   }
-  void barrier() { swapcontext(&block.warps[warp_].context, &block.scheduler); }
-  void warp_barrier() {}
-  void follow() {}
+  void barrier() { fibre_.stop(Stop::block); }
+  void warp_barrier() { fibre_.stop(Stop::warp); }
+  void follow() {
+    if (block_.ahead) fibre_.stop(Stop::follow);
+  }
 
   template <class F>
   void add_across(int stride, F value) {
-    std::vector<std::decay_t<decltype(value(0))>> before;
-    for (int i = 0; i < WARP; ++i) before.push_back(value(first() + i));
-    for (int i = 0; i < WARP; ++i) value(first() + i) = before[i] + before[i ^ stride];
+    auto& mine = value(thread_);
+    mine = mine + show(Stop::add, mine)[thread_ % WARP ^ stride];
   }
 
   template <class Number = bfloat16, class A, class B, class C>
   void multiply(A a, B b, C sums) {
-    const auto half = [](uint32_t pair, int i) { return to_float(Number{(uint16_t)(pair >> 16 * i)}); };
-    for (int row = 0; row < 16; ++row)
-      for (int column = 0; column < 8; ++column) {
-        float& sum = sums(first() + row % 8 * 4 + column / 2)[row / 8 * 2 + column % 2];
-        for (int k = 0; k < 16; ++k)
-          sum = multiply_add(half(a(first() + row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], k % 2),
-                             half(b(first() + column * 4 + k % 8 / 2)[k / 8], k % 2), sum);
-      }
+    struct Operands {
+      float a[8], b[4];
+    } mine;
+    for (int i = 0; i < 8; ++i) mine.a[i] = to_float(Number{(uint16_t)(a(thread_)[i / 2] >> i % 2 * 16)});
+    for (int i = 0; i < 4; ++i) mine.b[i] = to_float(Number{(uint16_t)(b(thread_)[i / 2] >> i % 2 * 16)});
+    const Operands* of = show(Stop::multiply, mine);
+    const int lane = thread_ % WARP;
+    for (int c = 0; c < 4; ++c) {
+      float& sum = sums(thread_)[c];
+      for (int k = 0; k < 16; ++k)
+        sum = multiply_add(of[lane / 4 * 4 + k % 8 / 2].a[(c / 2 + k / 8 * 2) * 2 + k % 2],
+                           of[(lane % 4 * 2 + c % 2) * 4 + k % 8 / 2].b[k / 8 * 2 + k % 2], sum);
+    }
   }
 
   template <bool TRANSPOSED, class To, class From>
   void matrices(To to, From from) {
-    for (int i = 0; i < WARP; ++i)
-      for (int m = 0; m < 4; ++m) {
-        const auto at = [&](int row, int column) {
-          return (uint32_t)((const uint16_t*)aligned(from(first() + m * 8 + row)))[column];
-        };
-        const int far = i / 4, near = i % 4 * 2;
-        to(first() + i)[m] =
-            TRANSPOSED ? at(near, far) | at(near + 1, far) << 16 : at(far, near) | at(far, near + 1) << 16;
-      }
+    const void* const* rows = show(Stop::matrices, aligned(from(thread_)));
+    const int far = thread_ % WARP / 4, near = thread_ % 4 * 2;
+    for (int m = 0; m < 4; ++m) {
+      const auto at = [&](int row, int column) { return (uint32_t)((const uint16_t*)rows[m * 8 + row])[column]; };
+      to(thread_)[m] = TRANSPOSED ? at(near, far) | at(near + 1, far) << 16 : at(far, near) | at(far, near + 1) << 16;
+    }
   }
 
   template <class F>
   void max_across(F value) {
-    uint32_t most = 0;
-    for (int i = 0; i < WARP; ++i) most = value(first() + i) > most ? value(first() + i) : most;
-    for (int i = 0; i < WARP; ++i) value(first() + i) = most;
+    uint32_t& mine = value(thread_);
+    const uint32_t* all = show(Stop::max, mine);
+    mine = *std::max_element(all, all + WARP);
   }
 
   template <class F>
   bool some_warp(F condition) {
-    const bool holds = condition(first());
-    for (int i = 1; i < WARP; ++i)
-      if ((bool)condition(first() + i) != holds) abort();  // on a GPU the lanes would part
-    return holds;
+    return condition(thread_);
   }
 
   void copy(void* to, const void* from) {
-    open_.push_back([=] { memcpy((void*)aligned(to), aligned(from), 16); });
+    copies_.push_back({(void*)aligned(to), aligned(from), groups_});
+    if (backwards) memcpy(to, from, 16);
   }
-  // A group is that of the whole warp: every lane calls this, and the last of its calls ends the group.
-  void end_group() {
-    if (++ended_ % WARP == 0) {
-      groups_.push_back(std::move(open_));
-      open_.clear();
-    }
-  }
+  void end_group() { ++groups_; }
   template <int LEFT>
   void wait() {
-    if (++waited_ % WARP) return;
-    while (groups_.size() > LEFT) {
-      for (const auto& copy : groups_.front()) copy();
-      groups_.erase(groups_.begin());
-    }
+    auto copy = copies_.begin();
+    for (; copy != copies_.end() && copy->group < groups_ - LEFT; ++copy) memcpy(copy->to, copy->from, 16);
+    copies_.erase(copies_.begin(), copy);
   }
 
  private:
-  int warp_;
-  std::vector<std::function<void()>> open_;
-  std::vector<std::vector<std::function<void()>>> groups_;
-  int64_t ended_ = 0, waited_ = 0;
+  struct Copy {
+    void* to;
+    const void* from;
+    int group;
+  };
+  Block& block_;
+  Fibre& fibre_;
+  int thread_, shows_ = 0, groups_ = 0;
+  std::vector<Copy> copies_;
 
-  int first() const { return warp_ * WARP; }
+  // What each lane of the warp shows, until it shows something again.
+  template <class T>
+  const T* show(Stop why, const T& mine) {
+    static_assert(sizeof(T) <= SHARED_BYTES);
+    char* const all = block_.shown.data() + (2 * (thread_ / WARP) + shows_++ % 2) * WARP * SHARED_BYTES;
+    memcpy(all + thread_ % WARP * sizeof(T), &mine, sizeof(T));
+    fibre_.stop(why);
+    return (const T*)all;
+  }
   static const void* aligned(const void* place) {
     if ((uintptr_t)place % 16) abort();  // an error on a GPU
     return place;
@@ -391,31 +459,37 @@ inline Gpu& this_gpu() {
   return gpu;
 }
 
-template <class Kernel, class Call>
-void run_block(int64_t x, int y, int shared_bytes, const Call& call) {
-  constexpr int WARPS = Kernel::BLOCK / WARP;
-  std::vector<Chunk> memory = unwritten(shared_bytes);
-  block.body = [&] {
-    Threads<Kernel::BLOCK> threads(x, y, (char*)memory.data());
-    Kernel::run(threads, call);
-  };
-  if (block.warps.size() < WARPS) block.warps.resize(WARPS);
-  for (int warp = 0; warp < WARPS; ++warp) prepare(block.warps[warp]);
-  for (int left = WARPS; left > 0;)
-    for (int turn = 0; turn < WARPS; ++turn) {
-      block.warp = backwards ? WARPS - 1 - turn : turn;
-      Fibre& fibre = block.warps[block.warp];
-      if (fibre.done) continue;
-      swapcontext(&block.scheduler, &fibre.context);
-      left -= fibre.done;
-    }
+// The blocks that have not ended yet, of the last launch. A launch that may overlap it begins before they go on.
+inline thread_local std::function<void()> unfinished;
+inline void finish_launch() {
+  if (const auto work = std::exchange(unfinished, nullptr)) work();
 }
+constexpr int AHEAD = 8;  // blocks, of which every other one begins so early
 
 template <class Kernel, class Call>
-int launch(Grid grid, int shared_bytes, void*, bool, const Call& call) {
+int launch(Grid grid, int shared_bytes, void*, bool overlapped, const Call& call) {
   if (shared_bytes > this_gpu().shared_bytes) return 1;  // cudaErrorInvalidValue, as on a GPU
-  for (int y = 0; y < grid.y; ++y)
-    for (int64_t x = 0; x < grid.x; ++x) run_block<Kernel>(backwards ? grid.x - 1 - x : x, y, shared_bytes, call);
+  const int64_t blocks = grid.x * grid.y;
+  const auto block = [=](int64_t number, bool ahead) {
+    const int64_t at = backwards ? blocks - 1 - number : number;
+    return std::make_unique<Block>(Kernel::BLOCK, shared_bytes, ahead, [=](Block& block, int thread) {
+      Threads<Kernel::BLOCK> threads(at % grid.x, (int)(at / grid.x), block, thread);
+      Kernel::run(threads, call);
+    });
+  };
+  if (!overlapped) finish_launch();
+  const auto begun = std::make_shared<std::vector<std::unique_ptr<Block>>>();
+  for (int64_t i = 0; i < blocks && i < AHEAD; ++i) {
+    begun->push_back(block(i, i % 2 == 0));
+    if (i % 2 == 0) begun->back()->run(Stop::follow);
+  }
+  finish_launch();
+  unfinished = [=] {
+    for (int64_t i = 0; i < blocks; ++i) {
+      const auto next = i < AHEAD ? std::move((*begun)[i]) : block(i, false);
+      next->run(Stop::end);
+    }
+  };
   return 0;
 }
 #endif
