@@ -157,7 +157,8 @@ def _compile_emulated(folder: Path, library: Path) -> None:
     cuda, torch_folder = ROOT / "csrc/cuda", Path(torch.__file__).parent
     flags = (
         "-std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -fPIC -Wall -Wextra -Werror"
-        " -Wno-unknown-pragmas -U_FORTIFY_SOURCE -DLINPIX_EMULATE -DTORCH_TARGET_VERSION=0x020a000000000000"
+        " -Wno-unknown-pragmas -U_FORTIFY_SOURCE -DLINPIX_EMULATE"
+        " -DTORCH_TARGET_VERSION=0x020a000000000000"
         f" -isystem {torch_folder}/include"
     )
     for source in [*sorted(cuda.glob("*.cu")), *sorted(cuda.glob("*.cpp"))]:

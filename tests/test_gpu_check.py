@@ -2,17 +2,29 @@
 it in tiny form.
 """
 
+import argparse
 import json
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from linpix.model import ops
-from tools.gpu_check import OLDER, Check, Step, calls, examine, newer_than_driver, report
+from tools.benchmarks import cuda
+from tools.gpu_check import (
+    OLDER,
+    Check,
+    Step,
+    calls,
+    decision,
+    examine,
+    newer_than_driver,
+    report,
+)
 from tools.harness.commands import ROOT
 from tools.harness.servers import HANG_S, eventually
 from tools.results import Results
@@ -181,6 +193,7 @@ def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, em
     found = Results(file).known
     assert found[: len(before)] == before
     names = ("part", "step", "preset", "state", "batch", "product", "clients", "n")
+    names += "tiles", "overlaps"
     keys = [tuple(line.get(name) for name in names) for line in found]
     assert len(set(keys)) == len(keys), "measured twice"
     assert {line["ended"] for line in found if "step" in line} == {"well"}
@@ -189,11 +202,16 @@ def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, em
         "machine",
         "variants",
         "decode",
+        "digests",
+        "likelihood",
         "kernels",
         "products",
         "training",
         "service",
+        "reload",
     }
+    scores = [line["bits_per_dim"] for line in found if line.get("part") == "likelihood"]
+    assert len(scores) == 2 and abs(scores[0] - scores[1]) < 0.01  # the processor's, and its state
     tables = file.with_name("report.md").read_text()
     assert {path.name for path in file.parent.iterdir()} == {
         "results.jsonl",
@@ -204,8 +222,46 @@ def test_all_of_it_runs_in_tiny_form_and_goes_on_after_it_was_ended(tmp_path, em
     assert all(
         line["images_per_second"] > 0
         for line in found
-        if line.get("part") in ("decode", "training", "service")
+        if line.get("part") in ("decode", "training", "service", "reload")
     )
+
+
+def test_pictures_that_depend_on_the_kernels_end_the_step_badly(tmp_path, monkeypatch, emulated):
+    """Here by a line that is known from an earlier run."""
+    given = argparse.Namespace(preset=["tiny"], state=["fp32"], batch=[1, 2], emulated=True)
+    results = Results(tmp_path / "results.jsonl")
+    cuda.digests(given, partial(results.measure, part="digests"))
+    lines = [line["digests"] for line in results.known]
+    assert len(lines) == 2 * 6 and {*map(len, lines)} == {1, 2}
+    results.add(**results.known[0] | {"digests": {"1": "other"}})
+    with pytest.raises(SystemExit, match=r"depend on .*: the first 1 of tiny, fp32"):
+        cuda.digests(given, partial(results.measure, part="digests"))
+
+
+@pytest.mark.parametrize(("gain", "said"), [(1.31, "stays"), (1.29, "delete it")])
+def test_a_float16_state_stays_only_if_some_model_gains_enough(tmp_path, gain, said):
+    check = Check(tmp_path)
+    check.decide()
+    assert check.results.known == []
+    for state, batch, speed in (("fp32", 1024, 100), ("fp16", 1024, 100 * gain), ("fp16", 64, 900)):
+        check.results.add(
+            part="decode", preset="mnist", state=state, batch=batch, images_per_second=speed
+        )
+    found = decision(check.results.known)
+    assert found["--state fp16"].startswith(said) and found["gain"] == {"mnist": gain}
+    for _ in range(2):
+        check.decide()
+    assert len(check.results.known) == 4
+    assert said in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.nvcc
+def test_the_program_of_exchanges_compiles_and_says_why_it_does_not_run():
+    if ops.gpu:
+        assert min(cuda.exchanged().values()) > 0
+        return
+    with pytest.raises(RuntimeError, match=r"CUDA driver|no CUDA-capable device"):
+        cuda.exchanged()
 
 
 def test_a_toolkit_that_is_newer_than_the_driver_is_named():

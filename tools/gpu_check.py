@@ -10,11 +10,14 @@ OUT has results.jsonl, where every measurement and the end of every step is a li
 known, report.md (all of it as tables), and log.txt (what the steps printed). A run goes on after
 what OUT has: neither steps that ended well nor measurements are repeated, so take another OUT after
 a change of the code. If tests of decoding fail, those that did run again without the overlap of
-kernels, and then with the tiles of few rows; the steps that follow use what passed.
+kernels, and then with the tiles of few rows; the steps that follow use what passed. bits/dim are
+measured where MNIST is, in the folder that LINPIX_DATA names, or in ../shared/data. The report ends
+with whether a float16 state is worth its code.
 """
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +43,8 @@ OLDER = {
 }
 NEEDED = ("torch", "numpy", "safetensors", "PIL", "tqdm", "pytest", "setuptools")
 SERVING = ("fastapi", "httpx")
+# of a float16 state over float32, in images/s at so many rows; below it, --state fp16 is deleted
+WORTH, WORTH_ROWS = 1.3, 1024
 # tiny shapes, since every access is looked at
 SANITIZED = "padding or taken or recorded or reading_leaves or prefill_leaves"
 
@@ -82,7 +87,7 @@ class Check:
         if left <= 0:
             return self._note(step, "no time was left for it", 0.0, [])
         print(f"== {step.name}", flush=True)
-        began = time.monotonic()
+        began, before = time.monotonic(), clocks()
         with (self.out / "log.txt").open("a+") as log:
             begin = log.seek(0, os.SEEK_END)
             process = subprocess.Popen(
@@ -108,15 +113,55 @@ class Check:
         self.results = Results(self.results.path)  # with what the step has added
         shown = 1 if ended == "well" else SHOWN_LINES
         print("\n".join(printed[-shown:]), flush=True)
-        return self._note(step, ended, time.monotonic() - began, printed)
+        measured = {"clocks before": before, "clocks after": clocks()} if before else {}
+        return self._note(step, ended, time.monotonic() - began, printed, **measured)
 
-    def _note(self, step: Step, ended: str, seconds: float, printed: list[str]) -> bool:
-        last = next((line.strip() for line in reversed(printed) if line.strip()), "")
-        self.results.add(step=step.name, ended=ended, seconds=round(seconds), printed=last[:200])
+    def decide(self) -> None:
+        found = decision(self.results.known)
+        if found and not self.results.find(part="decision", **found):
+            self.results.add(part="decision", **found)
+            self._report()
+
+    def _report(self) -> None:
         (self.out / "report.md").write_text(report(self.results.known))
+
+    def _note(
+        self, step: Step, ended: str, seconds: float, printed: list[str], **clocks: str
+    ) -> bool:
+        last = next((line.strip() for line in reversed(printed) if line.strip()), "")
+        self.results.add(
+            step=step.name, ended=ended, seconds=round(seconds), printed=last[:200], **clocks
+        )
+        self._report()
         if ended != "well":
             self.failed.append(f"{step.name}: {ended}")
         return ended == "well"
+
+
+def clocks() -> str:
+    """Of a GPU: MHz of its multiprocessors and memory, and degrees Celsius."""
+    if not shutil.which("nvidia-smi"):
+        return ""
+    asked = "--query-gpu=clocks.sm,clocks.mem,temperature.gpu --format=csv,noheader,nounits"
+    return ran(f"nvidia-smi {asked}").stdout.strip()
+
+
+def decision(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Whether --state fp16 stays, by what was measured; empty before it was."""
+    speed = {
+        (line["preset"], line["state"]): line["images_per_second"]
+        for line in lines
+        if line.get("part") == "decode" and line["batch"] == WORTH_ROWS
+    }
+    gains = {
+        preset: found / speed[preset, "fp32"]
+        for (preset, state), found in speed.items()
+        if state == "fp16" and (preset, "fp32") in speed
+    }
+    if not gains:
+        return {}
+    worth = max(gains.values()) >= WORTH
+    return {"--state fp16": "stays" if worth else "delete it, and say so in the log", "gain": gains}
 
 
 def report(lines: list[dict[str, Any]]) -> str:
@@ -172,6 +217,7 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
     def measured(part: str, flags: str = "") -> str:
         if emulated:
             flags = f"--preset tiny --batch 1,2 --state fp32 --emulated {emulated}"
+            flags += f" --data {work}/pictures"
         return f"{python} -m tools.benchmarks.cuda {part} {results} {flags}"
 
     def trains(name: str, asked: str) -> str:
@@ -196,14 +242,22 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
                 step("machine", measured("machine"), 120),
                 step("tests can be read", f"{decoding} {sequences} --collect-only", 120),
             ],
-            [step(part, measured(part), 120) for part in ("decode", "kernels", "products")],
+            [
+                step(part, measured(part), 120)
+                for part in ("decode", "digests", "likelihood", "kernels", "products")
+            ],
             [
                 step("training, eager", trains("eager", "tiny --no-compile"), 120),
                 step("training", measured("training"), 120),
-                *service(f"--model {work}/eager --load 2x1,2x2 --seconds 0.5", 120),
+                *service(f"--model {work}/eager --load 2x1,2x2 --seconds 0.5 --reload", 120),
             ],
         ]
     rows = "1,64,512,1024,4096"
+    data = Path(os.environ.get("LINPIX_DATA", "../shared/data"))
+    scoring = []
+    if (ROOT / data / "mnist").is_dir():
+        scores = f"--preset mnist-large,mnist-conditional --data {data}"
+        scoring = [step("likelihood", measured("likelihood", scores), 120)]
     again = [
         step(f"decoding {how}", f"{decoding} --last-failed", 100, variables)
         for how, variables in OLDER.items()
@@ -212,6 +266,7 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
     # of our kernels only: torch has its own
     sanitizer = "env compute-sanitizer --error-exitcode=9 --kernel-regex kns=enter"
     others = f"--preset mnist-large,mnist-conditional,cifar10 --batch {rows}"
+    some = "--preset mnist,mnist-large,mnist-conditional --batch 1,64,1024,4096"
     large = "--preset mnist-large --batch 4096 --state fp16"
     invariant = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
     return [
@@ -222,13 +277,16 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
             step("decoding", decoding, 230),
             *again,
             step("attention over sequences", tests(sequences), 60),
+            step("digests", measured("digests", some), 100),
             step("decode mnist", measured("decode", f"--preset mnist --batch {rows}"), 120),
             step("races", f"{sanitizer} --tool=racecheck {decoding} -k '{SANITIZED}'", 90),
             step("memory", f"{sanitizer} {decoding} -k '{SANITIZED}'", 90),
         ],
         [
+            step("exchange", measured("exchange"), 60),
             step("kernels", measured("kernels", "--preset mnist --batch 64,4096"), 90),
             step("decode others", measured("decode", others), 240),
+            *scoring,
             step("kernels of mnist-large", measured("kernels", large), 60),
             step("products of torch", measured("products", f"--batch {rows}"), 40),
             step(
@@ -239,7 +297,7 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
             ),
         ],
         [
-            *service(many, 180),
+            *service(f"--reload {many}", 240),
             step("training, eager", trains("eager", "mnist --no-compile"), 60),
             step("training", measured("training", "--preset mnist-large --batch 128,256"), 120),
             step("training, compiled", trains("compiled", "mnist"), 150),
@@ -339,6 +397,7 @@ def main() -> int:
     for number in given.call:
         check.until = time.monotonic() + LIMIT_S
         examine(check, calls(out, work, given.emulated)[number - 1])
+    check.decide()
     print(f"== {'; '.join(check.failed) or 'all well'}; see {out}", flush=True)
     return 1 if check.failed else 0
 

@@ -1,7 +1,10 @@
-"""Microseconds of the CUDA kernels of a layer of `mnist` on an H200, by a model of their machine
-code; not measured.
+"""Microseconds of the CUDA kernels of a layer on an H200, by a model of their machine code; not
+measured.
 
-    python -m tools.kernel_times [--rows 4096]      # needs nvcc, cuobjdump and nvdisasm
+    python -m tools.kernel_times [--rows 1,4096] [--preset mnist] [--kernels]
+
+It needs nvcc, cuobjdump and nvdisasm. A row of the table: a layer with the state in float16 and in
+float32, each with its floor: the time to move its weights and state. --kernels: each kernel, too.
 
 A scheduler of a multiprocessor issues an instruction a cycle, of those of its warps that are ready.
 ptxas has encoded with each instruction how long its warp then waits, and which of six scoreboards
@@ -16,13 +19,16 @@ import re
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import torch
 
-from tools.harness.arguments import new_parser
+from linpix.model.config import PRESETS
+from tools.harness.arguments import new_parser, numbers, words
 from tools.harness.commands import ran
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
@@ -30,6 +36,8 @@ CLOCK, SCHEDULERS, COPY = 1755e6, 132 * 4, 4.27e12  # Hz; of an H200; bytes a se
 LAUNCH_US = 2.0
 PROGRAMS = "nvcc", "cuobjdump", "nvdisasm", "c++filt"
 CACHE, MEMORY = 400, 800  # cycles of a load from the L2 cache, and from memory
+# of state, that a step moves for each head
+HALF_BYTES, FLOAT_BYTES = 2048 * 9 / 8 + 256 + 128 * (3.5 + 7 / 8), 8192 + 256
 # cycles for which a unit is busy with an instruction, as one of four schedulers sees it, and until
 # its result is there
 UNITS = {
@@ -102,8 +110,10 @@ class Case:
     grid: int  # blocks in all
     moved: float  # bytes that come from memory, and go there
     trips: tuple[int, ...] = ()  # of its loops, in the order of their ends; 1 of others
-    # branches forward that are taken, by their number among those with a condition
-    taken: tuple[int, ...] = ()
+    # branches forward that are taken, by their number among those with a condition: from which
+    # visit on
+    taken: dict[int, int] = field(default_factory=dict)
+    share: float = 1.0  # of its time, in that of a layer with a float16 state
 
 
 def compiled(source: str) -> dict[str, tuple[list[Instruction], int, int]]:
@@ -171,11 +181,11 @@ def path_of(code: list[Instruction], case: Case) -> list[Instruction]:
     """
     at = {instruction.address: index for index, instruction in enumerate(code)}
     conditional = [i for i in code if i.operation == "BRA" and i.guarded]
-    taken = {branch.address for n, branch in enumerate(conditional) if n in case.taken}
+    taken = {branch.address: case.taken.get(n) for n, branch in enumerate(conditional)}
     loops = [i.address for i in conditional if i.target and i.target < i.address]
     trips = dict.fromkeys(loops, 1) | dict(zip(loops, case.trips, strict=False))
     left = dict(trips)
-    path, index = list[Instruction](), 0
+    path, index, visits = list[Instruction](), 0, Counter[int]()
     while True:
         now = code[index]
         path.append(now)
@@ -184,7 +194,8 @@ def path_of(code: list[Instruction], case: Case) -> list[Instruction]:
             return path
         if now.operation != "BRA" or now.target is None:
             continue
-        target = at[now.target]
+        target, first = at[now.target], taken.get(now.address)
+        visits[now.address] += 1
         if not now.guarded:
             index = target
         elif now.address in left:
@@ -193,7 +204,10 @@ def path_of(code: list[Instruction], case: Case) -> list[Instruction]:
                 index = target
             else:
                 left[now.address] = trips[now.address]  # it may be entered again
-        elif now.address in taken or leaves_out(now, code[index:target], loops):
+        elif first is not None:
+            if visits[now.address] > first:
+                index = target
+        elif leaves_out(now, code[index:target], loops):
             index = target
 
 
@@ -304,60 +318,125 @@ TILES = {
 }
 
 
-def cases(rows: int) -> list[Case]:
-    """Of a layer with eight heads of 32, width 256 and 1,024 hidden units; of few rows, only one of
-    the products.
-    """
-    if rows <= 64:
-        grid, taken = math.ceil(rows / 16) * 24, (5, 50) if rows <= 4 else (32,)
-        kernel, trips = "Multiply<bfloat16, (Product)0, 4, 16, 8>", (1, 15, 1, 1, 1, 8)
-        found = [Case("norm and qkv", "product.cu", kernel, 4, 4, grid, 0, trips, taken)]
+FEW = 64  # as in csrc/cuda/kernels.h
+SKIPS_COPY = (
+    0,
+    2,
+    4,
+    7,
+)  # the branches around the requests of four stages; those behind are of bytes
+AHEAD = 15  # stages that are on their way
+
+
+def of_few(name: str, rows: int, kind: int, wide: int, deep: int) -> Case:
+    """A product of few rows. kind: 0 is qkv, 1 is up, 2 is added."""
+    stages, in_block, added = deep // 32, min(rows, 16), kind == 2
+    loop = 22 if added else 60  # the first branch in the loop over stages
+    taken = dict.fromkeys((1, 3, 5, 8, *range(loop + 1, loop + 8, 2)), 0) | {6: 3}
+    for n, branch in enumerate(SKIPS_COPY):
+        taken[branch] = max(0, -(-(stages - n) // 4))
+        taken[loop + 2 * n] = max(0, -(-(stages - AHEAD - n) // 4))
+    if stages % 4 == 0:
+        taken[loop + 9] = 0
+    if added:  # how many copies a lane makes of a row
+        copies = {1: (12, 14), 2: (13, 14), 4: (11, 15, 17)}[max(1, deep // 256)]
+        taken |= dict.fromkeys(copies, 0)
+        trips = (1, math.ceil(in_block / 2), stages // 4, stages % 4)
     else:
-        grid = math.ceil(rows / 4)
-        found = [Case("norm", "product.cu", "NormaliseRows<8>", 4, 8, grid, 0, taken=(7,))]
-        for name, kind, wide, deep in (
-            ("qkv", "0, false", 768, 256),
-            ("up", "1, true", 1024, 256),
-            ("out", "2, false", 256, 256),
-            ("down", "2, false", 256, 1024),
-        ):
-            shape, high, across = TILES[rows > 1024, kind == "2, false"]
-            kernel = f"MultiplyMany<(Product){kind}, {shape}>"
-            grid = math.ceil(rows / high) * wide // across
-            found.append(Case(name, "product.cu", kernel, 8, 2, grid, 0, trips=(deep // 64,)))
-    heads = rows * 8
-    for name, taken in (
-        ("attention, fp16, seven of eight tokens", (0, 8)),
-        ("the eighth", (0, 7, 9)),
+        taken |= dict.fromkeys((10, 55) if rows <= 4 else (37,), 0)
+        trips = (1, 1, stages // 4, stages % 4)
+    warps = 2 if added else 4
+    kernel = f"Multiply<bfloat16, (Product){kind}, {warps}, 16, 8>"
+    grid = math.ceil(rows / 16) * math.ceil(wide / (8 * warps))
+    return Case(name, "product.cu", kernel, warps, 16 // warps, grid, 0, trips, taken)
+
+
+def of_many(name: str, rows: int, kind: str, wide: int, deep: int) -> Case:
+    shape, high, across = TILES[rows > 1024, kind == "2, false"]
+    kernel = f"MultiplyMany<(Product){kind}, {shape}>"
+    grid = math.ceil(rows / high) * math.ceil(wide / across)
+    return Case(name, "product.cu", kernel, 8, 2, grid, 0, trips=(deep // 64,))
+
+
+def cases(rows: int, preset: str = "mnist") -> list[Case]:
+    """Of a layer with heads of 32."""
+    config = PRESETS[preset]
+    width, heads, found = config.d_model, rows * config.heads, list[Case]()
+    shapes = (
+        ("qkv", "0, false", 3 * 32 * config.heads, width),
+        ("up", "1, true", config.d_ff, width),
+        ("out", "2, false", width, 32 * config.heads),
+        ("down", "2, false", width, config.d_ff),
+    )
+    if rows > FEW:
+        columns, taken = (8, {7: 0}) if width > 128 else (4, {})
+        kernel, grid = f"NormaliseRows<{columns}>", math.ceil(rows / 128) * 32
+        found.append(Case("norm", "product.cu", kernel, 4, 8, grid, 0, taken=taken, share=2))
+    for name, kind, wide, deep in shapes:
+        if rows > FEW:
+            found.append(of_many(name, rows, kind, wide, deep))
+        else:
+            found.append(of_few(name, rows, int(kind[0]), wide, deep))
+    for name, branches, share in (
+        ("attention, fp16, seven of eight tokens", (0, 8), 7 / 8),
+        ("the eighth", (0, 7, 9), 1 / 8),
     ):
-        moved = heads * (2048 * 9 / 8 + 256 + 128 * (3.5 + 7 / 8))
-        kernel, grid = "Recall<bfloat16, true>", heads // 4
-        found.append(Case(name, "attention.cu", kernel, 4, 6, grid, moved, taken=taken))
-    name, kernel, moved = "attention, fp32", "Attend<bfloat16, 32>", heads * (8192 + 256)
-    found.append(Case(name, "attention.cu", kernel, 4, 5, heads // 4, moved, taken=(5,)))
+        kernel, taken = "Recall<bfloat16, true>", dict.fromkeys(branches, 0)
+        found.append(
+            Case(
+                name,
+                "attention.cu",
+                kernel,
+                4,
+                6,
+                heads // 4 or 1,
+                heads * HALF_BYTES,
+                taken=taken,
+                share=share,
+            )
+        )
+    name, kernel = "attention, fp32", "Attend<bfloat16, 32>"
+    moved, grid = heads * FLOAT_BYTES, heads // 4 or 1
+    found.append(Case(name, "attention.cu", kernel, 4, 5, grid, moved, taken={5: 0}, share=0))
     return found
+
+
+def floors(rows: int, preset: str) -> list[float]:
+    """us to move the weights of a layer, and the state in float16 and in float32."""
+    config = PRESETS[preset]
+    width, attended = config.d_model, 32 * config.heads
+    weights = 2 * width * (4 * attended + 2 * config.d_ff)
+    heads = rows * config.heads
+    return [(weights + heads * each) / COPY * 1e6 for each in (HALF_BYTES, FLOAT_BYTES)]
 
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--rows", type=numbers, default=[4096])
+    parser.add_argument("--preset", type=words, default=["mnist"])
+    parser.add_argument("--kernels", action="store_true")
     given = parser.parse_args()
     if missing := [name for name in PROGRAMS if not shutil.which(name)]:
         sys.exit(f"this needs {' and '.join(missing)} on the PATH")
-    print(
-        "| kernel | registers | spilled bytes | warps at once | instructions of a warp | us, by the"
-        " model |\n|---|---|---|---|---|---|"
-    )
     load = cache(compiled)
-    for case in cases(given.rows):
-        code, registers, spilled = next(
-            each for name, each in load(case.source).items() if case.kernel in name
-        )
-        cells = registers, spilled, case.warps * case.blocks, len(path_of(code, case))
-        print(
-            f"| {case.name} | {' | '.join(map(str, cells))} | {microseconds(code, case):.1f} |",
-            flush=True,
-        )
+    print("| preset | rows | fp16 state, us | its floor | fp32 state | its floor |")
+    print("|---|---|---|---|---|---|")
+    for preset, rows in product(given.preset, given.rows):
+        half = whole = 0.0
+        for case in cases(rows, preset):
+            code, registers, spilled = next(
+                each for name, each in load(case.source).items() if case.kernel in name
+            )
+            us = microseconds(code, case)
+            if given.kernels:
+                cells = registers, spilled, case.warps * case.blocks, len(path_of(code, case))
+                told = "{} registers, {} bytes spilled, {} warps at once, {} instructions"
+                print(f"{case.name}: {us:.1f} us, {told.format(*cells)} of a warp")
+            half += case.share * us
+            if case.source == "product.cu" or not case.share:
+                whole += (case.share or 1) * us
+        lowest, low = floors(rows, preset)
+        print(f"| {preset} | {rows} | {half:.1f} | {lowest:.1f} | {whole:.1f} | {low:.1f} |")
 
 
 if __name__ == "__main__":

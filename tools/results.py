@@ -33,7 +33,8 @@ class Results:
         self.known.append(json.loads(line))
         print(line, flush=True)
 
-    def measure(self, work: Callable[[], Found], **key: Any) -> None:
-        """Add what `work` finds, unless it is known from an earlier run."""
+    def measure(self, work: Callable[[], Found], **key: Any) -> Found:
+        """Add what `work` finds, unless it is known from an earlier run. Returns its line."""
         if not self.find(**key):
             self.add(**key, **work())
+        return self.find(**key) or {}

@@ -2,16 +2,22 @@
 them.
 
     python -m tools.benchmarks.cuda PART [--results FILE] [--preset mnist,mnist-large]
-                                         [--batch 64,4096] [--state fp32,fp16]
+                                         [--batch 64,4096] [--state fp32,fp16] [--data FOLDER]
 
     machine   speed of copies, also within the L2 cache, and of a bf16 product; us of an empty
               kernel
     decode    images/s, us of a pass and TB/s of state of whole images; and for each number of rows
               of a graph the us of a pass with each variant of its kernels, of which the fastest is
               used (model/cuda.py)
+    digests   of the first pictures, for each number of rows and each variant of the kernels; ends
+              badly if they are not the same
+    likelihood bits/dim of the first 1,000 test images of FOLDER: of each state, and in float32 on
+              the processor
     kernels   us of a pass by kernel, one after the other, without a graph
     products  us of torch's bf16 products in the shapes of `mnist`; and numbers of rows at which a
               row has other bits
+    exchange  us in which eight multiprocessors tell each other a row: as a cluster, and through the
+              L2 cache (exchange.cu)
     training  images/s, launches of a step, and its ms by kind of kernel
 
 A measurement is a line of FILE as soon as it is done, and what FILE has is not measured again.
@@ -22,11 +28,15 @@ and safetensors, training also tqdm and pillow, and csrc/cuda compiled (python s
 """
 
 import argparse
+import hashlib
+import json
+import math
 import os
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import cache, partial
@@ -43,24 +53,28 @@ from linpix.model.config import PRESETS, ModelConfig
 from linpix.model.cuda import GROUP, OVERLAP, TILES, TIMED, GpuPool
 from linpix.model.inputs import START
 from linpix.model.nets import net_for
-from linpix.model.packing import rows_of
+from linpix.model.packing import POOLS, rows_of
 from linpix.model.transformer import Transformer
 from tools.harness.arguments import new_parser, numbers, words
+from tools.harness.commands import ran
 from tools.harness.machine import define_emulated
 from tools.results import Found, Results
 
-Measure = Callable[..., None]
+Measure = Callable[..., Found]
 STEPS = 30  # of training, after a third as many
+DIGESTS = 1, 2, 64  # numbers of pictures
 
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parts = {work.__name__: work for work in (machine, decode, kernels, products, training)}
+    works = machine, decode, digests, likelihood, kernels, products, exchange, training
+    parts = {work.__name__: work for work in works}
     parser.add_argument("part", choices=parts)
     parser.add_argument("--results", type=Path, default=Path("build/gpu-check/results.jsonl"))
     parser.add_argument("--preset", type=words, default=["mnist"])
     parser.add_argument("--batch", type=numbers, default=[64, 4096])
     parser.add_argument("--state", type=words, default=["fp32", "fp16"])
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--emulated", type=Path)
     given = parser.parse_args()
     if unknown := set(given.preset) - set(PRESETS):
@@ -222,6 +236,7 @@ def decoded(pool: Callable[[], GpuPool], batch: int) -> Found:
         "us_a_pass": seconds / calls / config.row_length * 1e6,
         "passes": passes / batch,
         "state_tbs": moved / seconds / 1e12,
+        "saturated": pool().saturated(),
         "kernels": pool().kernels,
     }
 
@@ -235,6 +250,97 @@ def timed(pool: Callable[[], GpuPool]) -> Found:
             without = "" if overlap == "1" else ", no overlap"
             found[rows][f"{tiles or 'usual'}{without}"] = taken / passes * 1e6
     return {"us": found}
+
+
+def digests(given: argparse.Namespace, measure: Measure) -> None:
+    wrong = []
+    for preset, state in product(given.preset, given.state):
+        pool = cache(partial(pool_of, given, preset, state, graphs=False))
+        found: dict[str, set[str]] = {}
+        for batch, tiles, overlap in product(given.batch, ("few", "medium", "large"), "10"):
+            work = partial(drawn, pool, batch, {TILES: tiles, OVERLAP: overlap})
+            line = measure(
+                work, preset=preset, state=state, batch=batch, tiles=tiles, overlaps=overlap
+            )
+            for count, digest in line["digests"].items():
+                found.setdefault(count, set()).add(digest)
+        wrong += [
+            f"the first {count} of {preset}, {state}" for count in found if len(found[count]) > 1
+        ]
+    if wrong:
+        sys.exit(f"pictures depend on the number of rows, or on the kernels: {'; '.join(wrong)}")
+
+
+def drawn(pool: Callable[[], GpuPool], batch: int, variant: dict[str, str]) -> Found:
+    """Digests of the first pictures, as these kernels draw them."""
+    images, before = Images(pool(), batch), {name: os.environ[name] for name in variant}
+    os.environ.update(variant)
+    try:
+        while images.at.min() < images.pool.config.length:
+            images.advance(images.pool.config.row_length)
+    finally:
+        os.environ.update(before)
+    pictures = images.pool.images(images.slots).numpy()
+    return {
+        "digests": {
+            str(count): hashlib.sha256(pictures[:count].tobytes()).hexdigest()[:16]
+            for count in DIGESTS
+            if count <= batch
+        }
+    }
+
+
+class Stepped:
+    """Scores given images by the steps of a pool, in the place of the compiled engine."""
+
+    def __init__(self, pool: GpuPool) -> None:
+        self.pool = pool
+
+    def decode(self, given: list[Any], rows: Any, temperature: Any, **_: Any) -> tuple[Any, Any]:
+        pool, count = self.pool, len(temperature)
+        for name, part in (("canvas", pool.canvas), ("known", pool.known)):
+            part[: count + 1] = given[POOLS.index(name)]
+        length = pool.config.length
+        found, finite, *_ = pool._operators.decode_quantum(
+            pool.pools,
+            rows.to(pool.device),
+            temperature.to(pool.device),
+            *pool._packed.model,
+            [length, length, 1],
+            math.inf,
+            True,
+        )
+        return found.cpu(), finite.cpu()
+
+
+def likelihood(given: argparse.Namespace, measure: Measure) -> None:
+    """Of image and class together, which is higher than that of the image by far less than
+    0.001.
+    """
+    from linpix.training import datasets  # its dependencies are not needed for the other parts
+
+    for preset in given.preset:
+        net = preset_net(preset) if given.emulated else checkpoint.named(preset).net
+        data = datasets.load(given.data, "test", net.config)
+        measure(partial(scored, net, data, None), preset=preset, state="fp32 on the processor")
+        for state in given.state:
+            measure(partial(scored, net, data, (given, state)), preset=preset, state=state)
+
+
+def scored(net: Transformer, data: Any, on: tuple[argparse.Namespace, Any] | None) -> Found:
+    """on: what the pool is made of, if a GPU computes it."""
+    from linpix.training.evaluate import bits_of
+
+    images, labels, packed, saturated = data.images[:1000], data.labels[:1000], None, 0
+    if on:
+        given, state = on
+        operators = torch.ops.linpix_emulated if given.emulated else torch.ops.linpix
+        pool = GpuPool(net, 64, device=device_of(given), operators=operators, state=state)
+        packed = Stepped(pool)
+    bits = bits_of(net, images, labels=labels, packed=packed)  # type: ignore[arg-type]
+    if on:
+        saturated = pool.saturated()
+    return {"bits_per_dim": float(bits.mean()), "images": len(bits), "saturated": saturated}
 
 
 def kernels(given: argparse.Namespace, measure: Measure) -> None:
@@ -301,6 +407,21 @@ def multiplied(wide: int, deep: int, batches: list[int], device: str) -> Found:
         ],
         "us": {rows: microseconds(lambda rows=rows: a[:rows] @ w.T, device) for rows in batches},
     }
+
+
+def exchange(_: argparse.Namespace, measure: Measure) -> None:
+    measure(exchanged)
+
+
+def exchanged() -> Found:
+    with tempfile.TemporaryDirectory() as folder:
+        program, source = Path(folder) / "exchange", Path(__file__).with_name("exchange.cu")
+        for command in (f"nvcc -std=c++17 -O2 -arch=sm_90 -o {program} {source}", program):
+            ended = ran(command)
+            if ended.returncode:
+                raise RuntimeError(ended.stderr.strip() or f"exit status {ended.returncode}")
+    found: Found = json.loads(ended.stdout)
+    return found
 
 
 def training(given: argparse.Namespace, measure: Measure) -> None:
