@@ -42,7 +42,15 @@ OLDER = {
     "in tiles of few rows": {"LINPIX_OVERLAP": "0", "LINPIX_TILES": "few"},
 }
 NEEDED = ("torch", "numpy", "safetensors", "PIL", "tqdm", "pytest", "setuptools")
-SERVING = ("fastapi", "httpx")
+SERVING = (
+    "fastapi",
+    "httptools",
+    "httpx",
+    "prometheus_client",
+    "pydantic_settings",
+    "python_multipart",
+    "uvicorn",
+)
 # of a float16 state over float32, in images/s at so many rows; below it, --state fp16 is deleted
 WORTH, WORTH_ROWS = 1.3, 1024
 # tiny shapes, since every access is looked at
