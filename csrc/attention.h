@@ -62,8 +62,9 @@ void attend_mapped(const float* q, const float* k, const float* v, float* S, flo
     store_some(z + d, updated, D - d);
     products = multiply_add(load_some(q + d, D - d), updated, products);
   }
+  constexpr int V = PARTS == 1 ? 2 : 1;  // whose sums stay in registers
   int m = 0;
-  for (; m + 2 * LANES <= M; m += 2 * LANES) fold_and_read<2>(q, k, v + m, S + m, D, M, y + m);
+  for (; m + V * LANES <= M; m += V * LANES) fold_and_read<V>(q, k, v + m, S + m, D, M, y + m);
   for (; m + LANES <= M; m += LANES) fold_and_read<1>(q, k, v + m, S + m, D, M, y + m);
   for (; m < M; ++m) {
     float total = 0;

@@ -18,7 +18,7 @@ TOKENS = {
     "training": 54_424,
     "tests + tools + examples": 326_095,
 }
-LINES = {"csrc": 6_845, "server/static": 6_778}
+LINES = {"csrc": 6_846, "server/static": 6_778}
 FOLDED = 1.2  # expressions in a hundred statements that a reader has to take apart
 # functions and files of server/ and linpix/ that run for one request
 WAYS = {"image": (98, 20), "edit": (125, 26)}
