@@ -62,7 +62,7 @@ void attend_mapped(const float* q, const float* k, const float* v, float* S, flo
     store_some(z + d, updated, D - d);
     products = multiply_add(load_some(q + d, D - d), updated, products);
   }
-  constexpr int V = PARTS == 1 ? 2 : 1;  // whose sums stay in registers
+  constexpr int V = PARTS == 1 ? 2 : 1;  // two only where a vector is one register
   int m = 0;
   for (; m + V * LANES <= M; m += V * LANES) fold_and_read<V>(q, k, v + m, S + m, D, M, y + m);
   for (; m + LANES <= M; m += LANES) fold_and_read<1>(q, k, v + m, S + m, D, M, y + m);

@@ -53,15 +53,15 @@ LINPIX_INLINE float number(bfloat16 x) {
 
 // --- matrices of a chunk: row after row in scratch, each row padded with zeros to a multiple of 16 -----------------
 
-constexpr int C = SEQUENCE_CHUNK, ROWS = 8;  // tokens of a chunk; rows of a product that end at the same column
+constexpr int C = SEQUENCE_CHUNK, ROWS = 8;  // tokens of a chunk; rows that share a range of columns
 static_assert(C % 16 == 0 && C % ROWS == 0);
 // rows and vectors that are computed together
 #if defined(__AVX512F__)
-constexpr int TALL = 8, WIDE = 2;
+constexpr int CHUNK_TILE_ROWS = 8, CHUNK_TILE_VECTORS = 2;
 #elif defined(__AVX2__) || defined(__aarch64__)
-constexpr int TALL = 4, WIDE = 1;
+constexpr int CHUNK_TILE_ROWS = 4, CHUNK_TILE_VECTORS = 1;
 #else
-constexpr int TALL = 2, WIDE = 1;
+constexpr int CHUNK_TILE_ROWS = 2, CHUNK_TILE_VECTORS = 1;
 #endif
 
 struct Range {
@@ -92,7 +92,8 @@ LINPIX_INLINE void tile(const R* a, int a_row, int a_column, const R* b, int b_r
 template <int COUNT, class R>
 LINPIX_INLINE void tiles(const R* a, int a_row, int a_column, const R* b, int b_row, R* c, int c_row, Range k,
                          Range columns, bool add) {
-  constexpr int SIZE = Vector<R>::SIZE, TOGETHER = COUNT < TALL ? COUNT : TALL;
+  constexpr int SIZE = Vector<R>::SIZE, TOGETHER = COUNT < CHUNK_TILE_ROWS ? COUNT : CHUNK_TILE_ROWS;
+  constexpr int WIDE = CHUNK_TILE_VECTORS;
   for (int r = 0; r < COUNT; r += TOGETHER, a += TOGETHER * a_row, c += TOGETHER * c_row) {
     int j = columns.from;
     for (; j + WIDE * SIZE <= columns.to; j += WIDE * SIZE)

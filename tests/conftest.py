@@ -154,6 +154,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _compile_emulated(folder: Path, library: Path) -> None:
+    # without the checks of longjmp, which refuse to go from one stack to another
     cuda, torch_folder = ROOT / "csrc/cuda", Path(torch.__file__).parent
     flags = (
         "-std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -fPIC -Wall -Wextra -Werror"

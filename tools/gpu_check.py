@@ -125,8 +125,10 @@ class Check:
         return self._note(step, ended, time.monotonic() - began, printed, **measured)
 
     def decide(self) -> None:
+        """Once the last speeds of a call are known."""
         found = decision(self.results.known)
-        if found and not self.results.find(part="decision", **found):
+        measured = self.results.find(step="decode others", ended="well")
+        if measured and found and not self.results.find(part="decision", **found):
             self.results.add(part="decision", **found)
             self._report()
 
@@ -134,11 +136,11 @@ class Check:
         (self.out / "report.md").write_text(report(self.results.known))
 
     def _note(
-        self, step: Step, ended: str, seconds: float, printed: list[str], **clocks: str
+        self, step: Step, ended: str, seconds: float, printed: list[str], **measured: str
     ) -> bool:
         last = next((line.strip() for line in reversed(printed) if line.strip()), "")
         self.results.add(
-            step=step.name, ended=ended, seconds=round(seconds), printed=last[:200], **clocks
+            step=step.name, ended=ended, seconds=round(seconds), printed=last[:200], **measured
         )
         self._report()
         if ended != "well":
@@ -305,7 +307,7 @@ def calls(out: Path, work: Path, emulated: Path | None = None) -> list[list[Step
             ),
         ],
         [
-            *service(f"--reload {many}", 240),
+            *service(f"--reload {many}", 230),
             step("training, eager", trains("eager", "mnist --no-compile"), 60),
             step("training", measured("training", "--preset mnist-large --batch 128,256"), 120),
             step("training, compiled", trains("compiled", "mnist"), 150),

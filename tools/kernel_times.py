@@ -113,7 +113,8 @@ class Case:
     # branches forward that are taken, by their number among those with a condition: from which
     # visit on
     taken: dict[int, int] = field(default_factory=dict)
-    share: float = 1.0  # of its time, in that of a layer with a float16 state
+    # how often a layer runs it, by the precision of the state
+    times: dict[str, float] = field(default_factory=lambda: {"fp16": 1, "fp32": 1})
 
 
 def compiled(source: str) -> dict[str, tuple[list[Instruction], int, int]]:
@@ -319,12 +320,8 @@ TILES = {
 
 
 FEW = 64  # as in csrc/cuda/kernels.h
-SKIPS_COPY = (
-    0,
-    2,
-    4,
-    7,
-)  # the branches around the requests of four stages; those behind are of bytes
+# the branches around the requests of four stages; those behind are of bytes
+SKIPS_COPY = (0, 2, 4, 7)
 AHEAD = 15  # stages that are on their way
 
 
@@ -371,7 +368,8 @@ def cases(rows: int, preset: str = "mnist") -> list[Case]:
     if rows > FEW:
         columns, taken = (8, {7: 0}) if width > 128 else (4, {})
         kernel, grid = f"NormaliseRows<{columns}>", math.ceil(rows / 128) * 32
-        found.append(Case("norm", "product.cu", kernel, 4, 8, grid, 0, taken=taken, share=2))
+        twice = {"fp16": 2.0, "fp32": 2.0}
+        found.append(Case("norm", "product.cu", kernel, 4, 8, grid, 0, taken=taken, times=twice))
     for name, kind, wide, deep in shapes:
         if rows > FEW:
             found.append(of_many(name, rows, kind, wide, deep))
@@ -392,12 +390,13 @@ def cases(rows: int, preset: str = "mnist") -> list[Case]:
                 heads // 4 or 1,
                 heads * HALF_BYTES,
                 taken=taken,
-                share=share,
+                times={"fp16": share},
             )
         )
     name, kernel = "attention, fp32", "Attend<bfloat16, 32>"
     moved, grid = heads * FLOAT_BYTES, heads // 4 or 1
-    found.append(Case(name, "attention.cu", kernel, 4, 5, grid, moved, taken={5: 0}, share=0))
+    only = {"fp32": 1.0}
+    found.append(Case(name, "attention.cu", kernel, 4, 5, grid, moved, taken={5: 0}, times=only))
     return found
 
 
@@ -422,7 +421,7 @@ def main() -> None:
     print("| preset | rows | fp16 state, us | its floor | fp32 state | its floor |")
     print("|---|---|---|---|---|---|")
     for preset, rows in product(given.preset, given.rows):
-        half = whole = 0.0
+        layer = {"fp16": 0.0, "fp32": 0.0}
         for case in cases(rows, preset):
             code, registers, spilled = next(
                 each for name, each in load(case.source).items() if case.kernel in name
@@ -430,12 +429,12 @@ def main() -> None:
             us = microseconds(code, case)
             if given.kernels:
                 cells = registers, spilled, case.warps * case.blocks, len(path_of(code, case))
-                told = "{} registers, {} bytes spilled, {} warps at once, {} instructions"
-                print(f"{case.name}: {us:.1f} us, {told.format(*cells)} of a warp")
-            half += case.share * us
-            if case.source == "product.cu" or not case.share:
-                whole += (case.share or 1) * us
+                counts = "{} registers, {} bytes spilled, {} warps at once, {} instructions"
+                print(f"{case.name}: {us:.1f} us, {counts.format(*cells)} of a warp")
+            for state, times in case.times.items():
+                layer[state] += times * us
         lowest, low = floors(rows, preset)
+        half, whole = layer.values()
         print(f"| {preset} | {rows} | {half:.1f} | {lowest:.1f} | {whole:.1f} | {low:.1f} |")
 
 

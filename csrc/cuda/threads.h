@@ -402,8 +402,10 @@ class Threads {
   }
 
   void copy(void* to, const void* from) {
-    copies_.push_back({(void*)aligned(to), aligned(from), groups_});
-    if (backwards) memcpy(to, from, 16);
+    if (backwards)
+      memcpy((void*)aligned(to), aligned(from), 16);
+    else
+      copies_.push_back({(void*)aligned(to), aligned(from), groups_});
   }
   void end_group() { ++groups_; }
   template <int LEFT>

@@ -439,7 +439,7 @@ void an_image_is_the_same_alone_and_in_a_batch(Shape shape, bool few) {
   const std::vector<float> expected = alone.decode({1}, {0}, {tokens}, {5}, 1);
   for (int threads : {1, 2, 3})
     for (int rows : {1, 2, 9, 41}) {
-      if (few && threads > 1 && rows != 9) continue;  // all numbers of rows on one thread
+      if (few && threads > 1 && rows != (threads == 2 ? 41 : 9)) continue;  // all numbers of rows on one thread
       Batch batch(net.m, rows);
       for (int t = 0; t < tokens; t += 10) {
         std::vector<int64_t> steps(rows, std::min(10, tokens - t));

@@ -21,7 +21,7 @@ from linpix.model.config import PRESETS
 from linpix.model.cuda import GpuPool
 from linpix.model.folders import find, root, under
 from linpix.model.nets import net_for
-from linpix.model.provenance import CheckpointError, config_of
+from linpix.model.provenance import config_of
 from linpix.server import serve as service
 from linpix.server.compare import chart
 from linpix.server.compare.backends import backends
@@ -324,7 +324,12 @@ def doctor(given: argparse.Namespace) -> None:
         pool.record(ON_GPU["slots"])
         # the fastest ones for the preset mnist
         device, gpu_kernels = torch.cuda.get_device_name(), pool.kernels
-    facts: dict[str, Any] = {
+    measured, no_share = None, None
+    try:
+        measured = measured_share(find(None, given.checkpoints))
+    except (ValueError, OSError) as error:  # the rest is worth knowing nevertheless
+        no_share = str(error)
+    facts = {
         "engine": engine,
         "kernel": ops.kernel(),
         "why": ops.why(),
@@ -343,20 +348,16 @@ def doctor(given: argparse.Namespace) -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
+        "share_of_limit": measured and dataclasses.asdict(measured),
+        "no_share": no_share,
     }
     known = {name.replace("_", " "): fact for name, fact in facts.items() if fact is not None}
-    try:
-        measured = measured_share(checkpoints.named(None, given.checkpoints))
-    except CheckpointError as error:  # the rest is worth knowing nevertheless
-        known["share of the limit"] = f"not measured: {error}"
-    else:
-        if measured:
-            facts["limit"] = dataclasses.asdict(measured)
-            known["share of the limit"] = (
-                f"{measured.share:.0%} with {measured.images} images of {measured.model} in"
-                f" {measured.precision}, {_LIMITS[measured.limited_by]}; less while other programs"
-                " run"
-            )
+    if measured:
+        known["share of limit"] = (
+            f"{measured.share:.0%} with {measured.images} images of {measured.model} in"
+            f" {measured.precision} on the processor, {_LIMITS[measured.limited_by]}; inexact while"
+            " other programs run"
+        )
     _say(given, facts, "\n".join(f"{name:21} {fact}" for name, fact in known.items()))
 
 

@@ -302,15 +302,16 @@ def test_doctor_says_which_engine_runs_and_why():
         facts["kernel"] in ("avx512vnni", "avx512bf16")
     )
     if ENGINE == "compiled":
-        assert facts["limit"]["model"] == "mnist-conditional"
-        assert 0.01 < facts["limit"]["share"] < 1.5
-        assert facts["limit"]["limited_by"] in ("product", "memory")
+        assert facts["share_of_limit"]["model"] == "mnist-conditional"
+        assert facts["share_of_limit"]["share"] > 0
+        assert facts["share_of_limit"]["limited_by"] in ("product", "memory")
+    assert not facts["no_share"]
 
 
 def test_doctor_examines_a_machine_without_checkpoints(tmp_path):
     told = succeeds(f"doctor --checkpoints {tmp_path}").stdout
     assert "kernel" in told
-    assert "not measured" in told and "holds no checkpoint" in told
+    assert "no share" in told and "holds no checkpoint" in told
 
 
 CONTAINER = ["unshare", "--pid", "--fork", "--kill-child"]  # the program is its first process

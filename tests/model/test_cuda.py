@@ -1182,7 +1182,8 @@ def test_an_install_beside_a_torch_with_cuda_compiles_the_library_or_says_what_i
         (programs / name).write_text(f'#!/bin/sh\nexec {name} "$@" -O0\n')
         (programs / name).chmod(0o755)
     # there: for the kind of GPU that no other test compiles for
-    knows = f'[ "$1" = --list-gpu-code ] && echo sm_120 || exec {shutil.which("nvcc")} "$@"'
+    nvcc = shutil.which("nvcc")
+    knows = f'[ "$1" != --list-gpu-code ] && exec {nvcc} "$@" || {nvcc} "$1" | grep -x sm_120'
     if compiler != "missing":
         (home / "bin/nvcc").write_text(f"#!/bin/sh\n{knows if compiler == 'there' else 'exit 1'}\n")
         (home / "bin/nvcc").chmod(0o755)

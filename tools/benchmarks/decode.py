@@ -46,12 +46,11 @@ from linpix.server.engine.decode.decoder import Decoder, EagerDecoder
 from linpix.server.engine.decode.limits import (
     Clock,
     arithmetic,
+    fill,
     limit_of,
     matrix_product,
     seconds_of,
 )
-from linpix.server.engine.image import images_of
-from linpix.server.engine.job import Job
 from tools.harness.arguments import new_parser, numbers, words
 from tools.harness.machine import machine
 
@@ -162,17 +161,9 @@ def quantum(engine: Decoder, batch: int, position: int, steps: int) -> None:
     engine.quantum(np.stack([slots, np.full(batch, steps)], 1))
 
 
-def taken(engine: Decoder, batch: int) -> None:
-    """Fill the slots with images that are to be drawn."""
-    images = images_of(Job(count=batch), "all")
-    for slot, image in enumerate(images, 1):
-        image.slot = slot
-    engine.take(images)
-
-
 def eager_step(source: Checkpoint, batch: int, repeat: int, clock: Clock) -> float:
     engine = EagerDecoder(source, batch)
-    taken(engine, batch)
+    fill(engine, batch)
     quantum(engine, batch, 0, 1)
     seconds = [
         seconds_of(lambda: quantum(engine, batch, 1, EAGER_STEPS), clock) for _ in range(repeat)
@@ -185,7 +176,7 @@ def decode(engine: Decoder, batch: int, repeat: int, clock: Clock) -> list[float
     length, row = engine.config.length, engine.config.row_length
     decodes: list[list[float]] = []
     for _ in range(repeat + 1):
-        taken(engine, batch)
+        fill(engine, batch)
         steps = []
         for at in range(0, length, row):
             steps.append(seconds_of(lambda at=at: quantum(engine, batch, at, row), clock) / row)

@@ -7,8 +7,8 @@ need not be there.
 
 A load is CLIENTSxN: so many clients ask for N images each, and again when they have them, as
 application/x-npy. What is under way in the first seconds, while the load becomes steady, is not
-counted. --reload: then, under the first load, SIGHUP comes with other weights for the model, and
-with a second one, which is asked too in the end.
+counted. --reload: then, while the first load runs, SIGHUP replaces the model's weights and adds a
+second model. At the end both are asked.
 """
 
 import argparse
@@ -108,9 +108,16 @@ def loaded(
     each = [
         multiprocessing.Process(
             target=_clients,
-            args=(server.url, clients // processes, n, models, steady, steady + seconds, answers),
+            args=(
+                server.url,
+                [models[i % len(models)] for i in range(index, clients, processes)],
+                n,
+                steady,
+                steady + seconds,
+                answers,
+            ),
         )
-        for _ in range(processes)
+        for index in range(processes)
     ]
     for process in each:
         process.start()
@@ -127,14 +134,15 @@ def loaded(
 
 def _clients(
     url: str,
-    count: int,
+    asking: list[str],
     n: int,
-    models: tuple[str, ...],
     steady: float,
     end: float,
     answers: multiprocessing.Queue,
 ) -> None:
-    """Puts a list of the statuses of answers that came between the two times."""
+    """A client for each model in `asking`. Puts a list of the statuses of answers that came between
+    the two times.
+    """
     where, found = urllib.parse.urlsplit(url), list[int]()
 
     def ask(model: str) -> None:
@@ -158,7 +166,6 @@ def _clients(
                 if steady < time.monotonic() < end:
                     found.append(status)
 
-    asking = [models[i % len(models)] for i in range(count)]
     threads = [threading.Thread(target=ask, args=(model,)) for model in asking]
     for thread in threads:
         thread.start()

@@ -80,6 +80,7 @@ class Process(Server):
         environment = {
             name: value
             for name, value in os.environ.items()
+            # a benchmark's own engine and its servers use the same kernels
             if not name.startswith("LINPIX_") or name == "LINPIX_KERNEL"
         }
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)

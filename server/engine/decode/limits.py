@@ -8,23 +8,27 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from linpix.model import ops
-from linpix.model.checkpoint import Checkpoint
+from linpix.model.checkpoint import read
+from linpix.model.choice import choose
 from linpix.model.config import ModelConfig
 from linpix.model.mixture import groups
 from linpix.model.packing import PRECISIONS
+from linpix.model.provenance import config_of
 
 from ..image import images_of
 from ..job import Job
 from .choice import new_decoder
 from .compiled import CompiledDecoder
+from .decoder import Decoder
 
 Clock = Callable[[], float]  # seconds
-IMAGES = 64  # whose share is measured
+IMAGES, STEPS, ROUNDS = 64, 16, 3  # of measured_share: what is in flight, steps of a round
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,13 @@ def read_rate(size: int, clock: Clock = time.perf_counter) -> float:
     buffer = np.ones(size, np.uint8)
     part = size // threads
 
-    def read(index: int) -> None:
+    def look(index: int) -> None:
         for _ in range(rounds):
             memchr(buffer.ctypes.data + index * part, 0, part)
 
     with ThreadPoolExecutor(threads) as pool:
         seconds = statistics.median(
-            seconds_of(lambda: list(pool.map(read, range(threads))), clock) for _ in range(7)
+            seconds_of(lambda: list(pool.map(look, range(threads))), clock) for _ in range(7)
         )
     return part * threads * rounds / seconds
 
@@ -128,28 +132,39 @@ def limit_of(
     return Limit(sum(work.values()), moved, max(product, memory), by)
 
 
-def measured_share(checkpoint: Checkpoint) -> Share | None:
-    """In some seconds, with the decoder that serves it on this processor; None if that is not
-    csrc's. Other programs that run make it smaller.
-    """
-    decoder = new_decoder(checkpoint, IMAGES, device="cpu")
-    if not isinstance(decoder, CompiledDecoder):
-        return None
-    images = images_of(Job(count=IMAGES), "all")
-    for slot, image in enumerate(images, 1):
+def fill(decoder: Decoder, images: int) -> None:
+    """Put images that are to be drawn into the first slots."""
+    drawn = images_of(Job(count=images), "all")
+    for slot, image in enumerate(drawn, 1):
         image.slot = slot
-    decoder.take(images)
+    decoder.take(drawn)
+
+
+def measured_share(folder: Path, clock: Clock = time.perf_counter) -> Share | None:
+    """Of the checkpoint in a folder, from the beginning of its images on; None if csrc's kernels do
+    not decode it on a processor. Inexact while other programs run. Raises ValueError.
+    """
+    if choose(config_of(folder), device="cpu").engine != "compiled":
+        return None
+    decoder = new_decoder(read(folder), IMAGES, device="cpu")
+    assert isinstance(decoder, CompiledDecoder)
+    fill(decoder, IMAGES)
     slots = np.arange(1, IMAGES + 1)
-    plan = np.stack([slots, np.full(IMAGES, decoder.config.row_length)], 1)
-    rates = []
-    for _ in range(8):
-        decoder.slots.position[slots] = decoder.config.length // 2
-        began = time.perf_counter()
-        passes = decoder.quantum(plan).passes.sum()
-        rates.append(passes / (time.perf_counter() - began))
-    needed = arithmetic(decoder.config, decoder.precision)
-    products = {name: matrix_product(PRECISIONS[name], 2048) for name in needed}
-    limit = limit_of(decoder, IMAGES, products)
-    rate = statistics.median(rates)
-    share = rate * limit.seconds / IMAGES
-    return Share(checkpoint.name, IMAGES, decoder.precision, rate, share, limit.by)
+    steps = max(1, min(STEPS, decoder.config.length // (ROUNDS + 2)))
+    plan = np.stack([slots, np.full(IMAGES, steps)], 1)
+    decoder.slots.position[slots] = decoder.quantum(plan).positions
+    rates, shares = [], []
+    for _ in range(ROUNDS):
+        began = clock()
+        done = decoder.quantum(plan)
+        rate = done.passes.sum() / (clock() - began)
+        decoder.slots.position[slots] = done.positions
+        products = {
+            name: matrix_product(PRECISIONS[name], 2048, clock)
+            for name in arithmetic(decoder.config, decoder.precision)
+        }
+        limit = limit_of(decoder, IMAGES, products, clock)
+        rates.append(rate)
+        shares.append(rate * limit.seconds / IMAGES)
+    rate, share = statistics.median(rates), statistics.median(shares)
+    return Share(decoder.checkpoint.name, IMAGES, decoder.precision, rate, share, limit.by)

@@ -58,7 +58,7 @@ def test_a_cnn_sees_the_classes_that_were_asked_for_and_those_of_completed_digit
     server, judge, digits
 ):
     asked = Asked(server.url, MODEL)
-    assert (judged(judge, digits.images)[0] == digits.labels).mean() >= 0.985
+    assert (judged(judge, digits.images)[0] == digits.labels).mean() >= 0.98
     originals, labels = digits.images[:COUNT], digits.labels[:COUNT]
 
     def share(images, classes) -> float:

@@ -7,6 +7,7 @@ import torch
 
 from linpix.model import checkpoint, ops
 from linpix.model.config import PRESETS
+from linpix.model.folders import find
 from linpix.server.engine.decode import limits
 from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.limits import arithmetic, limit_of, measured_share
@@ -41,6 +42,18 @@ def test_a_rate_is_the_work_over_the_median_of_seconds():
     assert limits.read_rate(1000, lambda: next(seconds)) == read / 0.5
 
 
+@pytest.mark.skipif(not ops.compiled, reason="limits are those of csrc's kernels")
+def test_a_share_is_passes_a_second_over_those_of_the_limit(monkeypatch):
+    monkeypatch.setattr(limits, "matrix_product", lambda *_: 1e9)
+    seconds = itertools.count()  # a quantum takes one, and so does a reading of memory
+    found = measured_share(find("mnist-small"), lambda: next(seconds))
+    assert found and found.limited_by == "product"
+    assert found.passes_per_second == limits.IMAGES * limits.STEPS
+    config = PRESETS["mnist-small"]
+    [operations] = arithmetic(config, "fp32").values()
+    assert found.share == pytest.approx(found.passes_per_second * operations / config.length / 1e9)
+
+
 def test_what_the_kernels_do_not_decode_has_no_share(monkeypatch):
     monkeypatch.setattr(ops, "compiled", False)
-    assert measured_share(checkpoint.named("mnist-small")) is None
+    assert measured_share(find("mnist-small")) is None
