@@ -306,9 +306,6 @@ def _facts_of(folder: Path) -> dict[str, Any]:
     }
 
 
-_LIMITS = {"product": "limited by arithmetic", "memory": "limited by memory"}
-
-
 def doctor(given: argparse.Namespace) -> None:
     engine, precision, int8_products = "eager", "fp32", "none"
     if ops.compiled:
@@ -355,8 +352,8 @@ def doctor(given: argparse.Namespace) -> None:
     if measured:
         known["share of limit"] = (
             f"{measured.share:.0%} with {measured.images} images of {measured.model} in"
-            f" {measured.precision} on the processor, {_LIMITS[measured.limited_by]}; inexact while"
-            " other programs run"
+            f" {measured.precision} on the processor, limited by {measured.limited_by};"
+            " inexact while other programs run"
         )
     _say(given, facts, "\n".join(f"{name:21} {fact}" for name, fact in known.items()))
 

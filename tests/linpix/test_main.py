@@ -304,7 +304,7 @@ def test_doctor_says_which_engine_runs_and_why():
     if ENGINE == "compiled":
         assert facts["share_of_limit"]["model"] == "mnist-conditional"
         assert facts["share_of_limit"]["share"] > 0
-        assert facts["share_of_limit"]["limited_by"] in ("product", "memory")
+        assert facts["share_of_limit"]["limited_by"] in ("arithmetic", "memory")
     assert not facts["no_share"]
 
 

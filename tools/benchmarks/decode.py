@@ -16,7 +16,7 @@ image row a call: of each row the median over decodes, and the mean of these. Of
                      products, each part in its own precision, or at which step_mb would be moved at
                      the rate at which this machine reads a buffer of weights and states, over and
                      over; whichever is lower
-    limited_by       product or memory
+    limited_by       arithmetic or memory
     share            images/s over the limit
     ratio_to_eager   images/s over the eager engine's, fp32, at the same batch
     tail_over_head   step time in the last tenth of the image over that in the first

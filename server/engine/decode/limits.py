@@ -17,7 +17,7 @@ from linpix.model import ops
 from linpix.model.checkpoint import read
 from linpix.model.choice import choose
 from linpix.model.config import ModelConfig
-from linpix.model.mixture import groups
+from linpix.model.heads import parameters_per_token
 from linpix.model.packing import PRECISIONS
 from linpix.model.provenance import config_of
 
@@ -38,7 +38,7 @@ class Limit:
     operations: float  # of one whole image
     moved: int  # bytes: the packed weights once, and the state of every image twice
     seconds: float
-    by: str  # what takes these seconds: "product" or "memory"
+    by: str  # what takes these seconds: "arithmetic" or "memory"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def arithmetic(config: ModelConfig, precision: str) -> dict[str, float]:
     keys, values = config.heads * config.key_dim, config.heads * config.value_dim
     feed_forward = 2 * config.d_model * config.d_ff
     layers = config.layers * (config.d_model * (2 * keys + 2 * values) + feed_forward)
-    rest = groups(config.token_size) * config.mixtures * config.d_model
+    rest = parameters_per_token(config) * config.d_model
     rest += 2 * config.layers * config.heads * config.key_dim * config.value_dim
     if precision != "int8":
         return {precision: 2.0 * config.length * (layers + rest)}
@@ -128,7 +128,7 @@ def limit_of(
     seconds = sum(amount / rates[name] for name, amount in work.items())
     product = images / config.length * seconds
     memory = moved / read_rate(weights + states, clock)
-    by = "product" if product > memory else "memory"
+    by = "arithmetic" if product > memory else "memory"
     return Limit(sum(work.values()), moved, max(product, memory), by)
 
 

@@ -1,5 +1,6 @@
 """What a step cannot be faster than, and how near decode comes to it on this machine."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -20,16 +21,19 @@ def test_arithmetic_counts_two_operations_a_weight_and_four_a_number_of_the_stat
     state = config.layers * config.heads * config.key_dim * config.value_dim
     assert arithmetic(config, "fp32") == {"fp32": config.length * (2 * (layers + head) + 4 * state)}
     assert sum(arithmetic(config, "int8").values()) == arithmetic(config, "fp32")["fp32"]
+    logits = dataclasses.replace(config, head="categorical")
+    more = arithmetic(logits, "fp32")["fp32"] - arithmetic(config, "fp32")["fp32"]
+    assert more == 2 * config.length * (256 - 3 * config.mixtures) * config.d_model
 
 
 @pytest.mark.skipif(not ops.compiled, reason="limits are those of csrc's kernels")
-@pytest.mark.parametrize(("flops", "by"), [(1e6, "product"), (1e15, "memory")])
+@pytest.mark.parametrize(("flops", "by"), [(1e6, "arithmetic"), (1e15, "memory")])
 def test_a_step_is_limited_by_what_takes_longer(flops, by):
     decoder = new_decoder(checkpoint.named("mnist-small"), 4, precision="fp32")
     limit = limit_of(decoder, 4, {"fp32": flops})
     assert limit.by == by
     of_products = 4 * limit.operations / decoder.config.length / flops
-    assert limit.seconds == pytest.approx(of_products) if by == "product" else limit.seconds < 1
+    assert limit.seconds == pytest.approx(of_products) if by == "arithmetic" else limit.seconds < 1
     assert limit.moved == decoder.packed.step_bytes + 8 * decoder.net.attention.state_bytes
 
 
@@ -47,7 +51,7 @@ def test_a_share_is_passes_a_second_over_those_of_the_limit(monkeypatch):
     monkeypatch.setattr(limits, "matrix_product", lambda *_: 1e9)
     seconds = itertools.count()  # a quantum takes one, and so does a reading of memory
     found = measured_share(find("mnist-small"), lambda: next(seconds))
-    assert found and found.limited_by == "product"
+    assert found and found.limited_by == "arithmetic"
     assert found.passes_per_second == limits.IMAGES * limits.STEPS
     config = PRESETS["mnist-small"]
     [operations] = arithmetic(config, "fp32").values()
