@@ -81,7 +81,11 @@ def main() -> None:
                 assert isinstance(engine, CompiledDecoder)
                 steps = decode(engine, batch, given.repeat, clock)
                 found = described(source, "compiled", precision, batch, steps, eager[batch])
-                found |= limits(engine, batch, rates, clock)
+                limit = limit_of(engine, batch, rates, clock)
+                found["gflop"] = rounded(limit.operations / 1e9)
+                found["step_mb"] = rounded(limit.moved / 1e6)
+                found["limit"] = rounded(batch / source.net.config.length / limit.seconds)
+                found["limited_by"] = limit.by
                 found["share"] = rounded(found["images_per_second"] / found["limit"])
                 results.append(found)
                 print(json.dumps(found), flush=True)
@@ -136,18 +140,6 @@ def sources(given: argparse.Namespace) -> list[Checkpoint]:
             weight.copy_(weight.bfloat16())  # as checkpoints are, which engines make use of
         found.append(Checkpoint(name, net, {}, "", ()))
     return found
-
-
-def limits(
-    engine: CompiledDecoder, batch: int, rates: dict[str, float], clock: Clock
-) -> dict[str, Any]:
-    limit = limit_of(engine, batch, rates, clock)
-    return {
-        "gflop": rounded(limit.operations / 1e9),
-        "step_mb": rounded(limit.moved / 1e6),
-        "limit": rounded(batch / engine.config.length / limit.seconds),
-        "limited_by": limit.by,
-    }
 
 
 def processor_seconds() -> float:

@@ -14,16 +14,14 @@ from linpix.server.engine.decode.choice import new_decoder
 from linpix.server.engine.decode.limits import arithmetic, limit_of, measured_share
 
 
-def test_arithmetic_counts_two_operations_a_weight_and_four_a_number_of_the_state():
-    config = PRESETS["mnist-small"]
-    layers = config.layers * 12 * config.d_model**2  # qkv and out 4, feed-forward 8
-    head = 3 * config.mixtures * config.d_model
-    state = config.layers * config.heads * config.key_dim * config.value_dim
-    assert arithmetic(config, "fp32") == {"fp32": config.length * (2 * (layers + head) + 4 * state)}
+@pytest.mark.parametrize(("head", "parameters"), [("mixture", 30), ("categorical", 256)])
+def test_arithmetic_counts_two_operations_a_weight_and_four_a_number_of_the_state(head, parameters):
+    config = dataclasses.replace(PRESETS["mnist-small"], head=head)
+    d = config.d_model
+    weights = config.layers * 12 * d**2 + parameters * d  # qkv and out 4, feed-forward 8
+    state = config.layers * d * config.value_dim
+    assert arithmetic(config, "fp32") == {"fp32": config.length * (2 * weights + 4 * state)}
     assert sum(arithmetic(config, "int8").values()) == arithmetic(config, "fp32")["fp32"]
-    logits = dataclasses.replace(config, head="categorical")
-    more = arithmetic(logits, "fp32")["fp32"] - arithmetic(config, "fp32")["fp32"]
-    assert more == 2 * config.length * (256 - 3 * config.mixtures) * config.d_model
 
 
 @pytest.mark.skipif(not ops.compiled, reason="limits are those of csrc's kernels")
