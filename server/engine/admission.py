@@ -131,39 +131,28 @@ class Admission:
     def _run_in_background(
         self, request: Request, canvas: NDArray[np.uint8], label: int | None
     ) -> None:
-        """Score a picture, or look inside the model that reads it."""
-        job = request.job
-        if job.look:
-            pieces = self._looked(request, canvas, label)
-        else:
-            scoring = Scoring(
-                request.model.checkpoint.net,
-                canvas,
-                job.known,
-                job.labels,
-                plausible=job.plausible,
-            )
-            pieces = self._scored(request, scoring)
+        pieces = self._studied(request, canvas, label)
         self._thread.run_in_background(Work(request.id, request.client, pieces))
 
-    def _scored(self, request: Request, scoring: Scoring) -> Iterator[None]:
-        """Score a picture piece by piece. On the engine thread."""
-        while scoring.advance():
-            yield
-        scores = scoring.log_probs.cpu().numpy(), scoring.priors
-        assert request.job.canvas is not None
-        self._thread.report(request.send, Event(0, 0, request.job.canvas, True, scores=scores))
-
-    def _looked(
+    def _studied(
         self, request: Request, canvas: NDArray[np.uint8], label: int | None
     ) -> Iterator[None]:
-        """Look inside piece by piece. On the engine thread."""
+        """Score a picture, or look inside the model that reads it, piece by piece. On the engine
+        thread.
+        """
         job, net = request.job, request.model.checkpoint.net
-        assert job.look is not None
-        inside = Inside(net, canvas, job.known, label)
-        while inside.advance():
-            yield
-        self._thread.report(request.send, Event(0, 0, canvas, True, view=inside.view(*job.look)))
+        if job.look:
+            inside = Inside(net, canvas, job.known, label)
+            while inside.advance():
+                yield
+            event = Event(0, 0, canvas, True, view=inside.view(*job.look))
+        else:
+            scoring = Scoring(net, canvas, job.known, job.labels, plausible=job.plausible)
+            while scoring.advance():
+                yield
+            scores = scoring.log_probs.cpu().numpy(), scoring.priors
+            event = Event(0, 0, canvas, True, scores=scores)
+        self._thread.report(request.send, event)
 
     def end(self, request: Request) -> None:
         metrics, job, model = self.metrics, request.job, request.model
