@@ -263,53 +263,57 @@ def test_temperature_0_draws_the_likeliest_components_mean():
     assert float((pool.canvas[1:] == expected).float().mean()) > 0.95
 
 
+def crowded(config, packed, slot, rows):
+    """A pool, and the slots of so many images in it. All but that in `slot` have values already,
+    and every second one of them is forced to these.
+    """
+    pool = Pool(config, packed, 80)
+    # slots that nobody has must not be read
+    pool.S[:], pool.z[:], pool.last[:] = torch.nan, torch.nan, torch.nan
+    others = np.delete(np.arange(1, 81), slot - 1)[: rows - 1]
+    slots = np.insert(others, rows // 2, slot)
+    pool.S[slots], pool.z[slots], pool.last[slots] = 0, 0, 0
+    pool.known[others[::2]] = True
+    pool.canvas[others] = images_of(config, rows)[: rows - 1]
+    return pool, slots
+
+
+def decoded_in_a_crowd(pool, slots, ours, seed, k):
+    """Log-probabilities of the image where `ours` is true, decoded k steps at a time; the others
+    begin and go on at random, hot or cold.
+    """
+    rows, length, random = len(slots), pool.config.length, np.random.default_rng(len(slots))
+    seeds = np.where(ours, seed, slots)
+    temperatures = np.where(ours, 1, random.choice(np.float32([0, 0.5, 3]), rows))
+    joins = np.where(ours, 3, random.integers(0, 20, rows))  # quanta before a row begins
+    at, found = np.zeros(rows, int), []
+    while at[ours] < length:
+        steps = np.minimum(np.where(ours, k, random.integers(0, k + 1, rows)), length - at)
+        here = (joins <= 0) & (at < length)
+        joins -= 1
+        if not here.any():
+            continue
+        probs, *_ = pool.decode(
+            slots[here], at[here], steps[here], seeds[here], temperatures=temperatures[here]
+        )
+        found += [row[: k * pool.config.token_size] for row in probs[ours[here]]]
+        at[here] += steps[here]
+    return torch.cat(found)[: pool.config.subpixels]
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("shape", EXACT)
 def test_an_image_is_the_same_bit_for_bit_whatever_is_in_the_batch(shape, precision):
-    """Alone, among 2, 7 or 64, in other slots, in quanta of any length, with other rows forced, hot
-    or cold.
-    """
+    """Alone, among 2, 7 or 64, in other slots, in quanta of any length."""
     config = SHAPES[shape]
-    packed, length = pack(perturbed_net(config), PRECISIONS[precision]), config.length
+    packed = pack(perturbed_net(config), PRECISIONS[precision])
     alone = Pool(config, packed, 1)
-    log_probs, *_ = alone.decode([1], [0], [length], [77])
-    for rows, k, slot in ((1, 5, 1), (2, length, 2), (7, 13, 3), (64, 8, 50)):
-        random = np.random.default_rng(rows)
-        pool = Pool(config, packed, 80)
-        # slots that nobody has must not be read
-        pool.S[:], pool.z[:], pool.last[:] = torch.nan, torch.nan, torch.nan
-        others = [s for s in range(1, 81) if s != slot][: rows - 1]
-        slots = [*others[: rows // 2], slot, *others[rows // 2 :]]
-        pool.S[slots], pool.z[slots], pool.last[slots] = 0, 0, 0
-        pool.known[others[::2]] = True
-        pool.canvas[others] = images_of(config, rows)[: rows - 1]
-        seeds = [77 if s == slot else int(s) for s in slots]
-        temperature = [1.0 if s == slot else float(random.choice([0.0, 0.5, 3.0])) for s in slots]
-        # quanta before a row begins
-        joins = {s: int(random.integers(0, 20)) if s != slot else 3 for s in slots}
-        at, found, quantum = dict.fromkeys(slots, 0), [], 0
-        while at[slot] < length:
-            here = [s for s in slots if joins[s] <= quantum and at[s] < length]
-            quantum += 1
-            if not here:
-                continue
-            steps = [
-                min(k if s == slot else int(random.integers(0, k + 1)), length - at[s])
-                for s in here
-            ]
-            probs, *_ = pool.decode(
-                here,
-                [at[s] for s in here],
-                steps,
-                [seeds[slots.index(s)] for s in here],
-                temperatures=[temperature[slots.index(s)] for s in here],
-            )
-            if slot in here:
-                found.append(probs[here.index(slot), : steps[here.index(slot)] * config.token_size])
-            for s, count in zip(here, steps, strict=True):
-                at[s] += count
+    log_probs, *_ = alone.decode([1], 0, config.length, 77)
+    for rows, k, slot in ((1, 5, 1), (2, 999, 2), (7, 13, 3), (64, 8, 50)):
+        pool, slots = crowded(config, packed, slot, rows)
+        found = decoded_in_a_crowd(pool, slots, slots == slot, 77, k)
         assert torch.equal(pool.canvas[slot], alone.canvas[1])
-        assert torch.equal(torch.cat(found), log_probs[0])
+        assert torch.equal(found, log_probs[0])
         assert same(pool.holds(slot), alone.holds(1))
 
 
