@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from linpix.model.checkpoint import folded
 
@@ -11,6 +11,7 @@ from .error_handlers import sendable
 
 LONGEST = 1_000  # characters of a prompt that are read
 MAX_LISTED = 10  # largest number of words without effect that a warning lists
+NUMBERS = {word for digit in "0123456789" for word in (digit, *SYNONYMS[digit].split())}
 
 
 def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
@@ -30,24 +31,19 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
     if exact:
         return exact[0], names[exact[0]], ""
     said = [_spaced(text) for text in texts]
-    found = [
-        (words.count(" ", 0, words.find(named)), -len(named), label, named)
-        for label, (name, words) in enumerate(zip(known, map(said.__getitem__, cased), strict=True))
-        for named in map(_spaced, (name, *SYNONYMS.get(name, "").split()))
-        if named.strip() and named in words
-    ]
+    found = []
+    for label, name in enumerate(known):
+        words = said[cased[label]]
+        for named in _named(name):
+            if named.strip() and named in words:
+                found.append((words.count(" ", 0, words.find(named)), -len(named), label, named))
     ignored = "prompt was ignored: it names no class of this model"
     if not names:
         return None, "an image", ignored
     if not found:
         return None, "an image of any class", f"{ignored}; classes: {', '.join(names)}"
-    # The first one; of several that begin there, the longest. "A picture of a g" asks for g, and "I
-    # want an A" for A.
-    certain = [
-        one
-        for one in found
-        if one[-1].strip() not in (("a", "A", "I") if cased[one[2]] else ("a", "i"))
-    ]
+    # the first one; of several that begin there, the longest
+    certain = [one for one in found if _is_meant(*one, said[cased[one[2]]], cased[one[2]])]
     *_, label, named = min(certain) if certain else max(found)
     others = [
         word for word in dict.fromkeys(said[cased[label]].split()) if word not in named.split()
@@ -56,6 +52,26 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
         ", ..." if others[MAX_LISTED:] else ""
     )
     return label, names[label], f"prompt: these words have no effect: {listed}" if others else ""
+
+
+def _named(name: str) -> Iterator[str]:
+    """The words for a class, spaced: its name, its synonyms, and the plurals of both."""
+    for word in (name, *SYNONYMS.get(name, "").split()):
+        yield _spaced(word)
+        if len(word) > 2 or word.isdigit():
+            yield from (_spaced(f"{word}s"), _spaced(f"{word}es"))
+
+
+def _is_meant(at: int, _: int, __: int, named: str, words: str, cased: bool) -> bool:
+    """Whether a class is meant. In "a picture of a g", a is an article; in "one image of a 7" and
+    "two sevens", one and two are how many. named: at the word of this number.
+    """
+    word, after = named.strip(), words.split()[at + len(named.split()) :][:1]
+    if word in ("1", "one"):
+        return after in ([], ["and"], ["or"])
+    if word in NUMBERS:
+        return not (after and after[0] != "'s" and after[0].endswith("s"))
+    return word not in (("a", "A", "I") if cased else ("a", "i"))
 
 
 def _spaced(text: str) -> str:
