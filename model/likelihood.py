@@ -50,13 +50,15 @@ class Scoring:
         labels: Sequence[int | None] | None = None,
         *,
         plausible: bool = False,
+        asked: int | None = None,
     ) -> None:
         """canvas, known: (T,), nothing known if absent. Raises ValueError.
 
         labels: classes, None for the unconditional start. If absent, the starts of an image without
         a class: the unconditional one, or every class if the model draws the class first.
         plausible: of several classes, compute only those that the class head finds possible in the
-        whole image; the others count as impossible, so that the mixture is a lower bound.
+        whole image; the others count as impossible, so that the mixture is a lower bound. asked: a
+        class that is computed in any case.
         """
         self.net, config = net, net.config
         if labels is None:
@@ -77,6 +79,7 @@ class Scoring:
         self._prior_labels = several if reads else []
         # some of these may be left out
         self._in_doubt = several if plausible and config.class_first else []
+        self._asked = asked
         self._pieces = self._run(int(np.flatnonzero(~known)[-1]) // config.token_size + 1)
 
     def advance(self) -> bool:
@@ -107,6 +110,8 @@ class Scoring:
         rows = torch.arange(len(self._start))
         if self._in_doubt:
             found = torch.from_numpy(class_log_probs_of(self.net, self._canvas.cpu().numpy()))
+            if self._asked is not None:
+                found[self._asked] = 0
             rows = rows[found[self._in_doubt] >= math.log(PLAUSIBLE)]
             self.log_probs[:, self.hidden] = -torch.inf
         attention, most, tokens = self.net.attention, 1, length

@@ -114,7 +114,7 @@ def _scored(
         )
     labels = labels_of(checkpoint, picture, label, every=bool(every))
     scoring = Scoring(
-        checkpoint.net, picture.canvas, picture.known, labels, plausible=plausible
+        checkpoint.net, picture.canvas, picture.known, labels, plausible=plausible, asked=label
     ).complete()
     return likelihood(
         checkpoint,

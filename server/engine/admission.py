@@ -147,7 +147,9 @@ class Admission:
                 yield
             event = Event(0, 0, canvas, True, view=inside.view(*job.look))
         else:
-            scoring = Scoring(net, canvas, job.known, job.labels, plausible=job.plausible)
+            scoring = Scoring(
+                net, canvas, job.known, job.labels, plausible=job.plausible, asked=label
+            )
             while scoring.advance():
                 yield
             scores = scoring.log_probs.cpu().numpy(), scoring.priors

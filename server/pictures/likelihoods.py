@@ -75,7 +75,7 @@ def likelihood(
         "label": None if label is None else names[label],
         "counted": counted,
         **measured(own.sum()),
-        "exact": bool(np.isfinite(totals).all()),
+        "exact": label is not None or bool(np.isfinite(totals).all()),
         "labels": classes,
     }
 

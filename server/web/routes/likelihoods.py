@@ -164,6 +164,7 @@ async def score(form: Annotated[LikelihoodForm, File()], http: Http) -> Response
             "canvas": upload.canvas,
             "known": upload.known,
             "labels": labels,
+            "label": order.label,
         },
         facts=upload.facts,
         held_bytes=NUMBER_BYTES * config.subpixels + png_bytes * 4 // 3,

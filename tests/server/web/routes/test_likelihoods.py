@@ -217,11 +217,17 @@ def test_implausible_classes_are_left_out_on_request_and_the_answer_says_so(othe
     with others.client() as client:
         exact = told(client, model="conditional", labels="all")
         bound = told(client, model="conditional", labels="all", classes="plausible")
+        worst = exact["labels"][-1]
+        asked = told(
+            client, model="conditional", labels="all", classes="plausible", label=worst["label"]
+        )
         folder = client.app.state.service.settings.checkpoints
         found = linpix.score("conditional", PICTURE, plausible=True, checkpoints=folder)
     assert exact["exact"] and len(exact["labels"]) == 10
     assert not bound["exact"] and 1 <= len(bound["labels"]) < 10
     assert bound["log_likelihood"] <= exact["log_likelihood"] + 1e-3
+    assert worst["label"] not in {one["label"] for one in bound["labels"]}
+    assert asked["exact"] and asked["log_likelihood"] == pytest.approx(worst["log_likelihood"])
     assert not found.exact and found.log_likelihood == pytest.approx(bound["log_likelihood"])
 
 
