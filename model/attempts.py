@@ -34,6 +34,7 @@ class Recognised(NamedTuple):
     log_prob: float  # log-probability of the class, in nats
     torn: bool = False  # into several pieces
     attempts: int = 1  # attempts made so far
+    least: float = 0.0  # of its probability, to be recognised; 0: RECOGNISED
 
     @property
     def confidence(self) -> float:
@@ -48,7 +49,8 @@ class Recognised(NamedTuple):
     @property
     def rank(self) -> tuple[bool, bool, float]:
         """Of several attempts the one with the highest rank is the answer."""
-        return self.log_prob >= math.log(RECOGNISED), not self.torn, self.log_prob
+        least = math.log(self.least or RECOGNISED)
+        return self.log_prob >= least, not self.torn, self.log_prob
 
 
 def unsure(images: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -61,5 +63,5 @@ def unsure(images: Iterable[Mapping[str, Any]]) -> list[str]:
         return []
     return [
         f"unsure of seed {', '.join(seeds)}: the model does not recognise what it drew, or it is"
-        " not in one piece; try another seed, or hide less"
+        " not in one piece; try another seed; of a completion, hide less"
     ]

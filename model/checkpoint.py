@@ -77,11 +77,9 @@ class Checkpoint:
         return float(low), float(high)
 
     def temperature_warnings(self, temperature: float) -> list[str]:
-        """A warning if images at this temperature are not useful, else none. 0 is another way of
-        drawing.
-        """
+        """A warning if images at this temperature are not useful, else none."""
         low, high = self.temperature_range
-        if not temperature or low <= temperature <= high:
+        if low <= temperature <= high:
             return []
         return [
             f"{self.name} draws well at temperatures from {low:g} to {high:g}, got {temperature:g}"
@@ -91,6 +89,13 @@ class Checkpoint:
     def attempts(self) -> int:
         """Most attempts at an image for requests that do not say."""
         return int(self.provenance.get("attempts", 1))
+
+    @property
+    def recognised(self) -> float:
+        """Least probability of its class at which an image is recognised: lower than RECOGNISED if
+        real pictures show several classes at once; 0: RECOGNISED.
+        """
+        return float(self.provenance.get("recognised", 0))
 
     def torn(
         self, images: NDArray[np.uint8], known: NDArray[np.bool_], labels: Sequence[int | None]

@@ -162,12 +162,13 @@ def _check_drawing(provenance: dict[str, Any], config: ModelConfig) -> None:
         f"attempts must be 1, or up to {MAX_ATTEMPTS} for a model that draws the class first, got",
         attempts,
     )
-    share = provenance.get("class_agreement")
-    _require(
-        share is None or (_is_quantity(share) and share <= 1),
-        "class_agreement must be a share from 0 to 1, got",
-        share,
-    )
+    for name in ("class_agreement", "recognised"):
+        share = provenance.get(name)
+        _require(
+            share is None or (_is_quantity(share) and share <= 1),
+            f"{name} must be from 0 to 1, got",
+            share,
+        )
 
 
 def _check_look(look: Any, config: ModelConfig) -> None:

@@ -17,6 +17,7 @@ def test_a_probability_of_99_in_100_is_enough_for_an_image_in_one_piece():
     assert RECOGNISED == 0.99
     assert of(0.99).accepted and not of(0.9899).accepted and not of(0.999, torn=True).accepted
     assert of(0.7).confidence == pytest.approx(0.7)
+    assert of(0.9)._replace(least=0.9).accepted and not of(0.89)._replace(least=0.9).accepted
 
 
 def test_the_best_attempt_is_accepted_or_else_recognised_or_else_in_one_piece():

@@ -39,6 +39,7 @@ FIELDS = {
         {"attempts": 2},
         "attempts must be 1, or up to 16 for a model that draws the class first, got",
     ),
+    "recognised by more than all": ("provenance", {"recognised": 1.1}, "recognised must be .*1.1"),
     "no attempts": ("provenance", {"attempts": 0}, "attempts must be 1, .*got 0"),
     "half an attempt": ("provenance", {"attempts": 1.0}, "attempts must be 1, .*got 1.0"),
     "attempts in words": ("provenance", {"attempts": "1"}, "attempts must be 1, .*got '1'"),

@@ -140,8 +140,11 @@ class Decoder(ABC):
                 label = int(row.argmax())
             labels.append(label)
         torn = self.checkpoint.torn(drawn, self.slots.known[slots], labels)
-        judged = zip(labels, log_probs, torn, strict=True)
-        return [Recognised(label, float(row[label]), in_pieces) for label, row, in_pieces in judged]
+        least = self.checkpoint.recognised
+        return [
+            Recognised(label, float(row[label]), in_pieces, least=least)
+            for label, row, in_pieces in zip(labels, log_probs, torn, strict=True)
+        ]
 
     def read_known(self, canvas: Tensor, known: Tensor, state: State, places: Tensor) -> Tensor:
         """Fold what is known of images into a state at places, (B,); returns class scores, (B,
