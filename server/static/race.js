@@ -133,7 +133,8 @@ export class Race {
       await this.task.start(
         async (signal) => {
           const report = comparison && (await json(`${PATH}/${comparison.id}`, { signal })).report;
-          if (report) this.show(report, comparison.status !== "completed");
+          if (report?.results.some((one) => one.seconds_per_image))
+            this.show(report, comparison.status !== "completed");
         },
         (signal) =>
           this.run(signal, this.report ? `Measured before, with ${this.report.model}.` : ""),
