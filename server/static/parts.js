@@ -192,7 +192,7 @@ export function refill(form, fields, from) {
   const wrong = form.querySelector(":invalid");
   if (wrong)
     throw new Problem(
-      `This ${from} cannot be drawn: its ${wrong.name} is ${wrong.value}. ${wrong.validationMessage}`,
+      `This ${from} cannot be drawn: its ${wrong.name} is ${wrong.value}. ${wrong.title || wrong.validationMessage}`,
     );
 }
 

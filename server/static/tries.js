@@ -71,11 +71,13 @@ function boat(context) {
 
 /** A face, of whole pixels, on nothing. */
 function sticker(context) {
-  filled(context, "M4 2H12V4H13V8H3V4H4Z", "#28150a");
-  filled(context, "M4 5H12V11H10V13H6V11H4Z", "#f6d4aa");
-  filled(context, "M5 7H7V8H5ZM9 7H11V8H9Z", "#03396c");
-  filled(context, "M7 10H9V11H7Z", "#bd1700");
-  filled(context, "M3 13H13V16H3Z", "#00b159");
+  filled(context, "M3 2H13V6H3Z", "#28150a");
+  filled(context, "M3 4H12V6H14V8H13V11H12V12H4V11H3V8H2V6H3Z", "#ffdfb4");
+  filled(context, "M4 5H7V7H4ZM9 5H12V7H9Z", "#fff");
+  filled(context, "M4 6H5V7H4ZM9 6H10V7H9Z", "#697b94");
+  filled(context, "M6 9H10V10H6Z", "#de0f0d");
+  filled(context, "M3 13H13V14H14V16H2V14H3Z", "#03396c");
+  filled(context, "M7 12H9V13H10V14H9V15H7V14H6V13H7Z", "#ffdbac");
 }
 
 /** Offer those that a loaded model can take; best one that uses all known pixels. */
