@@ -73,6 +73,7 @@ class Catalogue:
             self._refuse(admission, f"the models that are served do not change: {error}")
             return
         serving = {name: model.engine for name, model in admission.models.items()}
+        default = next(iter(serving))
         for name, folder in present.items():
             served = serving.get(name)
             try:
@@ -98,6 +99,8 @@ class Catalogue:
                 logger.warning("SIGHUP: %s is %s: checkpoint %s", name, outcome, digest)
             admission.metrics.reloads.labels(outcome).inc()
         self._remove(admission, serving, [name for name in serving if name not in present])
+        if (now := next(iter(admission.models))) != default:
+            logger.warning("SIGHUP: the default model is now %s; before, it was %s", now, default)
 
     def _remove(self, admission: Admission, serving: dict[str, Engine], gone: list[str]) -> None:
         none_left = len(gone) == len(serving)

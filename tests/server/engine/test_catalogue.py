@@ -114,7 +114,7 @@ def test_a_checkpoint_that_is_added_is_listed_and_draws(folder):
             == 0
         )
         drawn = alone(process, model="fresh", seed=3)
-        assert eventually(lambda: any("fresh is added" in line for line in process.printed))
+        assert eventually(lambda: "is now fresh; before, it was tiny" in str(process.printed))
         assert drawn != alone(process, model="tiny", seed=3)
     with serving(folder) as again:
         assert list(served(again)) == ["fresh", "tiny"]
