@@ -217,7 +217,8 @@ def read_picture(raw: bytes, name: object, shape: Shape) -> Pixels:
                 name,
                 f"is {turned.width} x {turned.height} (width x height), expected "
                 f"{width} x {height} as the model",
-                f"resize it first, as in: magick IN -auto-orient -resize '{width}x{height}!' OUT",
+                f"resize it first, as in: magick IN -auto-orient -resize '{width}x{height}!' OUT; "
+                "if --preset auto converted it, it is in FOLDER.training/pictures",
             )
         if image.mode.startswith(("I", "F")):  # Pillow would clip, not scale
             raise DataError(

@@ -295,7 +295,9 @@ def _facts_of(folder: Path) -> dict[str, Any]:
     if attention_for(config).steps_as:
         chosen = choose(config, device="auto")
         engine = f"{chosen.engine} {chosen.precision} {chosen.device}"
-    colours = "grey" if config.channels == 1 else "colour"
+    colours = "colour"
+    if config.channels == 1 and not config.palette:
+        colours = "grey"
     return {
         "size": f"{config.width}x{config.height}",
         "colours": colours,

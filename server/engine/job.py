@@ -150,7 +150,7 @@ def checked_options(
         )
     if attempts > 1 and temperature == 0:
         raise InvalidRequest(
-            f"at temperature 0 all attempts are the same, got {attempts} attempts; leave out "
+            f"at temperature 0 a class is always drawn alike, got {attempts} attempts; leave out "
             "attempts",
             param="attempts",
         )

@@ -71,8 +71,8 @@ def frame_of(size: str | int | None, config: ModelConfig) -> Frame:
     own, largest = frame_of(1, config).size, frame_of(factor, config).size
     if not factor or max(width, height) > max(LARGEST_SIDE, config.width, config.height):
         raise InvalidRequest(
-            f"size must be auto, native, or width x height in pixels, from {own} to "
-            f"{LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}",
+            f"size must be auto, native, or width x height in pixels such as 280x280, from {own} "
+            f"to {LARGEST_SIDE}x{LARGEST_SIDE}; got {size[:40]!r}",
             param="size",
         )
     if largest == size:

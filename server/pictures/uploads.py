@@ -121,7 +121,7 @@ def read(
     if preparation == "none" and (width < config.width or height < config.height):
         raise InvalidRequest(
             f"image must have at least the model's {config.width}x{config.height} pixels "
-            f"(width x height), got {width}x{height}",
+            f"(width x height), got {width}x{height}; enlarge it, or put it on a larger ground",
             param="image",
         )
     if mask is not None and alpha is None:

@@ -144,7 +144,11 @@ async def look_inside(form: Annotated[InsideForm, File()], http: Http) -> Respon
         if value >= size:
             raise InvalidRequest(f"{name} must be 0..{size - 1}, got {value}", param=name)
     _check_attention(order, form.array)
-    if form.image is not None or form.seed is None:
+    if form.image is None and form.seed is None:
+        raise InvalidRequest(
+            "send a picture as image, or the seed of one that is to be drawn", param="image"
+        )
+    if form.image is not None:
         order = await _of_upload(http, order, form)
     else:
         checkpoint = order.model.checkpoint

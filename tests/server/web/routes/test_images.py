@@ -112,7 +112,7 @@ def test_a_class_is_chosen_by_label_or_by_prompt(client):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "warned"), [(10, True), (0.1, True), (0.5, False), (1.2, False), (0, False)]
+    ("temperature", "warned"), [(10, True), (0.1, True), (0.5, False), (1.2, False), (0, True)]
 )
 def test_a_temperature_that_the_model_does_not_draw_well_at_is_warned_of(
     client, temperature, warned
