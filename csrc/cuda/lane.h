@@ -108,8 +108,8 @@ LINPIX_INLINE void split_pair(float x, float y, uint32_t& pair, uint32_t& rest) 
   rest = rounded_pair(x - float_of(pair << 16), y - float_of(pair & 0xffff0000));
 }
 #if defined(__CUDACC__)
-// 1 / x for x of at least 1, to a unit in the last place; e^x for x of at most 0, to 2^-21. Exact division and our exp
-// would take half of the time of gelu's product.
+// 1 / x, to a unit in the last place; e^x for x of at most 0, to 2^-21. Exact division and our exp would take half of
+// the time of gelu's product.
 LINPIX_INLINE Floats reciprocal(Floats x) {
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x.x));

@@ -1082,8 +1082,7 @@ CEILINGS = {
     "RunAhead": 128,
     "KeepLast": 64,
     "Recall": 96,
-    "CausalForward": 128,
-    "CausalBackward": 128,
+    "Causal": 256,
 }
 
 
