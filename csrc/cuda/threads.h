@@ -68,6 +68,7 @@ class Threads {
 
   template <class F>
   __device__ __forceinline__ void each(F f) {
+    __builtin_assume(threadIdx.x < COUNT);  // so i / WARP and i % WARP are one instruction each
     f((int)threadIdx.x);
   }
   __device__ __forceinline__ void barrier() { __syncthreads(); }
