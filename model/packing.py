@@ -137,12 +137,13 @@ def pack_state(S: Tensor) -> Tensor:
     """S (..., 32, 32) in the order in which a GPU's matrix units take it (csrc/cuda/recall.h), of
     the same shape.
 
-    Four tiles of 8 columns; in a tile the 32 lanes of a warp; of each lane the 8 numbers of column
-    lane / 4 at key dims lane % 4 * 2 and the next, and at those 8, 16 and 24 further on.
+    Two parts of two steps each; in a step the 32 lanes of a warp; of each lane 8 numbers: columns
+    lane / 4 * 4 + part * 2 and the next, at key dims step * 8 + lane % 4 * 2 and the next, and at
+    those 16 further on.
     """
-    # (..., 8 key dims, lane % 4, pair, tile, lane / 4)
-    tiles = S.unflatten(-2, (4, 4, 2)).unflatten(-1, (4, 8))
-    return tiles.movedim((-2, -1, -4, -5, -3), (-5, -4, -3, -2, -1)).reshape(S.shape)
+    # (..., 16 key dims, step, lane % 4, 2 key dims; lane / 4, part, 2 columns)
+    numbers = S.unflatten(-2, (2, 2, 4, 2)).unflatten(-1, (8, 2, 2))
+    return numbers.movedim((-2, -6, -3, -5, -7, -1, -4), tuple(range(-7, 0))).reshape(S.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ using namespace linpix::LINPIX_ISA;
 template <class Kernel>
 int start(const AttendCall& call, int shared_bytes, void* stream, bool overlapped) {
   constexpr int WARPS = Kernel::BLOCK / WARP;
-  const int64_t blocks = ((int64_t)call.pass.rows.count * call.pass.model.heads + WARPS - 1) / WARPS;
-  return launch<Kernel>(Grid{blocks}, WARPS * shared_bytes, stream, overlapped, call);
+  const Grid grid = {call.pass.rows.count, (call.pass.model.heads + WARPS - 1) / WARPS};
+  return launch<Kernel>(grid, WARPS * shared_bytes, stream, overlapped, call);
 }
 
 template <class T>

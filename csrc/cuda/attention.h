@@ -39,8 +39,8 @@ struct Attend {
 
   struct Lane {
     float S[R][E], z[R], y[E], normaliser;
-    int64_t row, head, at, number;  // at: index of the head's state; number: of the next token
-    int live;                       // tokens within the row's steps
+    int64_t at, number;             // at: index of the head's state; number: of the next token
+    int head, live;                       // tokens within the row's steps
     int group, place;               // the lane's group, and its place there
     bool folds, changed;            // whether this token is folded in; whether any is
   };
@@ -49,20 +49,19 @@ struct Attend {
     const Pass& p = call.pass;
     const Model& m = p.model;
     const int64_t first = m.marginal ? 1 : 0;  // the first token that is folded in
+    const int64_t row = threads.x;
     typename Threads<BLOCK>::template Own<Lane> own;
 
     threads.each([&](int i) {  // what the kernel before this one does not write: the state, and how far the row is
       Lane& l = own[i];
-      const uint32_t number = (uint32_t)threads.x * (BLOCK / WARP) + i / WARP;
-      l.row = number / (uint32_t)m.heads;
-      l.head = number % (uint32_t)m.heads;
+      l.head = threads.y * (BLOCK / WARP) + i / WARP;
       l.place = i % WARP % LANES_A_ROW;
       l.group = i % WARP / LANES_A_ROW;
       l.live = 0;
       l.changed = false;
-      if (l.row >= p.rows.count || l.group >= GROUPS) return;
-      const int64_t slot = p.rows.slots[l.row], begun = begun_of(p, l.row), live = p.rows.steps[l.row] - begun;
-      l.number = p.pools.tokens ? load_fresh(p.pools.tokens + slot) : (p.rows.positions ? p.rows.positions[l.row] : 0) + begun;
+      if (l.head >= m.heads || l.group >= GROUPS) return;
+      const int64_t slot = p.rows.slots[row], begun = begun_of(p, row), live = p.rows.steps[row] - begun;
+      l.number = p.pools.tokens ? load_fresh(p.pools.tokens + slot) : (p.rows.positions ? p.rows.positions[row] : 0) + begun;
       l.live = (int)(live < p.tokens ? live : p.tokens);
       l.at = (slot * m.layers + call.layer) * m.heads + l.head;
       const bool filled = l.live > 0 && l.number > first;  // else what lies there is of another image
@@ -84,10 +83,10 @@ struct Attend {
         for (int e = 0; e < E; ++e) l.y[e] = 0;
         l.normaliser = 0;
         l.folds = false;
-        if (j >= l.live || (p.buffers.skipped && p.buffers.skipped[l.row * p.tokens + j])) return;
+        if (j >= l.live || (p.buffers.skipped && p.buffers.skipped[row * p.tokens + j])) return;
         if (l.number++ < first) return;
         l.folds = l.changed = true;
-        const float* q = p.buffers.qkv + (l.row * p.tokens + j) * m.heads * call.group + l.head * call.group;
+        const float* q = p.buffers.qkv + (row * p.tokens + j) * m.heads * call.group + l.head * call.group;
         const Run<float, R> queries = Run<float, R>::at(q + l.group * R), keys = Run<float, R>::at(q + D + l.group * R);
         const Run<float, E> value = Run<float, E>::at(q + 2 * D + l.place * E);
 #pragma unroll
@@ -113,7 +112,7 @@ struct Attend {
         Run<T, E> y;
 #pragma unroll
         for (int e = 0; e < E; ++e) store(y.x + e, l.folds ? l.y[e] / (l.normaliser + m.eps) : 0);
-        Run<T, E>::at((T*)p.buffers.y + (l.row * p.tokens + j) * call.depth + l.head * D + l.place * E) = y;
+        Run<T, E>::at((T*)p.buffers.y + (row * p.tokens + j) * call.depth + l.head * D + l.place * E) = y;
       });
     }
     threads.each([&](int i) {

@@ -35,7 +35,7 @@ constexpr int GROUP = 8, HALF_HEAD = 32;  // HALF_HEAD: the size of heads whose 
 struct Pools {
   void* S;             // (N, L, H, D, M): float, or float16 that a head's scale multiplies, in the order of pack_state
   float* z;            // (N, L, H, D)
-  uint16_t* pairs;     // (N, L, H, GROUP, D + M) bfloat16: mapped key, value; this and the next two: null if S is float
+  uint16_t* pairs;     // (N, L, H, GROUP, D + M) bfloat16: see recall.h; this and the next two: null if S is float
   const float* scale;  // (L, H), powers of two
   int64_t* saturated;  // how many elements of S float16 could not hold; they are clamped
   int64_t* tokens;     // (N): the number of a slot's next token; null: its position

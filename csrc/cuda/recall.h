@@ -3,12 +3,13 @@
 // Nothing is added to S before a group is complete. Until then
 // y = (q S + sum over waiting tokens j of (q . k_j) v_j) / (q . z + eps), which takes a sixteenth of the work of adding
 // the waiting tokens to a copy of S. Queries and the weights q . k_j enter matrix instructions as sums of two numbers
-// of 16 bits, so the rounding of operands does not show. S lies in memory in the order in which an instruction takes it
-// (pack_state in model/packing.py), so it goes from memory to the matrix unit without an instruction between.
+// of 16 bits, so the rounding of operands does not show: they are two rows of one instruction, or two columns. S lies
+// in memory in the order in which an instruction takes it (pack_state in model/packing.py), so it goes from memory to
+// the matrix unit without an instruction between.
 //
-// Why it is fast: a token takes a warp some 560 instructions (880 where a group is complete), about as long as memory
-// takes for the head. All that is read of the state is requested before any of it is used, and a multiprocessor holds
-// 24 warps, which hide each other's waiting.
+// Why it is fast: a token takes a warp some 380 instructions (690 where a group is complete), which is less time than
+// memory takes for the head. All that is read of the state is requested before any of it is used, and a multiprocessor
+// holds 36 warps, which hide each other's waiting.
 #pragma once
 
 #include "../functions.h"
@@ -22,24 +23,25 @@ namespace linpix::LINPIX_ISA {
 // T: type of y. ONE: a pass of one token, as in decode.
 template <class T, bool ONE>
 struct Recall {
-  static constexpr int BLOCK = 4 * WARP, PER_SM = ONE ? 6 : 5;
-  static constexpr int D = HALF_HEAD, TILES = D / WIDE;
+  static constexpr int BLOCK = 4 * WARP, PER_SM = ONE ? 9 : 6;
+  static constexpr int D = HALF_HEAD, STATE_BYTES = D * D * 2, HEADS = BLOCK / WARP;
   // A warp's shared memory: keys and values of a group, then four parts of the query. Rows of keys are 80 bytes apart,
-  // of which 64 are used, so that eight of them lie in different banks.
+  // of which 64 are used, so that eight of them lie in different banks. Value m is number m % 4 * 8 + m / 4 of its row.
   static constexpr int ROW = 80, VALUES = GROUP * ROW, QUERIES = 2 * VALUES, WARP_BYTES = QUERIES + 4 * 2 * D;
 
   struct Lane {
-    Chunk S[TILES];
+    Chunk S[2][2];                        // parts of the value dims, steps of the key dims: see pack_state
     float z, q, normaliser, scale, unit;  // q: mapped, of key dim `lane`; unit: the power of two that q is divided by
     uint32_t largest, number;             // bits of the largest q; number of the next token
-    int64_t at;                           // index of the head's state
-    int row, head, live, left;            // live: tokens within the row's steps; left: those that are still to come
-    bool folds, completes;                // whether this token is folded in; whether it completes its group
+    uint32_t at;                          // index of the head's state
+    int head, live, left;                 // live: tokens within the row's steps; left: those that are still to come
+    int place;                            // of this token in its group; below 0 it is not folded in
+    LINPIX_INLINE bool completes() const { return place == GROUP - 1; }
   };
   struct Operands {  // of the matrix instructions, for one token
-    uint32_t query[4][2][4];  // float16 and the rest, bfloat16 and the rest; in two steps of 16 key dims
-    uint32_t key[4], value[4], weight[4], twice[2];
-    float score[4], y[TILES][4];
+    Chunk half, brain;  // the query in float16 or bfloat16, in lanes 0 to 3; in lanes 4 to 7 the rest
+    uint32_t key[4], value[4], right[2][2];
+    float score[2][4], weight[2], y[2][4];
   };
 
   LINPIX_BODY run(Threads<BLOCK>& threads, const AttendCall& call) {
@@ -47,44 +49,32 @@ struct Recall {
     const Model& m = p.model;
     const uint32_t first = m.marginal ? 1 : 0;  // the first token that is folded in
     const bool* skipped = ONE ? nullptr : p.buffers.skipped;
+    const int tokens = ONE ? 1 : p.tokens;
+    const int64_t row = threads.x;
     typename Threads<BLOCK>::template Own<Lane> own;
 
     threads.each([&](int i) {  // what the kernel before this one does not write
       Lane& l = own[i];
-      const uint32_t number = (uint32_t)threads.x * (BLOCK / WARP) + i / WARP;
       const int lane = i % WARP;
-      l.row = (int)(number / (uint32_t)m.heads);
-      l.head = (int)(number % (uint32_t)m.heads);
-      l.live = 0;
-      l.number = 0;
-      l.z = 0;
-      l.at = 0;
-      l.scale = 1;
-      Chunk key{}, value{};
+      const int64_t slot = p.rows.slots[row], begun = begun_of(p, row), live = p.rows.steps[row] - begun;
+      const int64_t position = (p.rows.positions ? p.rows.positions[row] : 0) + begun;
+      l.number = (uint32_t)(p.pools.tokens ? load_fresh(p.pools.tokens + slot) : position);
+      l.live = (int)(live < tokens ? live : tokens);
+      l.head = threads.y * HEADS + i / WARP;
+      if (l.head >= m.heads) l.live = 0;
+      if (ONE && p.buffers.skipped && load_fresh((const char*)p.buffers.skipped + row)) l.live = 0;
+      l.at = ((uint32_t)slot * m.layers + call.layer) * m.heads + l.head;
+      l.scale = l.live > 0 ? p.pools.scale[call.layer * m.heads + l.head] : 1;
+      const uint32_t pair = lane / 4;  // four lanes for each pair that waits
+      const uint32_t begin = l.number < GROUP ? first : 0, end = l.number % GROUP;
+      const bool waits = l.live > 0 && begin <= pair && pair < end;
+      const bool whole = l.live > 0 && l.number - end > first;  // else S has nothing of this image
+      const char* const from = (const char*)(p.pools.pairs + ((size_t)l.at * GROUP + pair) * 2 * D) + lane % 4 * 16;
+      const Chunk key = waits ? *(const Chunk*)from : Chunk{}, value = waits ? *(const Chunk*)(from + 2 * D) : Chunk{};
 #pragma unroll
-      for (Chunk& tile : l.S) tile = {};
-      if (l.row < p.rows.count) {
-        const int64_t slot = p.rows.slots[l.row], begun = begun_of(p, l.row), live = p.rows.steps[l.row] - begun;
-        const int64_t position = (p.rows.positions ? p.rows.positions[l.row] : 0) + begun;
-        l.number = (uint32_t)(p.pools.tokens ? load_fresh(p.pools.tokens + slot) : position);
-        l.live = (int)(live < p.tokens ? live : p.tokens);
-        if (ONE && p.buffers.skipped && load_fresh((const char*)p.buffers.skipped + l.row)) l.live = 0;
-        l.at = (slot * m.layers + call.layer) * m.heads + l.head;
-        l.scale = p.pools.scale[call.layer * m.heads + l.head];
-        if (l.live > 0) {
-          const int end = (int)(l.number % GROUP), pair = lane / 4;  // four lanes for each pair that waits
-          const int begin = l.number - end < first && end ? (int)first : 0;
-          if (begin <= pair && pair < end) {
-            const char* from = (const char*)(p.pools.pairs + (l.at * GROUP + pair) * 2 * D) + lane % 4 * 16;
-            key = *(const Chunk*)from;
-            value = *(const Chunk*)(from + 2 * D);
-          }
-          if (l.number - end > first)  // else S has nothing of this image
-#pragma unroll
-            for (int t = 0; t < TILES; ++t) l.S[t] = load_streaming(state(p, l, lane) + t * WIDE * D);
-          if (l.number > first) l.z = p.pools.z[l.at * D + lane];
-        }
-      }
+      for (int c = 0; c < 4; ++c)
+        l.S[c / 2][c % 2] = whole ? load_streaming(state(p, l, lane) + c * WARP) : Chunk{};
+      l.z = l.live > 0 && l.number > first ? p.pools.z[(size_t)l.at * D + lane] : 0;
       *(Chunk*)(memory(threads, i) + lane / 4 * ROW + lane % 4 * 16) = key;
       *(Chunk*)(memory(threads, i) + VALUES + lane / 4 * ROW + lane % 4 * 16) = value;
     });
@@ -94,29 +84,28 @@ struct Recall {
       Lane& l = own[i];
       l.left = l.live;
       if (!skipped) return;
-      for (int j = 0; j < l.live; ++j) l.left -= skipped[(int64_t)l.row * p.tokens + j];
+      for (int j = 0; j < l.live; ++j) l.left -= skipped[row * tokens + j];
     });
 
-    for (int j = 0; j < (ONE ? 1 : p.tokens); ++j) {
+    for (int j = 0; j < tokens; ++j) {
+      const int64_t token = row * tokens + j;
       threads.each([&](int i) {  // the token's own key and value
         Lane& l = own[i];
         const int lane = i % WARP;
-        const int64_t token = (int64_t)l.row * p.tokens + j;
-        l.folds = l.completes = false;
+        l.place = -1;
         l.q = 0;
         l.normaliser = 0;
         if (j < l.live && !(skipped && skipped[token])) {
           const uint32_t n = l.number++;
           --l.left;
-          l.folds = n >= first;
-          if (l.folds) {
-            const float* from = p.buffers.qkv + (token * m.heads + l.head) * call.group + lane;
+          if (n >= first) {
+            const uint32_t at = (uint32_t)token * m.heads + l.head;
+            const float* from = p.buffers.qkv + (size_t)at * (uint32_t)call.group + lane;
             const float q = from[0], k = from[D], v = from[2 * D];
             const bfloat16 key = rounded(phi(k).x);
-            const int place = (int)(n % GROUP);
-            l.completes = place == GROUP - 1;
-            ((bfloat16*)(memory(threads, i) + place * ROW))[lane] = key;
-            ((bfloat16*)(memory(threads, i) + VALUES + place * ROW))[lane] = rounded(v);
+            l.place = (int)(n % GROUP);
+            ((bfloat16*)(memory(threads, i) + l.place * ROW))[lane] = key;
+            ((bfloat16*)(memory(threads, i) + VALUES + l.place * ROW))[lane % 4 * 8 + lane / 4] = rounded(v);
             l.z = l.z + to_float(key);
             l.q = phi(q).x;
             l.normaliser = l.q * l.z;
@@ -130,7 +119,7 @@ struct Recall {
         threads.add_across(stride, [&](int i) -> float& { return own[i].normaliser; });
       threads.each([&](int i) {  // the query, divided so that the largest number is in 1 .. 2
         Lane& l = own[i];
-        const int lane = i % WARP, place = lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
+        const int lane = i % WARP, word = lane / 16 + lane / 8 % 2 * 2, place = lane % 8 / 2 * 8 + word * 2 + lane % 2;
         const uint32_t exponent = l.largest >> 23;
         l.unit = float_of(exponent << 23);
         const float x = l.q * float_of((254 - exponent) << 23);
@@ -145,25 +134,13 @@ struct Recall {
       threads.warp_barrier();
 
       typename Threads<BLOCK>::template Own<Operands> operands;
-      threads.each([&](int i) {  // the query is the first row of a matrix whose other rows are zero
+      threads.each([&](int i) {
         Operands& o = operands[i];
-        const int lane = i % WARP;
+        const char* const query = memory(threads, i) + QUERIES + i % WARP * 16;
+        o.half = o.brain = {};
+        if (i % WARP < 8) o.half = *(const Chunk*)query, o.brain = *(const Chunk*)(query + 2 * 2 * D);
 #pragma unroll
-        for (int which = 0; which < 4; ++which) {
-          Chunk c{};
-          if (lane < 4) c = *(const Chunk*)(memory(threads, i) + QUERIES + which * 2 * D + lane * 16);
-#pragma unroll
-          for (int step = 0; step < 2; ++step) {
-            uint32_t(&to)[4] = o.query[which][step];
-            to[0] = c.word[2 * step], to[1] = 0, to[2] = c.word[2 * step + 1], to[3] = 0;
-          }
-        }
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          o.score[c] = 0;
-#pragma unroll
-          for (int t = 0; t < TILES; ++t) o.y[t][c] = 0;
-        }
+        for (int c = 0; c < 8; ++c) o.score[c / 4][c % 4] = o.y[c / 4][c % 4] = 0;
       });
       threads.template matrices<false>([&](int i) { return operands[i].key; }, [&](int i) {
         return memory(threads, i) + i % 8 * ROW + i % WARP / 8 * 16;
@@ -171,58 +148,63 @@ struct Recall {
       threads.template matrices<true>([&](int i) { return operands[i].value; }, [&](int i) {
         return memory(threads, i) + VALUES + i % 8 * ROW + i % WARP / 8 * 16;
       });
+      // q . k_j: on the left, rows 0 and 1 are 16 key dims of the query and of its rest, rows 8 and 9 the other 16. So
+      // rows 0 and 1 of the first product count, and rows 8 and 9 of the second.
 #pragma unroll
-      for (int which = 2; which < 4; ++which)
-#pragma unroll
-        for (int step = 0; step < 2; ++step)
-          threads.multiply([&](int i) { return operands[i].query[which][step]; },
-                           [&](int i) { return operands[i].key + 2 * step; },
-                           [&](int i) -> float(&)[4] { return operands[i].score; });
+      for (int step = 0; step < 2; ++step)
+        threads.multiply([&](int i) { return operands[i].brain.word; },
+                         [&](int i) { return operands[i].key + 2 * step; },
+                         [&](int i) -> float(&)[4] { return operands[i].score[step]; });
       threads.each([&](int i) {
         Operands& o = operands[i];
-        const float inverse = 1 / own[i].scale, x = o.score[0] * inverse, y = o.score[1] * inverse;
-        split_pair(x, y, o.weight[0], o.weight[2]);
-        o.weight[1] = o.weight[3] = 0;
+        for (int c = 0; c < 2; ++c) o.weight[c] = o.score[0][c] + o.score[1][2 + c];
       });
 #pragma unroll
-      for (int t = 0; t < TILES; ++t) {
-        threads.each([&](int i) { operands[i].twice[0] = operands[i].twice[1] = operands[i].value[t]; });
-        threads.multiply([&](int i) { return operands[i].weight; },
-                         [&](int i) { return operands[i].twice; },
-                         [&](int i) -> float(&)[4] { return operands[i].y[t]; });
+      for (int c = 0; c < 2; ++c) threads.add_across(4, [&](int i) -> float& { return operands[i].weight[c]; });
+      threads.each([&](int i) {
+        Operands& o = operands[i];
+        const float inverse = inverse_of(own[i].scale);
+        uint32_t pair, rest;
+        split_pair(o.weight[0] * inverse, o.weight[1] * inverse, pair, rest);
+        o.right[0][0] = o.right[1][1] = i % WARP < 4 ? pair : rest;  // lanes beyond the eighth have zeros
+        o.right[0][1] = o.right[1][0] = 0;
+      });
+      // y: on the right, column 0 is the query or the weights, column 1 their rests. On the left are 16 value dims, but
+      // of waiting tokens all 32, as if the other 16 were of eight further tokens, whose weights are zero.
 #pragma unroll
-        for (int which = 0; which < 2; ++which)
+      for (int part = 0; part < 2; ++part) {
+        const auto y = [&](int i) -> float(&)[4] { return operands[i].y[part]; };
+        threads.multiply([&](int i) { return operands[i].value; }, [&](int i) { return operands[i].right[part]; }, y);
 #pragma unroll
-          for (int step = 0; step < 2; ++step)
-            threads.template multiply<float16>([&](int i) { return operands[i].query[which][step]; },
-                                               [&](int i) { return own[i].S[t].word + 2 * step; },
-                                               [&](int i) -> float(&)[4] { return operands[i].y[t]; });
+        for (int step = 0; step < 2; ++step)
+          threads.template multiply<float16>([&](int i) { return own[i].S[part][step].word; },
+                                             [&](int i) { return operands[i].half.word + 2 * step; }, y);
       }
       threads.each([&](int i) {
         const Lane& l = own[i];
         const int lane = i % WARP;
-        if (j >= l.live || lane >= 4) return;
-        const float factor = l.scale * l.unit / (l.normaliser + m.eps);
-        T* to = (T*)p.buffers.y + ((int64_t)l.row * p.tokens + j) * call.depth + l.head * D + lane * 2;
+        if (j >= l.live || lane % 4) return;
+        const float factor = l.place < 0 ? 0 : l.scale * l.unit / (l.normaliser + m.eps);
+        T* to = (T*)p.buffers.y + (size_t)(uint32_t)token * (uint32_t)call.depth + l.head * D + lane;
 #pragma unroll
-        for (int t = 0; t < TILES; ++t) {
-          const float(&y)[4] = operands[i].y[t];
-          put_pair(to + t * WIDE, l.folds ? y[0] * factor : 0, l.folds ? y[1] * factor : 0);
+        for (int part = 0; part < 2; ++part) {
+          const float(&y)[4] = operands[i].y[part];
+          put_pair(to + 2 * part, (y[0] + y[1]) * factor, (y[2] + y[3]) * factor);
         }
       });
       threads.each([&](int i) {  // the pair waits, unless it completes its group
         const Lane& l = own[i];
-        const int lane = i % WARP, place = (int)((l.number - 1) % GROUP);
-        if (!l.folds || l.completes || lane >= 8) return;
-        const char* from = memory(threads, i) + (lane < 4 ? 0 : VALUES) + place * ROW + lane % 4 * 16;
-        *(Chunk*)((char*)(p.pools.pairs + (l.at * GROUP + place) * 2 * D) + lane * 16) = *(const Chunk*)from;
+        const int lane = i % WARP;
+        if (l.place < 0 || l.completes() || lane >= 8) return;
+        const char* from = memory(threads, i) + (lane < 4 ? 0 : VALUES) + l.place * ROW + lane % 4 * 16;
+        *(Chunk*)((char*)(p.pools.pairs + ((size_t)l.at * GROUP + l.place) * 2 * D) + lane * 16) = *(const Chunk*)from;
       });
-      if (threads.some_warp([&](int i) { return own[i].completes; })) add_group(threads, call, own, operands);
+      if (threads.some_warp([&](int i) { return own[i].completes(); })) add_group(threads, call, own, operands);
       threads.warp_barrier();
     }
     threads.each([&](int i) {
       const Lane& l = own[i];
-      if (l.live > 0) p.pools.z[l.at * D + i % WARP] = l.z;
+      if (l.live > 0) p.pools.z[(size_t)l.at * D + i % WARP] = l.z;
     });
   }
 
@@ -233,9 +215,11 @@ struct Recall {
     if (beyond) x = x < 0 ? -65504.0f : 65504.0f;
     return beyond;
   }
-  static LINPIX_INLINE uint16_t* state(const Pass& p, const Lane& l, int lane) {
-    return (uint16_t*)p.pools.S + l.at * D * D + lane * 8;
+  static LINPIX_INLINE Chunk* state(const Pass& p, const Lane& l, int lane) {
+    return (Chunk*)((char*)p.pools.S + (size_t)l.at * STATE_BYTES) + lane;
   }
+  // By the exponent: a division is ten instructions.
+  static LINPIX_INLINE float inverse_of(float power_of_two) { return float_of((254u << 23) - bits_of(power_of_two)); }
 
   // S += sum of k v^T over the eight tokens of a complete group; as sums of v k^T, which lie as S does.
   template <class Own, class OwnOperands>
@@ -247,25 +231,25 @@ struct Recall {
     typename Threads<BLOCK>::template Own<int> clamped;
     threads.each([&](int i) { clamped[i] = 0; });
 #pragma unroll
-    for (int pair = 0; pair < TILES / 2; ++pair)
+    for (int part = 0; part < 2; ++part)
 #pragma unroll
-      for (int d = 0; d < TILES; ++d) {
-        threads.each([&](int i) {  // eight tokens are half of what an instruction multiplies
+      for (int d = 0; d < D / WIDE; ++d) {
+        threads.each([&](int i) {  // eight tokens are half of what an instruction multiplies: as for y
           Operands& o = operands[i];
 #pragma unroll
-          for (int c = 0; c < 4; ++c) o.score[c] = 0, o.weight[c] = c < 2 ? o.value[2 * pair + c] : 0;
-          o.twice[0] = o.key[d], o.twice[1] = 0;
+          for (float& sum : o.score[0]) sum = 0;
+          o.right[0][part] = o.key[d], o.right[0][1 - part] = 0;
         });
-        threads.multiply([&](int i) { return operands[i].weight; }, [&](int i) { return operands[i].twice; },
-                         [&](int i) -> float(&)[4] { return operands[i].score; });
+        threads.multiply([&](int i) { return operands[i].value; }, [&](int i) { return operands[i].right[0]; },
+                         [&](int i) -> float(&)[4] { return operands[i].score[0]; });
         threads.each([&](int i) {
           Lane& l = own[i];
-          if (!l.completes) return;
-          const float inverse = 1 / l.scale;
+          if (!l.completes()) return;
+          const float inverse = inverse_of(l.scale);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            uint32_t& word = l.S[2 * pair + half].word[d];
-            const float* change = operands[i].score + 2 * half;
+            uint32_t& word = l.S[part][d % 2].word[d / 2 * 2 + half];
+            const float* change = operands[i].score[0] + 2 * half;
             float x = multiply_add(change[0], inverse, to_float(float16{(uint16_t)word}));
             float y = multiply_add(change[1], inverse, to_float(float16{(uint16_t)(word >> 16)}));
             clamped[i] += clamp(x) + clamp(y);
@@ -277,11 +261,11 @@ struct Recall {
     threads.each([&](int i) {
       Lane& l = own[i];
       const int lane = i % WARP;
-      if (!l.completes) return;
+      if (!l.completes()) return;
       if (clamped[i]) count(p.pools.saturated, clamped[i]);
       if (l.left < GROUP)  // no later token of this pass completes a group
 #pragma unroll
-        for (int t = 0; t < TILES; ++t) store_streaming(state(p, l, lane) + t * WIDE * D, l.S[t]);
+        for (int c = 0; c < 4; ++c) store_streaming(state(p, l, lane) + c * WARP, l.S[c / 2][c % 2]);
       if (ONE) return;
       *(Chunk*)(memory(threads, i) + lane / 4 * ROW + lane % 4 * 16) = Chunk{};
       *(Chunk*)(memory(threads, i) + VALUES + lane / 4 * ROW + lane % 4 * 16) = Chunk{};

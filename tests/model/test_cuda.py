@@ -1081,7 +1081,7 @@ CEILINGS = {
     # registers
     "RunAhead": 128,
     "KeepLast": 64,
-    "Recall": 96,
+    "Recall": 80,
     "Causal": 256,
 }
 
