@@ -312,9 +312,9 @@ def microseconds(code: list[Instruction], case: Case) -> float:
 # shapes of MultiplyMany with their rows and columns of a tile: by whether the rows are many, and
 # whether the product is added
 TILES = {
-    (True, True): ("2, 4, 4, 2, 4", 128, 64),
+    (True, True): ("2, 4, 4, 2, 3", 128, 64),
     (True, False): ("4, 4, 2, 4, 3", 128, 128),
-    (False, True): ("2, 1, 2, 4, 4", 64, 32),
+    (False, True): ("1, 2, 2, 2, 4", 32, 32),
     (False, False): ("2, 2, 2, 4, 4", 64, 64),
 }
 
@@ -343,7 +343,8 @@ def of_many(name: str, rows: int, kind: str, wide: int, deep: int) -> Case:
     shape, high, across = TILES[rows > 1024, kind == "2, false"]
     kernel = f"MultiplyMany<(Product){kind}, {shape}>"
     grid = math.ceil(rows / high) * math.ceil(wide / across)
-    return Case(name, "product.cu", kernel, 8, 2, grid, 0, trips=(deep // 64,))
+    warps = 4 if high == 32 else 8
+    return Case(name, "product.cu", kernel, warps, 16 // warps, grid, 0, trips=(deep // 64,))
 
 
 def cases(rows: int, preset: str = "mnist") -> list[Case]:

@@ -21,9 +21,9 @@ int start(const ProductCall& call, void* stream) {
 
 template <Product PRODUCT, bool GELU = false>
 int start_many(const ProductCall& call, Tiles tiles, void* stream) {
-  constexpr bool ADD = PRODUCT == Product::add;  // d_model has few columns, so tiles of half the width spread better
-  using Large = MultiplyMany<PRODUCT, GELU, ADD ? 2 : 4, 4, ADD ? 4 : 2, ADD ? 2 : 4, ADD ? 4 : 3>;
-  using Medium = MultiplyMany<PRODUCT, GELU, 2, ADD ? 1 : 2, 2, 4, 4>;
+  constexpr bool ADD = PRODUCT == Product::add;  // d_model has few columns, so smaller tiles spread better
+  using Large = MultiplyMany<PRODUCT, GELU, ADD ? 2 : 4, 4, ADD ? 4 : 2, ADD ? 2 : 4, 3>;
+  using Medium = MultiplyMany<PRODUCT, GELU, ADD ? 1 : 2, 2, 2, ADD ? 2 : 4, 4>;
   if (tiles == Tiles::large && Large::SHARED_BYTES <= this_gpu().shared_bytes)
     return launch<Large>(grid_of<Large>(call), Large::SHARED_BYTES, stream, true, call);
   return launch<Medium>(grid_of<Medium>(call), Medium::SHARED_BYTES, stream, true, call);
