@@ -4,7 +4,8 @@ measured.
     python -m tools.kernel_times [--rows 1,4096] [--preset mnist] [--kernels]
 
 It needs nvcc, cuobjdump and nvdisasm. A row of the table: a layer with the state in float16 and in
-float32, each with its floor: the time to move its weights and state. --kernels: each kernel, too.
+float32, each with its floor: the time to move its weights and state. --kernels: each kernel, too,
+and how many of its blocks a multiprocessor could hold.
 
 A scheduler of a multiprocessor issues an instruction a cycle, of those of its warps that are ready.
 ptxas has encoded with each instruction how long its warp then waits, and which of six scoreboards
@@ -115,6 +116,18 @@ class Case:
     taken: dict[int, int] = field(default_factory=dict)
     # how often a layer runs it, by the precision of the state
     times: dict[str, float] = field(default_factory=lambda: {"fp16": 1, "fp32": 1})
+    shared: int = 0  # bytes of a block in shared memory
+
+    def fitting(self, registers: int) -> str:
+        """How many blocks a multiprocessor could hold, and for lack of what not more."""
+        most = {
+            "registers": 65536 // (math.ceil(registers / 8) * 256 * self.warps),
+            "shared memory": (228 << 10) // (self.shared + 1024),
+            "warps": 64 // self.warps,
+            "blocks": 32,
+        }
+        limit = min(most, key=most.__getitem__)
+        return f"{most[limit]} blocks for {limit}"
 
 
 def compiled(source: str) -> dict[str, tuple[list[Instruction], int, int]]:
@@ -336,7 +349,9 @@ def of_few(name: str, rows: int, kind: int, wide: int, deep: int) -> Case:
     warps = 2 if added else 4
     kernel = f"Multiply<bfloat16, (Product){kind}, {warps}, 16, 8>"
     grid = math.ceil(rows / 16) * math.ceil(wide / (8 * warps))
-    return Case(name, "product.cu", kernel, warps, 16 // warps, grid, 0, trips, taken)
+    shared = 16 * warps * 512 + 16 * 2 * (deep + 8)
+    blocks = 16 // warps
+    return Case(name, "product.cu", kernel, warps, blocks, grid, 0, trips, taken, shared=shared)
 
 
 def of_many(name: str, rows: int, kind: str, wide: int, deep: int) -> Case:
@@ -344,7 +359,9 @@ def of_many(name: str, rows: int, kind: str, wide: int, deep: int) -> Case:
     kernel = f"MultiplyMany<(Product){kind}, {shape}>"
     grid = math.ceil(rows / high) * math.ceil(wide / across)
     warps = 4 if high == 32 else 8
-    return Case(name, "product.cu", kernel, warps, 16 // warps, grid, 0, trips=(deep // 64,))
+    blocks, trips = 16 // warps, (deep // 64,)
+    shared = int(shape[-1]) * (high * 144 + across * 128)
+    return Case(name, "product.cu", kernel, warps, blocks, grid, 0, trips, shared=shared)
 
 
 def cases(rows: int, preset: str = "mnist") -> list[Case]:
@@ -383,6 +400,7 @@ def cases(rows: int, preset: str = "mnist") -> list[Case]:
                 heads * HALF_BYTES,
                 taken=taken,
                 times={"fp16": share},
+                shared=4 * 1536,
             )
         )
     name, kernel = "attention, fp32", "Attend<bfloat16, 32>"
@@ -422,7 +440,8 @@ def main() -> None:
             if given.kernels:
                 cells = registers, spilled, case.warps * case.blocks, len(path_of(code, case))
                 counts = "{} registers, {} bytes spilled, {} warps at once, {} instructions"
-                print(f"{case.name}: {us:.1f} us, {counts.format(*cells)} of a warp")
+                room = f"at most {case.fitting(registers)}, each {case.shared} bytes shared"
+                print(f"{case.name}: {us:.1f} us, {counts.format(*cells)} of a warp, {room}")
             for state, times in case.times.items():
                 layer[state] += times * us
         lowest, low = floors(rows, preset)
