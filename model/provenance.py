@@ -59,6 +59,11 @@ def description_of(
             f"{folder / 'config.json'} lacks {error}; "
             "restore it from where the checkpoint came from"
         ) from error
+    except json.JSONDecodeError as error:
+        raise CheckpointError(
+            f"{folder / 'config.json'} is no JSON: {error}; "
+            "restore it from where the checkpoint came from"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
     names = provenance.get("class_names") or range(config.classes)

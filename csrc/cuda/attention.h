@@ -40,7 +40,7 @@ struct Attend {
   struct Lane {
     float S[R][E], z[R], y[E], normaliser;
     int64_t at, number;             // at: index of the head's state; number: of the next token
-    int head, live;                       // tokens within the row's steps
+    int head, live;                 // live: tokens within the row's steps
     int group, place;               // the lane's group, and its place there
     bool folds, changed;            // whether this token is folded in; whether any is
   };

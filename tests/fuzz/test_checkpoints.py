@@ -36,7 +36,7 @@ KINDS = {
     "field": rf"{FOLDER}/config\.json: {FIELD}\b.*",
     "missing field": rf"{FOLDER}/config\.json lacks '(architecture|provenance)'; restore it .*",
     "JSON": (
-        rf"{FOLDER}/config\.json: (is not a regular file|is longer than|must be a JSON"
+        rf"{FOLDER}/config\.json( is no JSON)?: (is not a regular file|is longer|must be a JSON"
         r" object|contains \S+, which "
         r"is not|"
         r".* is given twice|Expecting|Extra data|Unterminated|Invalid|'utf-8' codec|Exceeds the"

@@ -285,7 +285,7 @@ def name_half_a_character(folder: Path) -> None:
             lambda folder: change_tensors(folder, norm__bias=torch.full((16,), torch.nan)),
             "tensor norm.bias holds values",
         ),
-        (break_config, "config.json: Expecting"),
+        (break_config, "config.json is no JSON: Expecting"),
         (lambda folder: (folder / "SHA256SUMS").unlink(), "SHA256SUMS is missing"),
         (name_half_a_character, "config.json: contains half a surrogate pair"),
     ],
