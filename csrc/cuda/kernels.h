@@ -89,8 +89,8 @@ struct EndCall {
   bool keep_head = false;  // head weights are kept in shared memory; set by finish() if they fit
 };
 
-// Tiles of a product in bfloat16, all with the same bits: of 16 rows, which each block normalises (product.h); of 64 x 64,
-// or of 128 x 128, of rows that a kernel of its own has normalised (many_rows.h). LINPIX_TILES names them when a graph is
+// Tiles of a product in bfloat16, all with the same bits: of 16 rows, which each block normalises (product.h); of 32 x 32
+// to 128 x 128, of rows that a kernel of its own has normalised (many_rows.h). LINPIX_TILES names them when a graph is
 // recorded, since model/cuda.py times all of them; else they follow from the number of rows. Buffers hold whole tiles.
 enum class Tiles { few, medium, large };
 constexpr int FEW = 64, MEDIUM = 1024, TILE_ROWS = 128;
