@@ -377,6 +377,7 @@ def evaluate(
     temperature: float | None = None,
     temperature_range: tuple[float, float] | None = None,
     attempts: int | None = None,
+    recognised: float | None = None,
     limits: str | None = None,
     grid: str | Path | None = None,
     checkpoints: str | Path | None = None,
@@ -401,10 +402,11 @@ def evaluate(
     labels:            "all": also measure how often the most probable class is right
     classes:           draw so many images instead, and measure the share that a CNN recognises as
                        the requested class
-    write:             with classes: write the share and the next four options into the checkpoint
+    write:             with classes: write the share and the next five options into the checkpoint
     temperature:       temperature of requests that give none
     temperature_range: range of useful temperatures, the lower first
     attempts:          how often an image may be drawn until it is recognised and not torn
+    recognised:        probability of its class at which an image is recognised; None: 0.99
     limits:            one sentence about what the model cannot do
     grid:              write a grid of samples to this .png file
     checkpoints:       folder of models; None: that of LinPix

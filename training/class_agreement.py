@@ -149,12 +149,13 @@ def agreement(
     count: int,
     temperature: float,
     attempts: int = 1,
+    recognised: float = 0,
     packed: Packed | None = None,
 ) -> Agreement:
     """Measure the agreement of `count` images with seeds 0, 1, ..., cycling through the classes.
 
-    attempts: most attempts at an image, as model/attempts.py says · packed: draw with the compiled
-              engine.
+    attempts, recognised: most attempts at an image, and the probability that is enough, as
+                          model/attempts.py says · packed: draw with the compiled engine.
     """
     labels, config = np.arange(count) % net.config.classes, net.config
     ground = config.background
@@ -163,7 +164,7 @@ def agreement(
     look = real = None
     if config.grey:
         real = look_of(test.images, config, ground, test.labels)
-    images, made = _drawn(net, labels, temperature, attempts, packed, ground, real)
+    images, made = _drawn(net, labels, temperature, attempts, recognised, packed, ground, real)
     if real is not None:
         look = look_of(images, config, ground, labels, real.divided)
     judged, of_tests = judge.probabilities(images), judge.probabilities(test.images)
@@ -192,6 +193,7 @@ def _drawn(
     labels: Labels,
     temperature: float,
     attempts: int,
+    recognised: float,
     packed: Packed | None,
     ground: int,
     real: Look | None,
@@ -215,7 +217,7 @@ def _drawn(
             for i, canvas, apart in zip(part.tolist(), canvases, several.tolist(), strict=True):
                 label = int(labels[i])
                 sure = class_log_probs_of(net, canvas)[label] if attempts > 1 else 0.0
-                found = Recognised(label, sure, whole(seen, label) and apart)
+                found = Recognised(label, sure, whole(seen, label) and apart, least=recognised)
                 if i not in best or found.rank > best[i][0].rank:
                     best[i] = found, canvas
         todo = np.array([i for i in todo.tolist() if not best[i][0].accepted], np.int64)

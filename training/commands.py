@@ -42,7 +42,7 @@ from .run import Run, TrainConfig
 from .workers import Workers, count_for, launched, shared
 
 # flags of evaluate --write, fields of config.json
-DRAWING = ("temperature", "temperature_range", "attempts", "limits")
+DRAWING = ("temperature", "temperature_range", "attempts", "recognised", "limits")
 GROWTH_IMAGES = 64  # images on which new layers are fitted
 
 
@@ -256,8 +256,8 @@ def measured(given: Namespace) -> tuple[dict[str, Any], str]:
         (
             not given.classes
             and (given.write or any(getattr(given, name) is not None for name in DRAWING)),
-            "--write, --temperature, --temperature-range, --attempts and --limits need --classes,"
-            " which measures the share that is written with them",
+            "--write, --temperature, --temperature-range, --attempts, --recognised and --limits"
+            " need --classes, which measures the share that is written with them",
         ),
         (
             given.engine != "eager" and given.device == "cuda",
@@ -364,6 +364,7 @@ def _class_agreement(
         packed=packed,
         temperature=facts.get("temperature", found.temperature),
         attempts=attempts,
+        recognised=facts.get("recognised", 0),
     )
     text = (
         f"{measured.class_agreement:.3f} +- {measured.interval:.3f} (95 %) of {measured.drawn:,}"

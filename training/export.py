@@ -246,6 +246,8 @@ def drawing_rows(source: dict[str, Any]) -> dict[str, str]:
     if (attempts := source.get("attempts")) is not None:  # 1 too: with_rows removes no rows
         look = source.get("real_look")
         text = f"{attempts}, until the model recognises its class"
+        if recognised := source.get("recognised"):
+            text += f" with {recognised:g}"
         if look and whole(look, None):
             text += " and it is in one piece"
             if look.get("divided"):

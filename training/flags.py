@@ -371,7 +371,7 @@ def evaluate(parser: ArgumentParser) -> None:
         action="store_true",
         help=(
             "with --classes: write the share into the checkpoint, and also the values of the next"
-            " four flags (default: the checkpoint's own values, or values that suit its data)"
+            " five flags (default: the checkpoint's own values, or values that suit its data)"
         ),
     )
     add("--temperature", type=number(float, 0, 10), help="temperature of requests that give none")
@@ -387,6 +387,14 @@ def evaluate(parser: ArgumentParser) -> None:
         help=(
             "how many times an image may be drawn until it is "
             "recognised and not torn, for requests that do not say so"
+        ),
+    )
+    add(
+        "--recognised",
+        type=number(float, 0, 1),
+        help=(
+            "probability of its class at which an image is recognised (default: 0.99); lower where "
+            "pictures show several classes at once"
         ),
     )
     add("--limits", help="one sentence about what the model cannot do")

@@ -166,14 +166,16 @@ def test_class_agreement_and_how_a_model_is_drawn_from_are_written_into_it(tmp_p
     )
     before = checkpoint.read(tmp_path / "mine")
     asked = "--classes 20 --write --temperature 0.9 --temperature-range 0.5,1.1 --json"
+    asked += " --recognised 0.8"
     ended = evaluate("--data", folder, asked, "--limits 'Dark or bright.'")
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout)
     after = checkpoint.read(tmp_path / "mine")
-    assert (after.temperature, after.temperature_range, after.limits) == (
+    assert (after.temperature, after.temperature_range, after.limits, after.recognised) == (
         0.9,
         (0.5, 1.1),
         "Dark or bright.",
+        0.8,
     )
     assert (
         after.class_agreement == told["class_agreement"]
