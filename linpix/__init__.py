@@ -183,7 +183,7 @@ def score(
     posterior:   compute the likelihood under every class; without a label, the score is then that
                  of their mixture
     plausible:   compute only classes that the model finds possible in the whole image: several
-                 times faster, and a lower bound; `exact` of the score is then False
+                 times faster, and without a label a lower bound, which `exact` of the score says
     checkpoints: folder of models; None: that of LinPix
     Raises ValueError, of which CheckpointError is one, also if a checkpoint cannot draw such an
     image.

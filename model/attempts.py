@@ -3,14 +3,14 @@ is not torn.
 
 A model that draws the class first reads the whole image after drawing it, with the class head that
 otherwise predicts the class of an occluded picture. If the drawn class has a probability below
-RECOGNISED, the image is drawn again with other random numbers. This is rejection by a classifier
-(Razavi et al., 2019); here the classifier is the model itself. An almost blank
-image is drawn again too, and one in several pieces where pictures like it hardly ever are in
-several (pieces.py). The answer is the first
-attempt that is accepted. If there is none, recognised ones come first, then those in one piece,
-then the one with the highest probability. An image drawn from nothing keeps its class, so attempts
-do not change how frequent the classes are. A completion draws its class again too, since the first
-class may not have fitted the known pixels.
+RECOGNISED, or below what the checkpoint says is enough, the image is drawn again with other random
+numbers. This is rejection by a classifier (Razavi et al., 2019); here the classifier is the model
+itself. An almost blank image is drawn again too, and one in several pieces where pictures like it
+hardly ever are in several (pieces.py). The answer is the first attempt that is accepted. If there
+is none, recognised ones come first, then those in one piece, then the one with the highest
+probability. An image drawn from nothing keeps its class, so attempts do not change how frequent the
+classes are. A completion draws its class again too, since the first class may not have fitted the
+known pixels.
 
 Attempt k uses the random numbers of the seed plus NEXT_ATTEMPT (k - 1), which no request can name.
 So an image depends on the requested seed, and on no other image.
@@ -63,5 +63,5 @@ def unsure(images: Iterable[Mapping[str, Any]]) -> list[str]:
         return []
     return [
         f"unsure of seed {', '.join(seeds)}: the model does not recognise what it drew, or it is"
-        " not in one piece; try another seed; of a completion, hide less"
+        " not in one piece; try another seed, or hide less of a completion"
     ]

@@ -59,7 +59,7 @@ def description_of(
             f"{folder / 'config.json'} lacks {error}; "
             "restore it from where the checkpoint came from"
         ) from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"{folder / 'config.json'} is no JSON: {error}; "
             "restore it from where the checkpoint came from"

@@ -301,7 +301,7 @@ struct Causal {
   LINPIX_INLINE void read(Pass pass) {
     const auto same = [](R x) { return x; };
     const auto mapped = [](R x) { return 0 < x ? x + 1 : power(E(), x); };
-    const R none = float_of(0xff800000);  // -infinity, which is mapped to 0
+    const R none = float_of(0xff800000);  // -infinity, which is mapped to 0 or next to nothing
     Own<R> down, scale;
     threads.each([&](int thread) {
       const int i = thread / LANES_OF_TOKEN;

@@ -34,7 +34,7 @@ class Score:
     log_likelihood: float  # of these, in nats
     map: NDArray[np.float64]  # bits, (height, width) or (height, width, 3); NaN where known
     posterior: dict[str, float]  # of each class, the most probable first; empty unless asked for
-    exact: bool  # False: implausible classes were left out, and bits_per_dim may be lower
+    exact: bool  # False: classes of the mixture were left out, and bits_per_dim may be lower
     _config: ModelConfig
 
     def __repr__(self) -> str:

@@ -150,8 +150,8 @@ def checked_options(
         )
     if attempts > 1 and temperature == 0:
         raise InvalidRequest(
-            f"at temperature 0 a class is always drawn alike, got {attempts} attempts; leave out "
-            "attempts",
+            f"at temperature 0 further attempts draw the same image of a class, got {attempts} "
+            "attempts; leave out attempts",
             param="attempts",
         )
     return {

@@ -12,6 +12,10 @@ from .error_handlers import sendable
 LONGEST = 1_000  # characters of a prompt that are read
 MAX_LISTED = 10  # largest number of words without effect that a warning lists
 NUMBERS = {word for digit in "0123456789" for word in (digit, *SYNONYMS[digit].split())}
+# words after a number of images, and words before a number that is a class
+COUNTED = {"digit", "drawing", "example", "handwritten", "image", "number", "picture", "sample"}
+SEVERAL = {f"{word}{end}" for word in COUNTED | NUMBERS for end in ("s", "es")}
+NAMING = {"a", "an", "class", "digit", "figure", "label", "number", "the"}
 
 
 def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
@@ -34,7 +38,7 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
     found = []
     for label, name in enumerate(known):
         words = said[cased[label]]
-        for named in _named(name):
+        for named in _named(name, known):
             if named.strip() and named in words:
                 found.append((words.count(" ", 0, words.find(named)), -len(named), label, named))
     ignored = "prompt was ignored: it names no class of this model"
@@ -43,7 +47,11 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
     if not found:
         return None, "an image of any class", f"{ignored}; classes: {', '.join(names)}"
     # the first one; of several that begin there, the longest
-    certain = [one for one in found if _is_meant(*one, said[cased[one[2]]], cased[one[2]])]
+    certain = [
+        (at, length, label, named)
+        for at, length, label, named in found
+        if _is_meant(at, named, said[cased[label]], cased[label])
+    ]
     *_, label, named = min(certain) if certain else max(found)
     others = [
         word for word in dict.fromkeys(said[cased[label]].split()) if word not in named.split()
@@ -54,24 +62,28 @@ def wish(prompt: str, names: Sequence[str]) -> tuple[int | None, str, str]:
     return label, names[label], f"prompt: these words have no effect: {listed}" if others else ""
 
 
-def _named(name: str) -> Iterator[str]:
-    """The words for a class, spaced: its name, its synonyms, and the plurals of both."""
+def _named(name: str, names: Sequence[str]) -> Iterator[str]:
+    """The words for a class, spaced: its name, its synonyms, and the plurals of both that name no
+    other class.
+    """
     for word in (name, *SYNONYMS.get(name, "").split()):
         yield _spaced(word)
-        if len(word) > 2 or word.isdigit():
-            yield from (_spaced(f"{word}s"), _spaced(f"{word}es"))
+        if word[-1:].isalnum() and (len(word) > 2 or word.isdigit()):
+            for plural in {f"{word}s", f"{word}es"}.difference(names):
+                yield _spaced(plural)
 
 
-def _is_meant(at: int, _: int, __: int, named: str, words: str, cased: bool) -> bool:
-    """Whether a class is meant. In "a picture of a g", a is an article; in "one image of a 7" and
-    "two sevens", one and two are how many. named: at the word of this number.
+def _is_meant(at: int, named: str, text: str, cased: bool) -> bool:
+    """Whether a class is meant that is named at this word of a text. In "a picture of a g", a is an
+    article; in "one image of a 7" and "two sevens", one and two are how many.
     """
-    word, after = named.strip(), words.split()[at + len(named.split()) :][:1]
-    if word in ("1", "one"):
-        return after in ([], ["and"], ["or"])
-    if word in NUMBERS:
-        return not (after and after[0] != "'s" and after[0].endswith("s"))
-    return word not in (("a", "A", "I") if cased else ("a", "i"))
+    word, words = named.strip(), ["", *text.split(), ""]
+    before, after = words[at], words[at + 1 + len(named.split())]
+    if word in NUMBERS and before not in NAMING:
+        if word not in ("1", "one"):
+            return after not in SEVERAL
+        return after not in COUNTED and (after not in NUMBERS or (word + after).isdigit())
+    return word not in (("a", "A", "I", "ones") if cased else ("a", "i", "ones"))
 
 
 def _spaced(text: str) -> str:

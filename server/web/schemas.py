@@ -122,8 +122,8 @@ class ImageFacts(Described):
     """probability that the model gives to the image's class after it has drawn the whole image;
     present with candidates or attempts, for models that draw the class first"""
     confident: Maybe[bool] = Field(None, examples=[True])
-    """whether the model recognises the class with 0.99, in an image in one piece; false: no attempt
-    was so, and this is the best of them; present with confidence"""
+    """whether the model recognises the class, mostly with 0.99, in an image in one piece; false: no
+    attempt was so, and this is the best of them; present with confidence"""
     attempts: Maybe[int] = Field(None, examples=[1])
     """number of times that this image was drawn; absent if one attempt was requested"""
 

@@ -79,7 +79,7 @@ def test_images_answers_and_seeds():
         (
             {"source": FIRST, "temperature": 0.0, "attempts": 2},
             "attempts",
-            "a class is always drawn alike",
+            "draw the same image of a class",
         ),
     ],
 )

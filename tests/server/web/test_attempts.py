@@ -150,7 +150,10 @@ def test_a_stream_has_the_partial_images_of_every_attempt_and_then_the_answer(
     ("fields", "words"),
     [
         ({"attempts": 2, "candidates": 4}, "got 4 candidates and 2 attempts"),
-        ({"attempts": 2, "temperature": 0}, "at temperature 0 a class is always drawn alike"),
+        (
+            {"attempts": 2, "temperature": 0},
+            "at temperature 0 further attempts draw the same image",
+        ),
         ({"attempts": 0}, "greater than or equal to 1"),
         ({"attempts": 17}, "less than or equal to 16"),
         ({"attempts": "many"}, "valid integer"),
