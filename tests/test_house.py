@@ -16,7 +16,7 @@ TOKENS = {
     "server + linpix": 98_059,
     "model": 45_161,
     "training": 54_489,
-    "tests + tools + examples": 326_631,
+    "tests + tools + examples": 326_632,
 }
 LINES = {"csrc": 6_903, "server/static": 6_785}
 FOLDED = 1.2  # expressions in a hundred statements that a reader has to take apart

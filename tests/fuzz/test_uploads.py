@@ -35,7 +35,8 @@ KINDS = {
     ),
     "scans": rf"{PARAM} may have up to \d+ scans \(JPEG of \d+x\d+ pixels\), got \d+",
     "too small": (
-        r"image must have at least the model's \d+x\d+ pixels \(width x height\), got \d+x\d+"
+        r"image must have at least the model's \d+x\d+ pixels \(width x height\), got \d+x\d+;"
+        " enlarge it, or put it on a larger ground"
     ),
     "no holes": r"mask has no alpha channel; .*|it is not clear what to fill in: .*keep_rows",
     "contradiction": (
