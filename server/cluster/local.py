@@ -80,6 +80,11 @@ def serve(settings: Settings) -> None:
         _hear(signal.default_int_handler)  # Ray has put handlers of its own in the place of these
         _start(settings)
         with contextlib.suppress(KeyboardInterrupt):  # of a signal
+            # here, since who has read the address may send one
+            logs.announce(
+                f"LinPix serves {settings.replicas} replicas through {settings.fronts} fronts at "
+                f"{url_of(settings.host or 'localhost', settings.port, settings.scheme)}"
+            )
             while True:
                 time.sleep(LOOK_S)
         guard.latest = time.monotonic() + settings.drain_timeout + END_S
@@ -214,7 +219,7 @@ def _free(host: str, port: int, of: str = "") -> int:
 
 
 def _start(settings: Settings) -> None:
-    """Start the replicas and fronts, and announce them."""
+    """Start the replicas and fronts."""
     from ray import serve as cluster
 
     from .deployments import fronts, replicas
@@ -230,7 +235,3 @@ def _start(settings: Settings) -> None:
         raise OSError(
             f"the replicas or fronts did not start ({error}); the log above says why"
         ) from error
-    logs.announce(
-        f"LinPix serves {settings.replicas} replicas through {settings.fronts} fronts at "
-        f"{url_of(settings.host or 'localhost', settings.port, settings.scheme)}"
-    )
