@@ -264,7 +264,6 @@ def train(
     conditional: float | None = None,
     class_weight: float | None = None,
     readings: int | None = None,
-    preferences: str | Path | None = None,
     seed: int | None = None,
     validation: int | None = None,
     feed_forward_chunks: int | None = None,
@@ -348,10 +347,6 @@ def train(
     readings:            how often each image of a step is read again, each time with other pixels
                          known, to learn its class alone; for a model that predicts classes from
                          known pixels; None: 0
-    preferences:         file of images that the model of --init has drawn (python -m
-                         linpix.training.preferences): half of each batch, in which accepted images
-                         become more probable and others less; for a model that draws the class
-                         first
     seed:                seed of initial weights, order of images and omitted labels; None: 0
     validation:          number of training images held out for validation; at most a tenth; None:
                          1000

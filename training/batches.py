@@ -6,13 +6,11 @@ number of tokens is read from it.
 import copy
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils import data as torch_data
 
 from linpix.model.conditional import Conditional
@@ -22,11 +20,9 @@ from linpix.model.machine import usable_cores
 from linpix.model.sequences import Sequences
 from linpix.model.transformer import Transformer
 
-from . import preferences
 from .datasets import Dataset
 from .init import Batch
 from .masks import known_of
-from .preferences import Preferences, Preferred
 from .readers import Pixels
 from .run import TrainConfig
 from .workers import Workers, blocked_in_children
@@ -59,9 +55,6 @@ class Batches(torch_data.Dataset[Batch]):
 
     def __init__(self, data: Dataset, config: TrainConfig, model: ModelConfig) -> None:
         self.data, self.config, self.model = data, config, model
-        self.preferences: Preferences | None = None
-        if config.preferences:
-            self.preferences = preferences.read(Path(config.preferences), model)
         self._epoch, self._order = -1, np.arange(0)
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -81,12 +74,6 @@ class Batches(torch_data.Dataset[Batch]):
         generator = np.random.default_rng((seed, 3, step))
         changed = generator.random(size) < 0.5
         images = self.data.images[picked]
-        if self.preferences is not None and known is not None:
-            drawn = self._drawn(step)
-            last = slice(size - len(drawn), None)
-            images[last] = self.preferences.images[drawn].numpy()
-            labels[last] = self.preferences.labels[drawn].numpy()
-            known[last] = False
         pictures = images.reshape(size, self.model.height, self.model.width, -1)
         if self.config.augment == "flip":
             pictures[changed] = pictures[changed, :, ::-1]
@@ -100,24 +87,6 @@ class Batches(torch_data.Dataset[Batch]):
         if self.model.classes:
             start = np.where(free, START, START + 1 + labels)
         return torch.from_numpy(images), torch.from_numpy(start), known
-
-    def preferred(self, step: int) -> Preferred | None:
-        """What the loss needs to know of a batch; None if there are no preferences."""
-        if self.preferences is None:
-            return None
-        drawn = self._drawn(step)
-        real = self.config.batch - len(drawn)
-        return Preferred(
-            F.pad(self.preferences.nats[drawn], (real, 0)),
-            F.pad(self.preferences.weights[drawn], (real, 0)),
-        )
-
-    def _drawn(self, step: int) -> Tensor:
-        """Which images of the preferences are the last ones of a batch."""
-        assert self.preferences is not None
-        generator = np.random.default_rng((self.config.seed, 5, step))
-        count = len(self.preferences.images)
-        return torch.from_numpy(generator.integers(0, count, self.config.batch // 2))
 
     def _moved(self, picture: Pixels, down: int, right: int) -> Pixels:
         """A picture, (height, width, channels), moved by whole pixels. Background comes in, or
@@ -149,7 +118,6 @@ class Part(NamedTuple):
     sequences: Sequences | None = None  # of a model that packs them
     # of all images, each with other pixels known, from which it learns the class
     readings: Sequences | None = None
-    preferred: Preferred | None = None
 
 
 def part_of(
@@ -158,18 +126,15 @@ def part_of(
     start: Tensor,
     known: Tensor | None = None,
     again: Tensor | None = None,
-    preferred: Preferred | None = None,
 ) -> Part:
     """Shapes as in Part; known: (B, T) bool · again: (B, n, T) bool, what is known in n further
     readings.
     """
     if not isinstance(net, Conditional):
         return Part(images, start)
-    part = Part(images, start, net.sequences(images, start, known), preferred=preferred)
+    part = Part(images, start, net.sequences(images, start, known))
     if again is None:
         return part
-    if preferred is not None:  # the class of a drawn image is not learnt from
-        start = torch.where(preferred.weights == 0, start, START)
     images, start = (each.repeat_interleave(again.shape[1], 0) for each in (images, start))
     return part._replace(readings=net.sequences(images, start, again.flatten(0, 1), end=0))
 
@@ -197,20 +162,11 @@ class Parts(torch_data.Dataset[list[Part]]):
         config, workers = self._batches.config, self._workers
         count = workers.count * config.accumulate
         images, start, known = self._batches[step]
-        again, preferred = readings(config, self._net.config, step), self._batches.preferred(step)
-        found = []
+        again, found = readings(config, self._net.config, step), []
         for first in range(workers.rank, count, workers.count):
-            ours = slice(first, None, count)
+            rest = (None if each is None else each[first::count] for each in (known, again))
             with torch.device("cpu"):  # a GPU must not be used after a fork
-                part = part_of(
-                    self._net,
-                    images[ours],
-                    start[ours],
-                    None if known is None else known[ours],
-                    None if again is None else again[ours],
-                    None if preferred is None else preferred.part(ours),
-                )
-            found.append(part)
+                found.append(part_of(self._net, images[first::count], start[first::count], *rest))
         return found
 
     def since(self, step: int, processes: int = 0) -> Iterator[list[Part]]:

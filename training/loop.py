@@ -38,8 +38,6 @@ from .files import put, writing
 from .log import Log, write_curve
 from .look import board_of
 from .precision import has_bf16_products
-from .preferences import Preferred
-from .preferences import loss as preference_loss
 from .progress import Progress
 from .run import Run, StoppedCompiling, TrainConfig, stop_signals
 from .workers import Workers, together
@@ -83,12 +81,11 @@ def loss_function(net: Any, config: TrainConfig) -> Callable[[Part], Tensor]:
         likelihood = log_likelihood(net.config, parameters[:, first:], images[:, first:])
         return -likelihood.sum(1).mean() * bits_per_dim(1.0, net.config)
 
-    def packed(sequences: Sequences, preferred: Preferred | None) -> Tensor:
+    def packed(sequences: Sequences) -> Tensor:
         with torch.autocast(net.device.type, torch.bfloat16, enabled=bf16):
             prediction = net.predict(sequences)
         likelihood = log_likelihood(net.config, prediction.parameters, sequences.canvas)
-        likelihood = likelihood.masked_fill(sequences.known, 0).sum(1)
-        nats = -likelihood.sum() if preferred is None else preference_loss(likelihood, preferred)
+        nats = -likelihood.masked_fill(sequences.known, 0).sum()
         if prediction.class_scores is not None:
             nats = nats + class_loss(prediction.class_scores, sequences)
         return nats / len(sequences.canvas) * bits_per_dim(1.0, net.config)
@@ -121,7 +118,7 @@ def loss_function(net: Any, config: TrainConfig) -> Callable[[Part], Tensor]:
     def loss_of(part: Part) -> Tensor:
         if part.sequences is None:
             return dense(part.images, part.start)
-        loss = packed(part.sequences, part.preferred)
+        loss = packed(part.sequences)
         return loss if part.readings is None else loss + read(part.readings)
 
     return loss_of

@@ -149,12 +149,6 @@ class TrainConfig:
         "how often each image of a step is read again, each time with other pixels known, to "
         "learn its class alone; for a model that predicts classes from known pixels",
     )
-    preferences: str = setting(
-        "",
-        "file of images that the model of --init has drawn (python -m linpix.training.preferences):"
-        " half of each batch, in which accepted images become more probable and others less; for "
-        "a model that draws the class first",
-    )
     seed: int = setting(0, "seed of initial weights, order of images and omitted labels")
     validation: int = setting(
         1_000, "number of training images held out for validation; at most a tenth"
@@ -249,11 +243,6 @@ class Run:
             raise ValueError(
                 "--augment shift moves images with known pixels, which only models with patches"
                 " read; train one, such as mnist-conditional, or leave --augment out"
-            )
-        if config.preferences and not model.class_first:
-            raise ValueError(
-                "--preferences has images of a model that draws the class first; train one, such as"
-                " mnist-conditional, or leave --preferences out"
             )
         torch.manual_seed(config.seed)
         self.model, self.config = model, config
