@@ -564,10 +564,7 @@ def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
     if "on this processor" in asked.stderr:
         return  # this machine cannot; another one's test run can
     assert asked.stdout.strip() == kernel, asked.stderr
-    chosen = (
-        "(transformers_log_probabilities or bit_for_bit or plain_decode_loop)"
-        " and (odd or pixels or conditional or background)"
-    )
+    chosen = "(forced or bit_for_bit or plain) and (odd or pixels or conditional or background)"
     ended = ran(
         f"{sys.executable} -m pytest -q -x {__file__} -p no:cacheprovider -k '{chosen}'",
         env=os.environ | {"LINPIX_KERNEL": kernel},
