@@ -556,7 +556,7 @@ def test_decoding_holds_no_lock_of_pythons():
 @pytest.mark.parametrize("kernel", ["portable", "avx2", "avx512", "avx512vnni", "avx512bf16"])
 def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
     """In a process of its own, since the choice is made once: the forced test above, and the
-    bitwise one, of shapes that have every kind of token, head and size between them.
+    bitwise one.
     """
     if kernel == ops.kernel():
         return  # the tests of this file run it
@@ -564,7 +564,7 @@ def test_every_version_of_the_kernels_that_this_processor_runs_is_right(kernel):
     if "on this processor" in asked.stderr:
         return  # this machine cannot; another one's test run can
     assert asked.stdout.strip() == kernel, asked.stderr
-    chosen = "(forced or bit_for_bit or plain) and (odd or pixels or conditional or background)"
+    chosen = "transformers_log_probabilities or bit_for_bit or plain_decode_loop"
     ended = ran(
         f"{sys.executable} -m pytest -q -x {__file__} -p no:cacheprovider -k '{chosen}'",
         env=os.environ | {"LINPIX_KERNEL": kernel},
