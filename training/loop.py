@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from .progress import Progress
 from .run import Run, StoppedCompiling, TrainConfig, stop_signals
 from .workers import Workers, together
 
+P = TypeVar("P")  # what a loss is computed of, such as Part
 LOG_S = 60.0  # longest time between lines of the log
 # every so many steps it is seen whether the gradient is a number, for which a GPU must be waited
 # for
@@ -124,20 +125,28 @@ def loss_function(net: Any, config: TrainConfig) -> Callable[[Part], Tensor]:
     return loss_of
 
 
+def parts_of(run: Run, data: Dataset, workers: Workers) -> Iterator[list[Part]]:
+    """What this process learns from in each step that comes. data: the training images."""
+    batches = Batches(data, run.config, run.model)
+    return Parts(batches, run.net, workers).since(run.step, makers(run.net.device, workers.here))
+
+
 def steps(
-    run: Run, data: Dataset, workers: Workers, clock: Callable[[], tuple[float, bool]]
+    run: Run,
+    coming: Iterator[list[P]],
+    loss_of: Callable[[P], Tensor],
+    workers: Workers,
+    clock: Callable[[], tuple[float, bool]],
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Take steps until the clock of some process says that a step is the last. Yields each loss and
     gradient norm.
 
-    data: the training images · clock: called in each step; returns run.minutes after the step, and
-    whether the step is the last one. The minutes of the first process count, and a last step in one
-    process is the last in all. Raises FloatingPointError if the gradient is no longer a number.
+    coming: the parts of each step, see parts_of · clock: called in each step; returns run.minutes
+    after the step, and whether the step is the last one. The minutes of the first process count,
+    and a last step in one process is the last in all. Raises FloatingPointError if the gradient is
+    no longer a number.
     """
-    coming = Parts(Batches(data, run.config, run.model), run.net, workers).since(
-        run.step, makers(run.net.device, workers.here)
-    )
-    loss_of, last = loss_function(run.net, run.config), False
+    last = False
     while not last:
         loss = compute_gradient(run, next(coming), loss_of, workers)
         minutes, last = clock()
@@ -159,7 +168,7 @@ def steps(
 
 
 def compute_gradient(
-    run: Run, parts: list[Part], loss_of: Callable[[Part], Tensor], workers: Workers
+    run: Run, parts: list[P], loss_of: Callable[[P], Tensor], workers: Workers
 ) -> Tensor:
     """Set the learning rate of a step, and the gradient of what this process learns from in it;
     return the loss.
@@ -223,7 +232,8 @@ def _follow(run: Run, data: Dataset, workers: Workers, stop: list[int]) -> None:
     """Take steps together with the first process, until it ends the run or a signal arrives
     here.
     """
-    for _ in steps(run, data, workers, lambda: (0.0, bool(stop))):
+    coming, loss_of = parts_of(run, data, workers), loss_function(run.net, run.config)
+    for _ in steps(run, coming, loss_of, workers, lambda: (0.0, bool(stop))):
         pass
 
 
@@ -343,7 +353,8 @@ class Session:
         team = nullcontext(self.workers) if self.workers.launched else ours
         # no weight has changed in a step that is being compiled
         with suppress(StoppedCompiling), team as workers:
-            for loss, norm in steps(run, self.data, workers, self.clock):
+            coming, loss_of = parts_of(run, self.data, workers), loss_function(run.net, run.config)
+            for loss, norm in steps(run, coming, loss_of, workers, self.clock):
                 self.step(loss, norm)
 
     def step(self, loss: Tensor, norm: Tensor) -> None:

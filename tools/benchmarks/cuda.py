@@ -467,7 +467,10 @@ def trained(preset: str, batch: int, device: str, steps: int) -> Found:
     )
     with torch.device(device):
         run = Run(config, TrainConfig(batch=batch, compile=False))
-    stepping = loop.steps(run, data, Workers(), lambda: (0.0, False))
+    workers = Workers()
+    coming = loop.parts_of(run, data, workers)
+    loss_of = loop.loss_function(run.net, run.config)
+    stepping = loop.steps(run, coming, loss_of, workers, lambda: (0.0, False))
 
     def some(count: int) -> float:
         wait(device)

@@ -5,6 +5,7 @@
 #     training/recipes/mnist-conditional.sh DATA OUT         # goes on with the trunk for MINUTES (600)
 #     training/recipes/mnist-conditional.sh DATA OUT NAME    # makes OUT/NAME from a copy; the trunk may go on meanwhile
 #
+# A copy then learns from images that it draws itself, so that it needs fewer attempts.
 # DATA: a folder with MNIST. The trunk begins with the shipped weights; INIT= begins with random ones.
 # IMAGES=64 WARMUP=32 tries the commands out.
 set -euo pipefail
@@ -24,5 +25,7 @@ else
   begin=(--fall-from "$out/trunk" --readings 6)
   [ ! -e "$out/$name.run.training/state.pt" ] || begin=(--resume)
   train --out "$out/$name.run" "${begin[@]}" ${IMAGES:+--max-images "$IMAGES"}
-  python -m linpix export "$out/$name.run" --data "$data" --out "$out/$name"
+  python -m linpix.training.preferences "$out/$name.run" --data "$data" --augment shift --out "$out/$name.sure" \
+    ${IMAGES:+--images "$IMAGES"}
+  python -m linpix export "$out/$name.sure" --data "$data" --out "$out/$name"
 fi
