@@ -26,7 +26,7 @@ from . import automatic
 from .batches import Batches
 from .calibrate import MAX_IMAGES, MIN_IMAGES
 from .class_agreement import agreement, trained
-from .datasets import Dataset, check_classes, load
+from .datasets import Dataset, check_classes, existing, load
 from .evaluate import evaluate as evaluate_net
 from .evaluate import evaluate_classes
 from .experiments import conduct, study
@@ -37,7 +37,6 @@ from .loop import held_out
 from .loop import train as train_run
 from .palette import COLOURS, at_size, of_pictures
 from .plan import check_options, file_of, filled_in, is_plain, preset_and_data, refuse, settings_of
-from .readers import Split
 from .run import Run, TrainConfig
 from .workers import Workers, count_for, launched, shared
 
@@ -134,7 +133,7 @@ def _train(given: Namespace, workers: Workers, out: Path, side: Path) -> None:
     with workers.in_turn():
         if preset.palette:
             preset = of_pictures(Path(given.data), preset, given.colours or COLOURS, given.size)
-        data = _data(given.data, "train", preset)
+        data = existing(given.data, "train", preset)
     if given.resume:
         run = _resumed(given, preset, data, state, out)
     elif trunk is not None:
@@ -233,18 +232,6 @@ def _fall(run: Run, given: Namespace) -> None:
     run.fall(images)
 
 
-def _data(folder: str, split: Split, config: ModelConfig) -> Dataset:
-    """The images in a folder, which must exist: a misspelt folder is not created and filled by a
-    download.
-    """
-    if not Path(folder).exists():
-        raise ValueError(
-            f"--data {folder} does not exist; check the path, or create an empty folder, and MNIST"
-            " or CIFAR-10 will be downloaded into it"
-        )
-    return load(Path(folder), split, config)
-
-
 def evaluate(given: Namespace) -> None:
     facts, text = measured(given)
     print(json.dumps(facts) if given.json else text)
@@ -272,7 +259,7 @@ def measured(given: Namespace) -> tuple[dict[str, Any], str]:
     if given.engine == "eager":
         _choose_device(given)
     found = named(given.model, given.checkpoints)
-    data = _data(given.data, "test", found.net.config)
+    data = existing(given.data, "test", found.net.config)
     known = found.net.config.classes
     refuse(
         (
@@ -397,7 +384,7 @@ def export(given: Namespace) -> None:
         exported = export_run(
             Path(given.run_folder),
             Path(given.out),
-            lambda config: _data(given.data, "test", config),
+            lambda config: existing(given.data, "test", config),
             unseen=unseen,
             fp32=given.fp32,
             twin_of=given.twin_of,
@@ -412,7 +399,7 @@ def _unseen(given: Namespace) -> Dataset:
     too few.
     """
     run = read(Path(given.run_folder))
-    data, trained_on = _data(given.data, "train", run.net.config), run.provenance.get("data")
+    data, trained_on = existing(given.data, "train", run.net.config), run.provenance.get("data")
     if data.name != trained_on:
         raise ValueError(
             f"--calibrate needs the data that {run.name} was trained on, {trained_on}, to know what"

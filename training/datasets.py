@@ -107,6 +107,18 @@ def load(folder: Path, split: Split, config: ModelConfig) -> Dataset:
     return Dataset(known.name, images, labels, known.classes)
 
 
+def existing(folder: str, split: Split, config: ModelConfig) -> Dataset:
+    """The images in a folder, which must exist: a misspelt folder is not created and filled by a
+    download. Raises ValueError.
+    """
+    if not Path(folder).exists():
+        raise ValueError(
+            f"--data {folder} does not exist; check the path, or create an empty folder, and MNIST"
+            " or CIFAR-10 will be downloaded into it"
+        )
+    return load(Path(folder), split, config)
+
+
 def check_classes(data: Dataset, names: tuple[str, ...], model: str) -> None:
     """Raise DataError if as many classes as a model has have other names: a label is a place in the
     order of these.

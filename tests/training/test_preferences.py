@@ -1,5 +1,6 @@
 """Preferences: what a model accepts of what it draws, and that it learns to draw more of it."""
 
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -17,9 +18,10 @@ from linpix.model.transformer import Transformer
 from linpix.training import preferences
 from linpix.training.datasets import Dataset
 from linpix.training.evaluate import evaluate
-from linpix.training.preferences import Drawn, check, draw, learn
+from linpix.training.preferences import Drawn, check, draw, judged_of, learn
 from linpix.training.run import Run, TrainConfig
 from linpix.training.workers import Workers
+from tests.nets import perturbed_net, saved
 from tools.harness.commands import ran
 
 pytestmark = pytest.mark.kernels
@@ -42,10 +44,8 @@ def found(class_first, tmp_path):
     return checkpoint.read(folder)
 
 
-def begun(found, **settings) -> Run:
-    run = Run(found.net.config, TrainConfig(compile=False, warmup_images=0, **settings))
-    run.start_from(found)
-    return run
+def of(**settings) -> TrainConfig:
+    return TrainConfig(compile=False, warmup_images=0, **settings)
 
 
 def test_images_are_accepted_as_attempts_would_accept_them(found):
@@ -115,8 +115,8 @@ def test_a_model_draws_more_of_what_is_accepted_and_goes_on_learning(found, halv
             "accepted_of",
             lambda _, images, __, wanted=wanted: (are_bright(images) == wanted).tolist(),
         )
-        run = begun(found, batch=16, images=2_400, learning_rate=2e-3, head_share=1.0, ema=0.9)
-        learn(run, found, halves, [], Workers())
+        settings = of(images=1_600, learning_rate=2e-3, head_share=1.0, ema=0.9)
+        run = learn(Workers(), found, settings, halves)
         learnt = replace(found, net=run.exported.eval())
         bright[wanted] = float(are_bright(draw(learnt, 200).images).double().mean())
         before, after = (
@@ -127,38 +127,60 @@ def test_a_model_draws_more_of_what_is_accepted_and_goes_on_learning(found, halv
     assert bright[True] > bright[False] + 0.2, bright
 
 
-def test_a_signal_ends_it_after_a_step(found, stripes):
-    run = begun(found, batch=8, images=480)
-    learn(run, found, stripes, [15], Workers())
-    assert run.step == 1
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_image_is_drawn_once_by_one_process(found, monkeypatch, seed):
+    monkeypatch.setattr(preferences, "ROUND", 3)
+    firsts, drawn = [], preferences.draw
+
+    def noted(given, count, first):
+        firsts.append((first, count))
+        return drawn(given, count, first)
+
+    monkeypatch.setattr(preferences, "draw", noted)
+    run = Run(found.net.config, of(batch=4, images=16, seed=seed))
+    for rank in range(2):
+        assert len([*judged_of(run, found, Workers(rank, 2))]) == 4
+    numbers = [number for first, count in firsts for number in range(first, first + count)]
+    assert sorted(numbers) == [*range(16 * seed, 16 * seed + 16)]
 
 
 def test_the_command_writes_a_checkpoint_that_says_how_it_was_made(found, pictures, tmp_path):
-    out = tmp_path / "second"
-    command = f"{sys.executable} -m linpix.training.preferences {found.folder} --data {pictures}"
-    made = ran(f"{command} --out {out} --images 32")
+    first, out = tmp_path / "four", tmp_path / "second"
+    old = {"weights": "bfloat16", "class_agreement": 0.5, "recognised": 0.3, "attempts": 5}
+    told = {"command": "linpix train old", "history": "It was once young."}
+    saved(first, perturbed_net(replace(found.net.config, classes=4)), **old, **told)
+    command = f"{sys.executable} -m linpix.training.preferences {first} --data {pictures}"
+    made = ran(f"{command} --out {out} --images 40", env=os.environ | {"OMP_NUM_THREADS": "2"})
     assert made.returncode == 0, made.stderr
     assert "bits/dim of images held out before" in made.stdout
     assert "0 images: accepts 0." in made.stderr
-    new = checkpoint.read(out)
-    assert new.recognised == 0.1 and new.provenance["images"] == 32
-    assert "learnt from as many images of its own" in new.provenance["history"]
-    assert f"--out {out}" in new.provenance["command"]
-    assert not torch.equal(*(next(each.net.parameters()) for each in (found, new)))
-    again = ran(f"{command} --out {out}")
-    assert (
-        again.returncode == 1 and again.stderr == f"preferences: {out} exists; give another --out\n"
+    kept, new = checkpoint.read(first), checkpoint.read(out)
+    assert not torch.equal(*(next(each.net.parameters()) for each in (kept, new)))
+    facts = new.provenance
+    assert (new.recognised, new.attempts, facts["images"]) == (0.3, 5, 32)
+    assert "real_look" in facts and not {"weights", "class_agreement"} & facts.keys()
+    assert f"--out {out}" in facts["command"]
+    assert facts["history"] == (
+        "It began with weights of `linpix train old`. It was once young. In the last 32 images it"
+        " also drew as many itself, and learnt which of them it would accept."
     )
+    again = ran(f"{command} --out {out}")
+    assert again.returncode == 1
+    assert again.stderr == f"preferences: {out} exists; give another --out\n"
 
 
-def test_what_does_not_fit_is_refused(found, tiny, tmp_path):
-    data, out = tmp_path, tmp_path / "new"
+def test_what_does_not_fit_is_refused(found, tiny, halves, tmp_path):
+    out = tmp_path / "new"
     with pytest.raises(ValueError, match="give a model that draws the class first"):
-        check(checkpoint.read(tiny), data, out)
-    with pytest.raises(ValueError, match="missing does not exist; check the path"):
-        check(found, tmp_path / "missing", out)
+        check(checkpoint.read(tiny), out)
+    with pytest.raises(ValueError, match="images must be at least 16, got 0"):
+        preferences.settings_of(found, 0, "none", 0)
+    few = replace(halves.part(slice(9)), name="few")
+    with pytest.raises(ValueError, match="10 classes, and few has 10 in 9 pictures; give"):
+        preferences.train(found, few, out, of(), command="")
+    more = replace(halves, classes=(*halves.classes, "10"))
+    with pytest.raises(ValueError, match="has 10 classes, and halves has 11"):
+        preferences.train(found, more, out, of(), command="")
     found.net.config = replace(found.net.config, d_model=40, heads=2)
     with pytest.raises(ValueError, match="cannot be drawn from with the compiled engine"):
-        check(found, data, out)
-    with pytest.raises(ValueError, match="images must be at least 1"):
-        preferences.settings_of(found, images=0)
+        check(found, out)

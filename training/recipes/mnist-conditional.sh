@@ -25,7 +25,7 @@ else
   begin=(--fall-from "$out/trunk" --readings 6)
   [ ! -e "$out/$name.run.training/state.pt" ] || begin=(--resume)
   train --out "$out/$name.run" "${begin[@]}" ${IMAGES:+--max-images "$IMAGES"}
-  python -m linpix.training.preferences "$out/$name.run" --data "$data" --augment shift --out "$out/$name.sure" \
-    ${IMAGES:+--images "$IMAGES"}
+  [ -e "$out/$name.sure" ] || python -m linpix.training.preferences "$out/$name.run" --data "$data" --augment shift \
+    --out "$out/$name.sure" ${IMAGES:+--images "$IMAGES"}
   python -m linpix export "$out/$name.sure" --data "$data" --out "$out/$name"
 fi
