@@ -87,6 +87,13 @@ NOT_RUN = [
             " --out runs/m"
         ),
     ),
+    (
+        "train.md",
+        (
+            "python -m linpix.training.preferences runs/mine --data data --augment shift --out"
+            " runs/sure"
+        ),
+    ),
 ]
 SHORTER = {
     "--minutes 45": "--minutes 45 --images 16 --batch 8 --warmup-images 8 --no-compile",
