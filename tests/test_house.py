@@ -16,7 +16,7 @@ TOKENS = {
     "server + linpix": 98_059,
     "model": 45_161,
     "training": 56_627,
-    "tests + tools + examples": 328_425,
+    "tests + tools + examples": 328_455,
 }
 LINES = {"csrc": 6_903, "server/static": 6_785}
 FOLDED = 1.2  # expressions in a hundred statements that a reader has to take apart

@@ -88,7 +88,11 @@ def test_a_step_reads_no_tensor_for_which_it_would_wait_on_a_gpu(stripes, monkey
     monkeypatch.setattr(loop, "makers", lambda device, sharing: 1)
     run = Run(config, made)
     with Reads():
-        for _ in loop.steps(run, stripes, Workers(), lambda: (0.0, run.step > loop.CHECKED)):
+        coming = loop.parts_of(run, stripes, Workers())
+        loss_of = loop.loss_function(run.net, run.config)
+        for _ in loop.steps(
+            run, coming, loss_of, Workers(), lambda: (0.0, run.step > loop.CHECKED)
+        ):
             pass
     assert run.step == loop.CHECKED + 2 and {step for step, _ in read} == {0, loop.CHECKED}, read
 
