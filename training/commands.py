@@ -26,7 +26,7 @@ from . import automatic
 from .batches import Batches
 from .calibrate import MAX_IMAGES, MIN_IMAGES
 from .class_agreement import agreement, trained
-from .datasets import Dataset, check_classes, existing, load
+from .datasets import Dataset, check_classes, load, load_existing
 from .evaluate import evaluate as evaluate_net
 from .evaluate import evaluate_classes
 from .experiments import conduct, study
@@ -133,7 +133,7 @@ def _train(given: Namespace, workers: Workers, out: Path, side: Path) -> None:
     with workers.in_turn():
         if preset.palette:
             preset = of_pictures(Path(given.data), preset, given.colours or COLOURS, given.size)
-        data = existing(given.data, "train", preset)
+        data = load_existing(given.data, "train", preset)
     if given.resume:
         run = _resumed(given, preset, data, state, out)
     elif trunk is not None:
@@ -259,7 +259,7 @@ def measured(given: Namespace) -> tuple[dict[str, Any], str]:
     if given.engine == "eager":
         _choose_device(given)
     found = named(given.model, given.checkpoints)
-    data = existing(given.data, "test", found.net.config)
+    data = load_existing(given.data, "test", found.net.config)
     known = found.net.config.classes
     refuse(
         (
@@ -384,7 +384,7 @@ def export(given: Namespace) -> None:
         exported = export_run(
             Path(given.run_folder),
             Path(given.out),
-            lambda config: existing(given.data, "test", config),
+            lambda config: load_existing(given.data, "test", config),
             unseen=unseen,
             fp32=given.fp32,
             twin_of=given.twin_of,
@@ -399,7 +399,10 @@ def _unseen(given: Namespace) -> Dataset:
     too few.
     """
     run = read(Path(given.run_folder))
-    data, trained_on = existing(given.data, "train", run.net.config), run.provenance.get("data")
+    data, trained_on = (
+        load_existing(given.data, "train", run.net.config),
+        run.provenance.get("data"),
+    )
     if data.name != trained_on:
         raise ValueError(
             f"--calibrate needs the data that {run.name} was trained on, {trained_on}, to know what"

@@ -107,7 +107,7 @@ def load(folder: Path, split: Split, config: ModelConfig) -> Dataset:
     return Dataset(known.name, images, labels, known.classes)
 
 
-def existing(folder: str, split: Split, config: ModelConfig) -> Dataset:
+def load_existing(folder: str, split: Split, config: ModelConfig) -> Dataset:
     """The images in a folder, which must exist: a misspelt folder is not created and filled by a
     download. Raises ValueError.
     """

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from linpix.model.sequences import Sequences
 from linpix.model.team import limit_threads
 
 from .batches import Part
-from .datasets import Dataset, check_classes, existing
+from .datasets import Dataset, check_classes, load_existing
 from .evaluate import decoded, evaluate
 from .export import card, provenance
 from .files import locked
@@ -173,10 +173,6 @@ def learn(workers: Workers, found: Checkpoint, config: TrainConfig, data: Datase
     return run
 
 
-def _take_part(*given: Any) -> None:
-    learn(*given)
-
-
 def train(
     found: Checkpoint, data: Dataset, out: Path, config: TrainConfig, *, command: str
 ) -> tuple[float, float]:
@@ -195,11 +191,12 @@ def train(
     count = len(data.images) - held_out(config.validation, data)
     seen, unseen = data.part(slice(count)), data.part(slice(count, None))
     before = evaluate(found.net, unseen.images, labels=unseen.labels).bits_per_dim
-    if found.net.config.grey and "real_look" not in found.provenance:
-        look = look_of(seen.images, found.net.config, found.board["ground"][0], seen.labels)
+    ground = found.board["ground"]
+    if found.net.config.grey and ground and "real_look" not in found.provenance:
+        look = look_of(seen.images, found.net.config, ground[0], seen.labels)
         found = replace(found, provenance=found.provenance | {"real_look": asdict(look)})
     processes = count_for(config.batch, None, "cpu")
-    with together(processes, _take_part, found, config, seen) as workers:
+    with together(processes, learn, found, config, seen) as workers:
         run = learn(workers, found, config, seen)
     after = evaluate(run.exported.eval(), unseen.images, labels=unseen.labels).bits_per_dim
     old = found.provenance
@@ -273,7 +270,7 @@ def main(args: list[str]) -> None:
         found = checkpoint.named(given.model, given.checkpoints)
         check(found, out)
         config = settings_of(found, given.images, given.augment, given.seed)
-        data = existing(given.data, "train", found.net.config)
+        data = load_existing(given.data, "train", found.net.config)
         with locked(out.with_name(out.name + ".training"), out, "give another --out"):
             before, after = train(found, data, out, config, command=command)
     except (ChildProcessError, FloatingPointError):

@@ -192,7 +192,7 @@ def shared(batch: int, accumulate: int, workers: Workers, processes: int | None)
 
 
 @contextmanager
-def together(count: int, work: Callable[..., None], *given: object) -> Iterator[Workers]:
+def together(count: int, work: Callable[..., object], *given: object) -> Iterator[Workers]:
     """Workers of this process as the first of `count`. Each other process runs work(its Workers,
     *given).
 
@@ -304,7 +304,7 @@ def _other(
     threads: int,
     meeting: Path,
     begun: Connection,
-    work: Callable[..., None],
+    work: Callable[..., object],
     given: tuple[object, ...],
 ) -> None:
     begun.send(True)

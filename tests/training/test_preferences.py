@@ -169,6 +169,12 @@ def test_the_command_writes_a_checkpoint_that_says_how_it_was_made(found, pictur
     assert again.stderr == f"preferences: {out} exists; give another --out\n"
 
 
+def test_photographs_without_a_ground_are_learnt_from_too(found, halves, tmp_path):
+    found = replace(found, board={"ground": None, "ink": None, "prepare": None})
+    preferences.train(found, halves, tmp_path / "new", of(batch=4, images=8), command="")
+    assert "real_look" not in checkpoint.read(tmp_path / "new").provenance
+
+
 def test_what_does_not_fit_is_refused(found, tiny, halves, tmp_path):
     out = tmp_path / "new"
     with pytest.raises(ValueError, match="give a model that draws the class first"):
